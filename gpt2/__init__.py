@@ -1,0 +1,1 @@
+"""GPT-2 training in plain PyTorch, with every optimisation a toggle."""

@@ -1,0 +1,271 @@
+"""The accelerator seam: everything that differs between cpu, cuda and mps is a method of one class here.
+
+A new device is one class, registered in DEVICES.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+
+from gpt2.toggles import Toggles, UnsupportedToggle, check
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Memory at its highest, in bytes, and how that was found out: figures of unlike methods do not compare."""
+
+    bytes: int | None
+    method: str
+    reserved_bytes: int | None = None
+    """Held by torch's allocator, used or not."""
+    run_bytes: int | None = None
+    """Highest of the whole process, initialisation and compilation included."""
+    alloc_retries: int | None = None
+    """Times the allocator had to give memory back and try again; more than 0 makes the speed suspect."""
+
+
+class Device:
+    """One accelerator as the trainer sees it; the defaults suit a device that finishes each call at once."""
+
+    kind: str
+    ddp_backend = "gloo"
+    ddp_device_ids: list[int] | None = None
+
+    def __init__(self, local_rank: int = 0) -> None:
+        self.torch_device = torch.device(self.kind)
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        """Why this very device cannot do `toggle: value`, with what to choose instead; None if it can."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is done; without this one times the launch."""
+
+    def end_of_step(self) -> None:
+        """Called after each optimiser step, before the next is queued."""
+
+    def compilations(self) -> int:
+        """Graphs compiled so far; steady once warmed up."""
+        dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
+        return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
+
+    def reset_peak_memory(self) -> None:
+        """Forget the highest memory so far, so that the next peak_memory() speaks of the window."""
+        raise NotImplementedError
+
+    def peak_memory(self) -> PeakMemory:
+        """Highest memory since reset_peak_memory()."""
+        raise NotImplementedError
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` is this device's way of saying that memory ran out."""
+        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+    def chip(self) -> str:
+        """The name of one device, as it calls itself."""
+        raise NotImplementedError
+
+    def count(self) -> int:
+        """Devices of this kind on this machine."""
+        return 1
+
+    def memory_bytes(self) -> int | None:
+        """Memory of one device."""
+        return None
+
+    def versions(self) -> dict[str, str]:
+        """Driver and libraries that this device's speed depends on."""
+        return {}
+
+
+class Cpu(Device):
+    kind = "cpu"
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak = _resident_peak()
+        self._cleared = False
+        with contextlib.suppress(OSError):  # Linux only, and some containers forbid it
+            Path("/proc/self/clear_refs").write_text("5")
+            self._cleared = True
+
+    def peak_memory(self) -> PeakMemory:
+        peak = _resident_peak()
+        run_peak = max(peak, self._run_peak)
+        if self._cleared:
+            return PeakMemory(bytes=peak, method="resident, window (VmHWM)", run_bytes=run_peak)
+        return PeakMemory(bytes=run_peak, method="resident, whole run (ru_maxrss)", run_bytes=run_peak)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
+
+    def chip(self) -> str:
+        with contextlib.suppress(OSError):
+            if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+                return match.group(1)
+        return platform.processor() or platform.machine()
+
+    def count(self) -> int:
+        return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+    def memory_bytes(self) -> int | None:
+        return psutil.virtual_memory().total
+
+
+def _resident_peak() -> int:
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match.group(1)) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
+
+
+class Cuda(Device):
+    kind = "cuda"
+    ddp_backend = "nccl"
+
+    def __init__(self, local_rank: int = 0) -> None:
+        if not torch.cuda.is_available():
+            raise UnsupportedToggle("device", "cuda", "torch finds no CUDA device here")
+        if local_rank >= torch.cuda.device_count():
+            found = torch.cuda.device_count()
+            raise UnsupportedToggle("world_size", local_rank + 1, f"more ranks than the {found} CUDA devices here")
+        self.torch_device = torch.device("cuda", local_rank)
+        self.ddp_device_ids = [local_rank]
+        torch.cuda.set_device(local_rank)
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
+        if (toggle, value) == ("autocast", "bfloat16") and not ampere:
+            return f"{self.chip()} has no bfloat16 units (Ampere and later have); choose float16"
+        if (toggle, value) == ("matmul_precision", "high") and not ampere:
+            return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
+        if (toggle, value) == ("attention", "flash") and not ampere:
+            return f"{self.chip()} is older than FlashAttention's kernels (Ampere and later); choose efficient"
+        if toggle == "world_size" and isinstance(value, int) and value > torch.cuda.device_count():
+            return f"more ranks than the {torch.cuda.device_count()} CUDA devices here"
+        return None
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)
+        self._retries = self._alloc_retries()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def peak_memory(self) -> PeakMemory:
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        return PeakMemory(
+            bytes=peak,
+            method="allocated, window (torch.cuda)",
+            reserved_bytes=torch.cuda.max_memory_reserved(self.torch_device),
+            run_bytes=max(peak, self._run_peak),
+            alloc_retries=self._alloc_retries() - self._retries,
+        )
+
+    def _alloc_retries(self) -> int:
+        return torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0)
+
+    def chip(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def memory_bytes(self) -> int | None:
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
+
+    def versions(self) -> dict[str, str]:
+        import pynvml  # the NVIDIA driver's own library; needed on NVIDIA machines only
+
+        found = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            found["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+        return found
+
+
+class Mps(Device):
+    kind = "mps"
+
+    def __init__(self, local_rank: int = 0) -> None:
+        if not torch.backends.mps.is_available():
+            raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here")
+        super().__init__()
+        self._highest = self._run_peak = 0
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        if toggle == "world_size" and value != 1:
+            return "a Mac has one GPU; leave it at 1"
+        return None
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def end_of_step(self) -> None:
+        # There is no counter of the peak, so the memory in use is looked at where it is looked at most cheaply.
+        self._highest = max(self._highest, torch.mps.current_allocated_memory())
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak, self._highest = self._highest, 0
+
+    def peak_memory(self) -> PeakMemory:
+        run_peak = max(self._highest, self._run_peak)
+        return PeakMemory(bytes=self._highest, method="allocated, sampled at step ends (torch.mps)", run_bytes=run_peak)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
+
+    def chip(self) -> str:
+        return Cpu().chip()  # the GPU has no name of its own; the chip that carries both has
+
+    def memory_bytes(self) -> int | None:
+        return psutil.virtual_memory().total  # shared with the CPU
+
+
+DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps}
+
+
+def find(toggles: Toggles) -> Device:
+    """The device of this process (its LOCAL_RANK under torchrun). Raises UnsupportedToggle."""
+    check(toggles)
+    if toggles.device not in DEVICES:
+        known = ", ".join(DEVICES)
+        raise UnsupportedToggle("device", toggles.device, f"this version trains on {known}; choose one of them")
+    device = DEVICES[toggles.device](int(os.environ.get("LOCAL_RANK", 0)))
+    check(toggles, device)
+    return device
+
+
+@contextlib.contextmanager
+def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
+    """Join the ranks that train together; gives this process's rank.
+
+    Raises RuntimeError where the process was not started once per rank, as torchrun does.
+    """
+    started = int(os.environ.get("WORLD_SIZE", 1))
+    if started != toggles.world_size:
+        raise RuntimeError(
+            f"world_size is {toggles.world_size} but {started} process(es) were started; start it with "
+            f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.world_size} -m ..."
+        )
+    if toggles.world_size == 1:
+        yield 0
+        return
+    bound = device.torch_device if device.ddp_device_ids else None
+    torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
+    try:
+        yield torch.distributed.get_rank()
+    finally:
+        torch.distributed.destroy_process_group()

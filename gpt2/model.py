@@ -1,0 +1,148 @@
+"""GPT-2 as published: pre-norm blocks, learned positions, tanh-GELU, biases, tied lm_head.
+
+Parameters are named as in transformers' GPT2Model; linear weights have torch's (out, in) layout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gpt2.workload import PRESETS, GPT2Config, flops_per_token
+
+__all__ = ["GPT2", "PRESETS", "GPT2Config", "build", "causal_attention", "flops_per_token"]
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
+    """Attend to earlier positions only, materialising the full score matrix.
+
+    q, k, v: (B, n_head, T, head_dim); future: (n_ctx, n_ctx) bool, True above the diagonal.
+    Returns the shape of q. Memory O(B * n_head * T^2).
+    """
+    T = q.size(-2)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
+    scores = scores.masked_fill(future[:T, :T], float("-inf"))
+    return scores.softmax(dim=-1) @ v
+
+
+class Attention(nn.Module):
+    """Multi-head causal self-attention."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.n_head = config.n_head
+        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
+        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
+        B, T, d = x.shape
+        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(d, dim=-1))
+        if future is not None:
+            y = causal_attention(q, k, v, future)
+        else:
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        return self.c_proj(y.transpose(1, 2).reshape(B, T, d))
+
+
+class MLP(nn.Module):
+    """Two linear layers with the tanh approximation of GELU between them."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
+        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+
+
+class Block(nn.Module):
+    """One pre-norm transformer layer."""
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.ln_1 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.attn = Attention(config)
+        self.ln_2 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.mlp = MLP(config)
+
+    def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), future)
+        return x + self.mlp(self.ln_2(x))
+
+
+class GPT2(nn.Module):
+    """The language model; forward gives the loss, logits() the scores. Make one with build()."""
+
+    future: Tensor | None
+    pad_bias: Tensor | None
+
+    def __init__(self, config: GPT2Config) -> None:
+        super().__init__()
+        self.config = config
+        self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
+        self.wpe = nn.Embedding(config.n_ctx, config.n_embd)
+        self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
+        self.ln_f = nn.LayerNorm(config.n_embd, eps=1e-5)
+        # One mask for all layers, and one bias that shuts the padding rows out; absent where not needed.
+        explicit, padded = config.attention == "explicit", config.padded_vocab_size > config.vocab_size
+        future = torch.empty(config.n_ctx, config.n_ctx, dtype=torch.bool) if explicit else None
+        self.register_buffer("future", future, persistent=False)
+        pad_bias = torch.empty(config.padded_vocab_size) if padded else None
+        self.register_buffer("pad_bias", pad_bias, persistent=False)
+
+    def logits(self, tokens: Tensor) -> Tensor:
+        """tokens: (B, T) int64 with T <= n_ctx. Returns (B, T, padded_vocab_size); padding columns are -inf."""
+        T = tokens.size(1)
+        x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
+        for block in self.h:
+            x = block(x, self.future)
+        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
+        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
+        return F.linear(self.ln_f(x), self.wte.weight, self.pad_bias)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens, targets: (B, T) int64. Returns the mean cross-entropy in nats, a float32 scalar."""
+        return F.cross_entropy(self.logits(tokens).flatten(0, 1).float(), targets.flatten())
+
+    @torch.no_grad()
+    def initialise(self, seed: int) -> None:
+        """Fill weights and buffers in place.
+
+        Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends
+        on (seed, name) alone: not on device, padding, dtype or the order of construction.
+        """
+        for name, parameter in self.named_parameters():
+            parameter.copy_(self._initial(name, parameter.shape, seed))
+        if self.future is not None:
+            self.future.copy_(torch.ones(self.future.shape, dtype=torch.bool).triu(1))
+        if self.pad_bias is not None:
+            self.pad_bias.zero_()[self.config.vocab_size :] = float("-inf")
+
+    def _initial(self, name: str, shape: torch.Size, seed: int) -> Tensor:
+        value = torch.zeros(shape)
+        if name.endswith("bias"):
+            return value
+        if "ln_" in name:
+            return value.fill_(1.0)
+        std = 0.02
+        if name.endswith("c_proj.weight"):  # keeps the residual stream's variance independent of depth
+            std /= math.sqrt(2 * self.config.n_layer)
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little", signed=True))
+        rows = self.config.vocab_size if name == "wte.weight" else shape[0]
+        value[:rows].normal_(0.0, std, generator=generator)
+        return value
+
+
+def build(config: GPT2Config, seed: int, device: torch.device) -> GPT2:
+    """Make a GPT-2 on `device` with the weights of `seed`; nothing is initialised twice."""
+    with torch.device("meta"):
+        model = GPT2(config)
+    model.to_empty(device=device)
+    model.initialise(seed)
+    return model

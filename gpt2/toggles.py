@@ -1,0 +1,271 @@
+"""How GPT-2 is trained: one field per optimisation, and the stages that apply them, in the order they wrap.
+
+    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision
+
+A new optimisation is a field of Toggles and a branch in the stage that it belongs to. Importing this module loads
+no torch, so that ladders can be read and processes prepared without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, fields, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import psutil
+
+from gpt2.workload import GPT2Config, Workload
+
+if TYPE_CHECKING:
+    import torch
+
+    from gpt2.device import Device
+    from gpt2.model import GPT2
+
+
+class UnsupportedToggle(Exception):
+    """A toggle that this device cannot do; the message says why and what to choose instead."""
+
+    def __init__(self, toggle: str, value: object, reason: str) -> None:
+        super().__init__(f"{toggle}: {value}: {reason}")
+
+
+@dataclass(frozen=True)
+class Only:
+    """The kinds of device that can do one value of a toggle, and what to say elsewhere."""
+
+    devices: Collection[str]
+    otherwise: str
+
+
+def _toggle(
+    default: Any,
+    help: str,
+    *,
+    only: Mapping[Any, Only] | None = None,
+    precision: Mapping[Any, str] | None = None,
+    note: Callable[[Toggles, Workload], str] | None = None,
+) -> Any:
+    """A field of Toggles.
+
+    only: values that not every device can do. precision: values that change the arithmetic, with their class (see
+    LOSS_TOLERANCE). note: what a reader of the scoreboard must be told beside the value.
+    """
+    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "note": note}
+    return field(default=default, metadata=metadata)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Toggles:
+    """Every optimisation, at its baseline. A rung is replace(previous, **changes)."""
+
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  read by pydantic, not a default
+
+    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains.")
+    autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
+        "float32",
+        "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",
+        precision={"bfloat16": "bfloat16", "float16": "float16"},
+    )
+    matmul_precision: Literal["highest", "high", "medium"] = _toggle(
+        "highest",
+        "How float32 products are computed: exactly, as TF32 (high, CUDA) or as bfloat16 (medium, CPU).",
+        only={
+            "high": Only({"cuda"}, "TF32 exists on CUDA only; on a CPU choose medium"),
+            "medium": Only({"cpu"}, "bfloat16 products of float32 exist on CPUs only; on CUDA choose high"),
+        },
+        precision={"high": "tf32", "medium": "bfloat16"},
+    )
+    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math"] = _toggle(
+        "explicit",
+        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one.",
+        only={
+            "flash": Only({"cpu", "cuda"}, "no such kernel on this device; choose sdpa"),
+            "efficient": Only({"cuda"}, "this kernel exists on CUDA only; choose sdpa"),
+            "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),
+        },
+    )
+    compile: Literal["eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _toggle(
+        "eager",
+        "Mode of torch.compile for the model's forward and backward pass.",
+        only={
+            "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
+            "max-autotune": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs"),
+        },
+    )
+    adamw: Literal["for_loop", "foreach", "fused"] = _toggle(
+        "for_loop", "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), or in one kernel."
+    )
+    vocab_multiple: Literal[1, 64, 128] = _toggle(
+        1,
+        "Pads the vocabulary to a multiple of this; 64 and 128 both make GPT-2's 50257 into 50304.",
+        note=lambda toggles, workload: (
+            f"{model_config(toggles, workload.config).padded_vocab_size} rows, pad logits masked: same loss"
+        ),
+    )
+    micro_batch_size: int = _toggle(1, "Sequences per forward pass and rank.")
+    grad_accum_steps: int = _toggle(1, "Forward and backward passes per optimiser step and rank.")
+    world_size: int = _toggle(
+        1,
+        "Devices that train together, by DistributedDataParallel.",
+        note=lambda toggles, workload: "DDP" if toggles.world_size > 1 else "",
+    )
+    threads: int | Literal["default"] = _toggle(
+        "default",
+        "Threads of each rank on a CPU; default: physical cores divided by the ranks on this machine.",
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("micro_batch_size", "grad_accum_steps", "world_size", "threads"):
+            value = getattr(self, name)
+            if isinstance(value, int) and value < 1:
+                raise ValueError(f"{name} {value} is less than 1")
+
+    def tokens_per_step(self, seq_len: int) -> int:
+        """Tokens of one optimiser step over all ranks."""
+        return self.micro_batch_size * self.grad_accum_steps * self.world_size * seq_len
+
+    def precision_class(self) -> str:
+        """The coarsest arithmetic switched on: a key of LOSS_TOLERANCE."""
+        classes = {"float32"}
+        for toggle in fields(self):
+            classes.add(toggle.metadata["precision"].get(getattr(self, toggle.name), "float32"))
+        return max(classes, key=lambda name: LOSS_TOLERANCE[name])
+
+
+LOSS_TOLERANCE = {"float32": 2e-3, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 1e-2}
+"""Largest relative difference of a step's loss from the float32 baseline's that rounding explains, by class."""
+
+
+def resolve(workload: Workload, toggles: Toggles) -> Toggles:
+    """Derive grad_accum_steps where the workload fixes the tokens per step. Raises ValueError if it cannot."""
+    if workload.tokens_per_step is None:
+        return toggles
+    once = replace(toggles, grad_accum_steps=1).tokens_per_step(workload.seq_len)
+    steps, rest = divmod(workload.tokens_per_step, once)
+    if rest or not steps:
+        raise ValueError(
+            f"workload.tokens_per_step {workload.tokens_per_step} is not a multiple of {once} = micro_batch_size "
+            f"{toggles.micro_batch_size} x world_size {toggles.world_size} x seq_len {workload.seq_len}"
+        )
+    return replace(toggles, grad_accum_steps=steps)
+
+
+def check(toggles: Toggles, device: Device | None = None) -> None:
+    """Raise UnsupportedToggle where the kind of device, or with `device` this very one, cannot do a toggle."""
+    for toggle in fields(toggles):
+        value = getattr(toggles, toggle.name)
+        only = toggle.metadata["only"].get(value)
+        if only and toggles.device not in only.devices:
+            raise UnsupportedToggle(toggle.name, value, only.otherwise)
+        if device and (reason := device.refuses(toggle.name, value)):
+            raise UnsupportedToggle(toggle.name, value, reason)
+    if toggles.threads != "default" and toggles.device != "cpu":
+        raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
+
+
+# --- the stages, in the order they wrap ---------------------------------------------------------------------------
+
+
+def threads(toggles: Toggles) -> int:
+    """CPU threads of one rank; unless given, the physical cores this process may use, shared by the ranks here."""
+    if toggles.threads != "default":
+        return toggles.threads
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))
+    return max(1, cores // ranks_here)
+
+
+def environment(toggles: Toggles) -> dict[str, str]:
+    """Variables that a training process must have before its interpreter starts."""
+    # Said explicitly because torchrun would otherwise set one thread per rank.
+    count = str(threads(toggles))
+    return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count}
+
+
+def configure_process(toggles: Toggles) -> None:
+    """Set what torch keeps per process: threads, float32 products, attention kernels."""
+    import torch
+
+    torch.set_num_threads(threads(toggles))
+    torch.set_float32_matmul_precision(toggles.matmul_precision)
+    kernels = {
+        "flash": torch.backends.cuda.enable_flash_sdp,  # these flags choose the CPU's kernel too
+        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
+        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
+        "math": torch.backends.cuda.enable_math_sdp,
+    }
+    if toggles.attention in kernels:
+        for name, enable in kernels.items():
+            enable(name == toggles.attention)
+
+
+def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
+    """The model's shape with the choices that are made inside it."""
+    multiple = toggles.vocab_multiple
+    return replace(
+        config,
+        padded_vocab_size=-(-config.vocab_size // multiple) * multiple,
+        attention="explicit" if toggles.attention == "explicit" else "sdpa",
+    )
+
+
+def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
+    """Compile the model, then make it one of several replicas."""
+    import torch
+
+    if toggles.compile != "eager":
+        model.compile(mode=toggles.compile)  # in place: parameters keep their names
+    if toggles.world_size == 1:
+        return model
+    return torch.nn.parallel.DistributedDataParallel(
+        model,
+        device_ids=device.ddp_device_ids,
+        gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
+        broadcast_buffers=False,  # masks, the same on every rank
+        # Lets DDP order its buckets once; it breaks with no_sync, so only without accumulation.
+        static_graph=toggles.grad_accum_steps == 1 and toggles.compile == "eager",
+    )
+
+
+def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:
+    """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
+    if last or not hasattr(model, "no_sync"):
+        return contextlib.nullcontext()
+    return model.no_sync()  # type: ignore[operator]
+
+
+def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.AdamW:
+    """AdamW; weight decay on matrices and embeddings, not on biases and LayerNorms."""
+    import torch
+
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(
+        groups,
+        lr=workload.lr,
+        betas=(workload.beta1, workload.beta2),
+        eps=workload.eps,
+        foreach=toggles.adamw == "foreach",
+        fused=toggles.adamw == "fused",
+    )
+
+
+def precision(
+    toggles: Toggles, device: Device
+) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
+    """What to enter around each forward pass, and the gradient scaler, which does nothing except for float16."""
+    import torch
+
+    dtype = getattr(torch, toggles.autocast)
+    scaler = torch.amp.GradScaler(device.torch_device.type, enabled=toggles.autocast == "float16")
+    if dtype == torch.float32:
+        return contextlib.nullcontext, scaler
+    return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler

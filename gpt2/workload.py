@@ -1,0 +1,125 @@
+"""What is computed: the model, its data, its optimiser and the size of a step. Imports no torch.
+
+How it is computed is in gpt2.toggles; nothing there changes a number defined here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class GPT2Config:
+    """The shape of one GPT-2, and the two choices that toggles make inside the model."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_ctx: int = 1024
+    """Longest sequence, in tokens: the number of learned positions."""
+    vocab_size: int = 50257
+    """Logical vocabulary: the ids that text can contain."""
+    padded_vocab_size: int = 0
+    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the rows beyond are masked."""
+    attention: str = "explicit"
+    """explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention)."""
+
+    def __post_init__(self) -> None:
+        if not self.padded_vocab_size:
+            object.__setattr__(self, "padded_vocab_size", self.vocab_size)
+        assert self.n_embd % self.n_head == 0
+        assert self.padded_vocab_size >= self.vocab_size
+
+    @property
+    def parameters(self) -> int:
+        """Number of logical parameters; padding rows are not counted, the tied lm_head is counted once."""
+        d = self.n_embd
+        block = 12 * d * d + 13 * d  # qkv 3dd+3d, proj dd+d, fc 4dd+4d, proj 4dd+d, two LayerNorms 4d
+        return self.vocab_size * d + self.n_ctx * d + self.n_layer * block + 2 * d
+
+
+# Sizes of the GPT-2 paper (Radford et al. 2019, table 2). `tiny` is ours, for tests and smoke ladders;
+# its vocabulary is prime so that padding it to a multiple of 64 changes something.
+PRESETS = {
+    "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509),
+    "gpt2": GPT2Config(n_layer=12, n_head=12, n_embd=768),
+    "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
+    "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
+    "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
+}
+
+FLOPS_FORMULA = "3 x forward matmuls = 6 N + 12 L T d; attention not halved, lm_head at the logical vocabulary"
+
+
+def flops_per_token(config: GPT2Config, seq_len: int) -> int:
+    """Floating-point operations to train on one token: the numerator of MFU, whatever the toggles.
+
+    The forward pass of one token multiplies and adds once per matmul weight (2 N FLOPs) and, in each layer,
+    scores and averages T positions of width d (2 T d each). The backward pass computes two products for
+    each one of the forward pass, hence the factor 3. N counts matmul weights only: qkv, projections, MLP
+    and the tied lm_head at the logical vocabulary; embeddings are look-ups. This is PaLM appendix B's formula
+    (Chowdhery et al. 2022); for gpt2 at 1024 it gives 854,438,400.
+    """
+    d = config.n_embd
+    matmul_weights = config.n_layer * 12 * d * d + config.vocab_size * d
+    attention = config.n_layer * 2 * 2 * seq_len * d
+    return 3 * (2 * matmul_weights + attention)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Workload:
+    """What one ladder computes on every rung: model, data and optimiser."""
+
+    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  read by pydantic, not a default
+
+    model: str = "gpt2"
+    """A key of PRESETS."""
+    data: str = "synthetic"
+    """synthetic, or the name of a corpus (see gpt2.data.open_corpus)."""
+    seq_len: int = 1024
+    """Tokens per sequence, T; at most the model's context."""
+    seed: int = 1337
+    """Fixes initial weights and the order of the data."""
+    tokens_per_step: int | None = None
+    """Tokens per optimiser step over all ranks; None: whatever the toggles give."""
+    lr: float = 6.0e-4
+    lr_warmup_steps: int = 0
+    """Steps of linear warm-up to lr; 0 keeps it constant."""
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1.0e-8
+    weight_decay: float = 0.1
+    """On matrices and embeddings only, not on biases and LayerNorms."""
+    grad_clip: float = 1.0
+    """Largest global gradient norm."""
+
+    def __post_init__(self) -> None:
+        if self.model not in PRESETS:
+            raise ValueError(f"model {self.model!r} is not one of {', '.join(PRESETS)}")
+        context = PRESETS[self.model].n_ctx
+        if not 1 <= self.seq_len <= context:
+            raise ValueError(f"seq_len {self.seq_len} is outside 1 to {context}, the context of {self.model}")
+        if self.tokens_per_step is not None and self.tokens_per_step < 1:
+            raise ValueError(f"tokens_per_step {self.tokens_per_step} is less than 1")
+        if self.seed < 0:
+            raise ValueError(f"seed {self.seed} is negative")
+        if self.lr_warmup_steps < 0:
+            raise ValueError(f"lr_warmup_steps {self.lr_warmup_steps} is negative")
+        if min(self.lr, self.eps, self.grad_clip) <= 0 or self.weight_decay < 0:
+            raise ValueError("lr, eps and grad_clip must be above 0 and weight_decay not below it")
+        if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
+            raise ValueError("beta1 and beta2 must be at least 0 and less than 1")
+
+    @property
+    def config(self) -> GPT2Config:
+        """The model's shape before any toggle."""
+        return PRESETS[self.model]
+
+    @property
+    def flops_per_token(self) -> int:
+        """See flops_per_token()."""
+        return flops_per_token(self.config, self.seq_len)
+
+    def lr_at(self, step: int) -> float:
+        """Learning rate of optimiser step `step`, counted from 0."""
+        return self.lr * min(1.0, (step + 1) / self.lr_warmup_steps) if self.lr_warmup_steps else self.lr
