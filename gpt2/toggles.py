@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
@@ -62,7 +63,7 @@ def _toggle(
 class Toggles:
     """Every optimisation, at its baseline. A rung is replace(previous, **changes)."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  read by pydantic, not a default
+    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
 
     device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains.")
     autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
@@ -167,6 +168,24 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
 
 
+def describe(changes: Mapping[str, Any], toggles: Toggles, workload: Workload) -> list[str]:
+    """What a rung changes, for a reader: "vocab_multiple=64 (50304 rows, ...)"."""
+    notes = {toggle.name: toggle.metadata["note"] for toggle in fields(Toggles)}
+    described = []
+    for name, value in changes.items():
+        note = notes[name](toggles, workload) if notes[name] else ""
+        described.append(f"{name}={value} ({note})" if note else f"{name}={value}")
+    return described
+
+
+def resolved(toggles: Toggles, workload: Workload) -> dict[str, object]:
+    """What values that depend on the machine or the model come to here."""
+    return {
+        "threads": threads(toggles),
+        "padded_vocab_size": model_config(toggles, workload.config).padded_vocab_size,
+    }
+
+
 # --- the stages, in the order they wrap ---------------------------------------------------------------------------
 
 
@@ -222,14 +241,15 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
         model.compile(mode=toggles.compile)  # in place: parameters keep their names
     if toggles.world_size == 1:
         return model
-    return torch.nn.parallel.DistributedDataParallel(
-        model,
-        device_ids=device.ddp_device_ids,
-        gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
-        broadcast_buffers=False,  # masks, the same on every rank
-        # Lets DDP order its buckets once; it breaks with no_sync, so only without accumulation.
-        static_graph=toggles.grad_accum_steps == 1 and toggles.compile == "eager",
-    )
+    with warnings.catch_warnings():
+        # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=device.ddp_device_ids,
+            gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
+            broadcast_buffers=False,  # masks, the same on every rank
+        )
 
 
 def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:

@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,7 +54,7 @@ def train(
     """Train without end, one optimiser step per item; the caller decides when to stop.
 
     `batches` gives grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process
-    group must be up (see device.process_group).
+    group must be up (see device.process_group). The model is built before this returns.
     """
     stages.configure_process(toggles)
     config = stages.model_config(toggles, workload.config)
@@ -60,9 +62,20 @@ def train(
     model = stages.wrap_model(toggles, plain, device)
     optimizer = stages.make_optimizer(toggles, workload, plain)
     autocast, scaler = stages.precision(toggles, device)
-    parameters = list(plain.parameters())
-    batches = iter(batches)
+    return _steps(workload, toggles, device, iter(batches), model, optimizer, autocast, scaler)
 
+
+def _steps(
+    workload: Workload,
+    toggles: Toggles,
+    device: Device,
+    batches: Iterator[tuple[Tensor, Tensor]],
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    scaler: torch.amp.GradScaler,
+) -> Iterator[Step]:
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     for step in count():
         for group in optimizer.param_groups:
             group["lr"] = workload.lr_at(step)

@@ -70,7 +70,7 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
 class Workload:
     """What one ladder computes on every rung: model, data and optimiser."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True}  # noqa: RUF012  read by pydantic, not a default
+    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
 
     model: str = "gpt2"
     """A key of PRESETS."""

@@ -1,0 +1,253 @@
+"""A ladder file, read and resolved: YAML in, rungs with all their toggles out. Imports no torch.
+
+    ladder = load(Path("ladders/smoke.yaml"), ["workload.seed=7"])
+    ladder.rungs[2].toggles
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import contextlib
+import difflib
+import hashlib
+import json
+from collections.abc import Hashable, Iterable
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import TypeAdapter, ValidationError
+
+from gpt2.toggles import Toggles, resolve
+from gpt2.workload import Workload
+
+
+class LadderError(Exception):
+    """A ladder that cannot be run; the message names file, rung and key, and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Protocol:
+    """How long, and how often, each rung is run."""
+
+    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
+
+    repeats: int = 3
+    """Rounds over all rungs; each rung gets one fresh process per round."""
+    min_warmup_steps: int = 3
+    """Fewest untimed optimiser steps before the clock starts; warm-up goes on while anything compiles."""
+    block_seconds: float = 1.0
+    """About how long a block is; the device is waited for at block ends only."""
+    blocks: int = 10
+    """Blocks in the timed window, at least 5."""
+    max_window_seconds: float = 90.0
+    """The window has fewer blocks, but at least 5, where it would last longer than this."""
+    timeout_seconds: float = 900.0
+    """Wall-clock limit of one process; beyond it the rung is recorded as a timeout."""
+    loss_steps: int = 0
+    """Losses wanted: in the first round a rung runs on untimed after the window until it has this many."""
+
+    def __post_init__(self) -> None:
+        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 5, "loss_steps": 0}.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
+        for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} {getattr(self, name)} is not above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rung:
+    """One line of the scoreboard: everything set above it, and its own changes."""
+
+    name: str
+    index: int
+    changes: dict[str, Any]
+    """Toggles as the file sets them here."""
+    expect: Literal["inert", "out_of_memory"] | None
+    """An outcome that is the point of the rung, not a failure."""
+    toggles: Toggles
+    """Resolved: all toggles, with grad_accum_steps derived where the workload fixes the tokens per step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """What to compute, how long to measure it, and the rungs in order."""
+
+    path: Path
+    name: str
+    workload: Workload
+    protocol: Protocol
+    rungs: tuple[Rung, ...]
+
+    @property
+    def hash(self) -> str:
+        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added."""
+        content = {"workload": asdict(self.workload), "rungs": [[r.name, asdict(r.toggles)] for r in self.rungs]}
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def rung(self, name: str) -> Rung:
+        """The rung called `name`. Raises LadderError."""
+        for rung in self.rungs:
+            if rung.name == name:
+                return rung
+        raise LadderError(f"{self.path}: no rung is called {name!r}{_near(name, [r.name for r in self.rungs])}")
+
+
+# --- the file as written ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class _RungFile:
+    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012
+    name: str
+    set: dict[str, Any] = field(default_factory=dict)
+    expect: Literal["inert", "out_of_memory"] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class _LadderFile:
+    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012
+    name: str
+    rungs: list[dict[str, Any]]
+    workload: dict[str, Any] = field(default_factory=dict)
+    protocol: dict[str, Any] = field(default_factory=dict)
+
+
+def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
+    """Read a ladder and resolve its rungs.
+
+    overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
+    changes), with YAML values. Raises LadderError, whose one line names file, rung and key.
+    """
+    file = _validate(_LadderFile, _read_yaml(path), f"{path}")
+    extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
+    for override in overrides:
+        section, key, value = _parse_override(override)
+        extra[section][key] = value
+    where = "--set" if any(extra.values()) else str(path)
+    workload = _validate(Workload, {**file.workload, **extra["workload"]}, f"{path}: workload")
+    protocol = _validate(Protocol, {**file.protocol, **extra["protocol"]}, f"{path}: protocol")
+    _validate(Toggles, extra["toggles"], where, "toggle")
+    if not file.rungs:
+        raise LadderError(f"{path}: rungs is empty; give at least one, such as {{name: baseline}}")
+
+    rungs: list[Rung] = []
+    toggles = Toggles()
+    for index, raw in enumerate(file.rungs):
+        where = f"{path}: rung {raw.get('name', index + 1)!r}"
+        rung = _validate(_RungFile, raw, where)
+        if not rung.name.strip() or "," in rung.name:
+            raise LadderError(f"{where}: a rung's name is some text without a comma")
+        if rung.name in [r.name for r in rungs]:
+            raise LadderError(f"{where}: name is used twice; every rung needs its own")
+        _validate(Toggles, rung.set, where, "toggle")
+        toggles = replace(toggles, **rung.set)
+        resolved = _resolve(workload, replace(toggles, **extra["toggles"]), where)
+        rungs.append(Rung(name=rung.name, index=index, changes=rung.set, expect=rung.expect, toggles=resolved))
+    return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs))
+
+
+def _resolve(workload: Workload, toggles: Toggles, where: str) -> Toggles:
+    try:
+        resolved = resolve(workload, toggles)
+    except ValueError as error:
+        raise LadderError(f"{where}: {error}") from None
+    if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
+        raise LadderError(
+            f"{where}: grad_accum_steps {toggles.grad_accum_steps} contradicts workload.tokens_per_step "
+            f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it out"
+        )
+    return resolved
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML as usual, but a key given twice is an error instead of the last one silently winning."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except OSError as error:
+        raise LadderError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise LadderError(f"{path}: is not UTF-8 text") from None
+    except yaml.MarkedYAMLError as error:
+        line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
+        raise LadderError(f"{path}:{line} {error.problem or error}") from None
+    except yaml.YAMLError as error:
+        raise LadderError(f"{path}: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise LadderError(f"{path}: a ladder has the keys name, workload, protocol and rungs")
+    return content
+
+
+def _parse_override(override: str) -> tuple[str, str, Any]:
+    path, equals, value = override.partition("=")
+    section, dot, key = path.partition(".")
+    if not (equals and dot and key and section in ("workload", "protocol", "toggles")):
+        raise LadderError(f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE")
+    try:
+        return section, key, yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise LadderError(f"--set {override}: {value!r} is no YAML value") from None
+
+
+# --- errors in one line -------------------------------------------------------------------------------------------
+
+
+def _validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
+    """`value` as a `kind`, else a LadderError with the first thing that is wrong."""
+    try:
+        # By way of JSON, because only there do strict dataclasses take mappings; YAML's dates become text.
+        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
+    except ValidationError as error:
+        raise LadderError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
+
+
+def _explain(error: Any, kind: type, noun: str) -> str:
+    key = ".".join(str(part) for part in error["loc"][:1])
+    value, problem = error["input"], error["type"]
+    if problem == "unexpected_keyword_argument":
+        return f"unknown {noun} {key!r}{_near(key, [f.name for f in fields(kind)])}"
+    if problem in ("missing", "missing_keyword_only_argument"):
+        return f"{noun} {key!r} is missing"
+    if problem == "value_error":
+        return str(error["ctx"]["error"])
+    if problem == "literal_error":
+        allowed = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
+        hint = _near(str(value), allowed.split(", ")) or f"; choose one of {allowed}"
+        return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint if hint.startswith('; did') else ''}{_yaml(value)}"
+    wanted = {
+        "int_type": "a whole number",
+        "float_type": "a number",
+        "finite_number": "a finite number",
+        "string_type": "text",
+        "list_type": "a list",
+        "dict_type": "a mapping of keys to values",
+    }.get(problem, error["msg"])
+    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value)}"
+
+
+def _yaml(value: object) -> str:
+    """What YAML made of a value that looks right to a person."""
+    if isinstance(value, bool):
+        return "; YAML reads on, off, yes and no as true and false"
+    if isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            number = int(value) if value.strip().isdigit() else float(value)
+            return f"; YAML reads it as text here, write {number!r}"
+    return ""
+
+
+def _near(name: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"

@@ -1,0 +1,52 @@
+"""What a ladder would do on this machine, as a table; nothing is run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from bench.ladder import Ladder, Rung
+from bench.report.text import GIB, plain
+from gpt2.device import find
+from gpt2.memory import estimate
+from gpt2.toggles import UnsupportedToggle, describe
+from gpt2.workload import FLOPS_FORMULA
+
+
+def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
+    """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here."""
+    workload = ladder.workload
+    result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
+    for title, justify in (("Rung", "left"), ("Changed", "left"), ("Tokens per step", "right")):
+        result.add_column(title, justify=justify, overflow="fold")
+    result.add_column("Memory per device (GiB)", justify="right")
+    result.add_column("Here", overflow="fold")
+    for rung in rungs:
+        memory = estimate(workload, rung.toggles).total
+        result.add_row(
+            Text(plain(rung.name)),
+            Text(plain(", ".join(describe(rung.changes, rung.toggles, workload)))),
+            f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
+            f"{memory / GIB:.2f}",
+            Text(plain(_support(rung))),
+        )
+    p = ladder.protocol
+    notes = [
+        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
+        f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
+        "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
+        f"{p.repeats} rounds of {len(rungs)} processes, each with a window of up to {p.blocks} blocks of about "
+        f"{p.block_seconds:g} s and a limit of {p.timeout_seconds:g} s.",
+    ]
+    return Group(result, *(Text(plain(note), style="dim") for note in notes))
+
+
+def _support(rung: Rung) -> str:
+    try:
+        find(rung.toggles)
+    except UnsupportedToggle as error:
+        return f"unsupported: {error}"
+    return "yes"

@@ -1,0 +1,65 @@
+"""Tell a person, on stderr, how a run gets on: a live line on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from bench.ladder import Rung
+from bench.record import Record
+from bench.report.text import duration, number, plain
+
+
+class Progress:
+    """A bench.runner.Watcher that prints; use it as a context manager."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True, highlight=False)
+        self._title = ""
+        self._state = ""
+        self._start = 0.0
+        self._left: float | None = None
+        # Redrawn twice a second at most: the machine is busy being measured.
+        self._live = Live(console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line)
+
+    def __enter__(self) -> Progress:
+        if self._console.is_terminal:
+            self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+    def started(self, rung: Rung, repetition: int, repeats: int, seconds_left: float | None) -> None:
+        self._title = f"round {repetition}/{repeats}  {plain(rung.name)}"
+        self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
+        if not self._console.is_terminal:
+            left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
+            self._print(f"{self._title} ...{left}")
+
+    def working(self, phase: str, steps: int, tps: float | None) -> None:
+        speed = f", {number(tps)} tokens/s" if tps is not None else ""
+        self._state = f"{phase}, {steps} steps{speed}"
+
+    def finished(self, record: Record) -> None:
+        if record.measurement and record.status == "ok":
+            measured = record.measurement
+            result = f"{number(measured.tokens_per_second)} tokens/s, first step {measured.first_step_seconds:.1f} s"
+        else:
+            reason = (record.error or "").strip().splitlines()
+            result = f"{record.status}: {plain(reason[0])}" if reason else record.status
+        self._print(f"{self._title}: {result}")
+
+    def _print(self, line: str) -> None:
+        self._console.print(Text(line), soft_wrap=True)
+
+    def _line(self) -> Text:
+        if not self._title:
+            return Text("looking at the machine and the data")
+        elapsed = time.monotonic() - self._start
+        left = f", about {duration(max(0.0, self._left - elapsed))} left" if self._left is not None else ""
+        return Text(f"{self._title}: {self._state} ({duration(elapsed)}{left})", overflow="ellipsis", no_wrap=True)

@@ -1,0 +1,205 @@
+"""What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
+
+Everything a report shows is computed from these records. What was not measured is null, never 0.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+SCHEMA = 1
+
+Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
+
+
+class _Plain(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", populate_by_name=True)
+
+
+class Environment(_Plain):
+    """The machine and the software: part of the number."""
+
+    chip: str
+    """Name of one device, as it calls itself."""
+    device_count: int
+    """Devices of this kind here; physical cores for a CPU."""
+    device_memory_bytes: int | None
+    cpu: str
+    cpu_cores: int
+    """Physical."""
+    cpu_flags: list[str]
+    """Instruction sets that matter to matrix products."""
+    memory_bytes: int
+    """Of the machine."""
+    os: str
+    python: str
+    torch: str
+    versions: dict[str, str]
+    """Driver, CUDA, cuDNN and the like, where the device has them."""
+    load_average: float | None
+    """Runnable processes over the last minute, just before the run."""
+    code_hash: str
+    """sha256 of the files of gpt2/ and bench/."""
+    commit: str | None
+    dirty: bool | None
+    """Whether tracked files that matter to a run differ from the commit."""
+
+    @property
+    def machine(self) -> str:
+        """Chip and count, fit for a folder's name."""
+        noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
+        words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
+        return "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
+
+
+class Rank(_Plain):
+    """What one rank saw of the window."""
+
+    block_seconds: list[float]
+    peak_memory_bytes: int | None
+
+
+class Measurement(_Plain):
+    """What one process, or one group of ranks, measured."""
+
+    tokens_per_step: int
+    """Of all ranks together."""
+    block_steps: int
+    """Optimiser steps per block."""
+    block_seconds: list[float]
+    """Duration of each block of the timed window, on the slowest rank: the raw samples."""
+    startup_seconds: float
+    """From the start of the process to the first step: imports, data, weights."""
+    first_step_seconds: float
+    """The first optimiser step, compilation included."""
+    compile_cache: Literal["cold", "warm"] | None
+    """State of the compiler's cache at the start; null where nothing was compiled."""
+    warmup_steps: int
+    """Untimed steps before the window, the first one included."""
+    losses: list[float]
+    """Of every step from step 0, mean over ranks."""
+    grad_norms: list[float]
+    peak_memory_bytes: int | None
+    """Of the window, on the rank that needed most."""
+    peak_memory_method: str
+    reserved_memory_bytes: int | None
+    run_peak_memory_bytes: int | None
+    """Of the whole process, initialisation and compilation included."""
+    alloc_retries: int | None
+    recompiles: int
+    """Compilations during the window."""
+    data_wait_seconds: float
+    """Time of the window spent waiting for batches, on the rank that waited most."""
+    ranks: list[Rank]
+    parameters: int
+    flops_per_token: int
+    flops_formula: str
+    peak_flops_bf16: float | None
+    """Of one device, dense."""
+    peak_flops_source: str
+    """Where that figure is from, or why there is none."""
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens over all ranks in the window, divided by the slowest rank's seconds."""
+        return self.tokens_per_step * self.block_steps * len(self.block_seconds) / sum(self.block_seconds)
+
+
+class Outcome(_Plain):
+    """What a worker tells the runner."""
+
+    status: Status
+    error: str | None = None
+    environment: Environment | None = None
+    measurement: Measurement | None = None
+    data_sha256: str | None = None
+    resolved: dict[str, Any] = {}
+    """What toggles became in this process: threads, rows of the embedding."""
+    warnings: list[str] = []
+
+
+class ToggleValues(_Plain):
+    """A rung's toggles; one that is absent from an older record had its default."""
+
+    all: dict[str, Any]
+    resolved: dict[str, Any]
+
+
+class Record(_Plain):
+    """One process run of one rung, however it ended."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    run_id: str
+    """Shared by all records of one `bench run`."""
+    time: str
+    """UTC start of the process, ISO 8601."""
+    kind: Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+    ladder: str
+    ladder_hash: str
+    protocol: dict[str, Any]
+    rung: str
+    rung_index: int
+    repetition: int
+    """Round, counted from 1."""
+    status: Status
+    expect: Literal["inert", "out_of_memory"] | None = None
+    error: str | None
+    """What it ended with, where it did not end well: the last lines of its output."""
+    exit_code: int | None
+    """As the shell would show it; minus the signal's number where a signal ended it."""
+    command: str
+    """Runs this rung again, alone; DATA stands for the path of the corpus."""
+    warnings: list[str]
+    changed: list[str]
+    """This rung's own changes, as shown to a reader."""
+    workload: dict[str, Any]
+    data_sha256: str | None
+    toggles: ToggleValues
+    environment: Environment
+    measurement: Measurement | None
+
+
+class RecordError(Exception):
+    """A results file that cannot be read; the message names file and line."""
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one record to a results file; on return it is on the disk."""
+    created = not path.exists()
+    with path.open("a", encoding="utf-8") as file:
+        file.write(record.model_dump_json(by_alias=True) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    if created and os.name == "posix":  # a new file's name is on the disk only once its folder is
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def read(path: Path) -> tuple[list[Record], list[str]]:
+    """The records of a results file, and warnings about what was left out.
+
+    A last line without its newline is what a killed run leaves and is left out with a warning. Anything else
+    that is no record raises RecordError.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    torn = lines.pop()
+    warnings = [f"{path}: the last line is cut off and was left out"] if torn else []
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(Record.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {where}: {first['msg']}") from None
+    return records, warnings

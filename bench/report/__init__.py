@@ -1,0 +1,1 @@
+"""From results files to what a person reads. Imports no torch."""

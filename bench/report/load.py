@@ -1,0 +1,44 @@
+"""Which results files to show, and what a run's results say about its success."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.record import Record, RecordError, read
+from bench.report.scoreboard import Scoreboard, scoreboard
+
+
+def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
+    """The scoreboards of results files, and warnings about what was left out of them.
+
+    A file is shown as it is; of the files below a folder, the newest of each subfolder (machine) and ladder.
+    Raises RecordError where there is nothing to show or a file cannot be read.
+    """
+    boards: list[Scoreboard] = []
+    warnings: list[str] = []
+    for path in paths:
+        newest: dict[tuple[Path, str], Scoreboard] = {}
+        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
+            records, torn = read(file)
+            warnings += torn
+            if not records:
+                warnings.append(f"{file}: holds no records")
+                continue
+            board = scoreboard(records, source=file)
+            key = (file.parent, board.ladder)
+            if key not in newest or newest[key].records[0].time <= board.records[0].time:
+                newest[key] = board
+        boards += newest.values()
+    if not boards:
+        shown = ", ".join(str(path) for path in paths)
+        raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some")
+    return boards, warnings
+
+
+def exit_code(records: Sequence[Record]) -> int:
+    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung's loss differs."""
+    failures = ("failed", "timeout", "out_of_memory")
+    if any(record.status in failures and record.status != record.expect for record in records):
+        return 6
+    return 4 if any(row.status == "parity_failed" for row in scoreboard(records).rows) else 0

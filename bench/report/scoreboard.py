@@ -1,0 +1,133 @@
+"""The scoreboard of one results file: a row per rung, computed from the records.
+
+    board = scoreboard(records)
+    board.rows[0].tps.value
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.record import Environment, Record
+from bench.stats import Estimate, geometric_mean, loss_difference, paired_ratio
+from gpt2.toggles import LOSS_TOLERANCE, Toggles
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One rung; None is what was not measured."""
+
+    rung: str
+    changed: tuple[str, ...]
+    tokens_per_step: int | None
+    tps: Estimate | None
+    speedup: Estimate | None
+    """Over the first rung."""
+    gain: Estimate | None
+    """Over the rung before."""
+    mfu: float | None
+    """Share of the devices' dense bfloat16 peak."""
+    peak_memory_bytes: int | None
+    loss: float | None
+    """At Scoreboard.loss_step."""
+    loss_difference: float | None
+    """Largest relative difference from the first rung's losses; None where the tokens per step differ."""
+    status: str
+    """ok, parity_failed, or how the last failing process ended."""
+    error: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard:
+    """The rows of one run, and what its caption must say."""
+
+    ladder: str
+    rows: tuple[Row, ...]
+    records: tuple[Record, ...]
+    loss_step: int | None
+    """The last step, counted from 0, whose loss every measured rung has."""
+    environment: Environment
+    rounds: int
+    source: Path | None
+    """The results file."""
+
+    @property
+    def mixed_environments(self) -> bool:
+        """Whether software or code changed between records: their figures do not compare."""
+        return len({(r.environment.torch, r.environment.code_hash, r.environment.chip) for r in self.records}) > 1
+
+
+def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scoreboard:
+    """Summarise the cumulative records of one run of one ladder; there must be at least one."""
+    by_rung: dict[int, list[Record]] = {}
+    for record in sorted(records, key=lambda r: (r.rung_index, r.repetition)):
+        by_rung.setdefault(record.rung_index, []).append(record)
+    rungs = list(by_rung.values())
+    steps = [len(r.measurement.losses) for r in records if r.measurement]
+    loss_step = min(steps) - 1 if steps else None
+    rows = [
+        _row(rung, baseline=rungs[0], before=rungs[place - 1] if place else None, loss_step=loss_step)
+        for place, rung in enumerate(rungs)
+    ]
+    return Scoreboard(
+        ladder=records[0].ladder,
+        rows=tuple(rows),
+        records=tuple(records),
+        loss_step=loss_step,
+        environment=records[-1].environment,
+        rounds=max(r.repetition for r in records),
+        source=source,
+    )
+
+
+def _row(rung: list[Record], *, baseline: list[Record], before: list[Record] | None, loss_step: int | None) -> Row:
+    tps = _tps(rung)
+    first = next((r for r in rung if r.measurement), None)
+    measured = first.measurement if first else None
+    mean = geometric_mean(list(tps.values())) if tps else None
+    mfu = None
+    if mean and measured and measured.peak_flops_bf16:
+        devices = Toggles(**rung[0].toggles.all).world_size
+        mfu = measured.flops_per_token * mean.value / (measured.peak_flops_bf16 * devices)
+    difference = _loss_difference(rung, baseline)
+    failed = [r for r in rung if r.status != "ok"]
+    status = failed[-1].status if failed else "ok"
+    if status == "ok" and difference is not None and difference > _tolerance(rung[0]):
+        status = "parity_failed"
+    peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
+    return Row(
+        rung=rung[0].rung,
+        changed=tuple(rung[0].changed),
+        tokens_per_step=measured.tokens_per_step if measured else None,
+        tps=mean,
+        speedup=paired_ratio(tps, _tps(baseline)),
+        gain=paired_ratio(tps, _tps(before)) if before else None,
+        mfu=mfu,
+        peak_memory_bytes=max(peaks, default=None),
+        loss=measured.losses[loss_step] if measured and loss_step is not None else None,
+        loss_difference=difference,
+        status=status,
+        error=failed[-1].error if failed else None,
+    )
+
+
+def _tps(rung: Sequence[Record]) -> dict[int, float]:
+    """Tokens per second by round."""
+    return {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
+
+
+def _loss_difference(rung: Sequence[Record], baseline: Sequence[Record]) -> float | None:
+    """The largest over all processes of the rung; None where there is nothing to compare."""
+    reference = next((r.measurement for r in baseline if r.measurement), None)
+    differences = [
+        loss_difference(r.measurement.losses, reference.losses)
+        for r in rung
+        if r.measurement and reference and r.measurement.tokens_per_step == reference.tokens_per_step
+    ]
+    return max(differences, default=None)
+
+
+def _tolerance(record: Record) -> float:
+    return LOSS_TOLERANCE[Toggles(**record.toggles.all).precision_class()]

@@ -1,0 +1,34 @@
+"""How figures and foreign words are written, in every output alike."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+DASH = "–"
+GIB = 2**30
+
+
+def number(value: float) -> str:
+    """Three significant digits at least, thousands separated: 0.0123, 4.56, 78.9, 1,234,567."""
+    if value == 0 or abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
+
+
+def duration(seconds: float) -> str:
+    """Rounded to what matters: 45 s, 12 min, 3.4 h."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def plain(text: str) -> str:
+    """One line without control characters: no text from a file may steer a terminal."""
+    return " ".join("".join(" " if unicodedata.category(c).startswith("C") else c for c in text).split())
+
+
+def markdown(text: str) -> str:
+    """Plain text that Markdown shows as it is, in a table cell too."""
+    escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
+    return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
