@@ -1,12 +1,11 @@
 """A ladder file, read and resolved: YAML in, rungs with all their toggles out. Imports no torch.
 
-    ladder = load(Path("ladders/smoke.yaml"), ["workload.seed=7"])
-    ladder.rungs[2].toggles
+ladder = load(Path("ladders/smoke.yaml"), ["workload.seed=7"])
+ladder.rungs[2].toggles
 """
 
 from __future__ import annotations
 
-import dataclasses
 import contextlib
 import difflib
 import hashlib
@@ -224,8 +223,9 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         return str(error["ctx"]["error"])
     if problem == "literal_error":
         allowed = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        hint = _near(str(value), allowed.split(", ")) or f"; choose one of {allowed}"
-        return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint if hint.startswith('; did') else ''}{_yaml(value)}"
+        near = difflib.get_close_matches(str(value), allowed.split(", "), n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else _yaml(value)
+        return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint}"
     wanted = {
         "int_type": "a whole number",
         "float_type": "a number",

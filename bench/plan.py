@@ -20,8 +20,9 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
     """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here."""
     workload = ladder.workload
     result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
-    for title, justify in (("Rung", "left"), ("Changed", "left"), ("Tokens per step", "right")):
-        result.add_column(title, justify=justify, overflow="fold")
+    result.add_column("Rung", overflow="fold")
+    result.add_column("Changed", overflow="fold")
+    result.add_column("Tokens per step", justify="right")
     result.add_column("Memory per device (GiB)", justify="right")
     result.add_column("Here", overflow="fold")
     for rung in rungs:

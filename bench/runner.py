@@ -205,7 +205,9 @@ def run_rung(
         # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{rung.index}"),
     }
-    ended = _supervise([sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher)
+    ended = _supervise(
+        [sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher
+    )
     outcome = _classify(out, ended, ladder.protocol.timeout_seconds)
     shown = ["python", *command, "--out", "m.json"]
     return Record(

@@ -41,9 +41,13 @@ def paired_ratio(values: Mapping[int, float], reference: Mapping[int, float]) ->
     return geometric_mean(ratios) if ratios else None
 
 
+PARITY_STEPS = 100
+"""Losses are held to each other over this many steps at most: later, rounding alone drives two runs apart."""
+
+
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest relative difference over the steps that both have; infinite where a loss is not finite."""
-    pairs = list(zip(losses, reference, strict=False))
+    """Largest relative difference over the first steps that both have; infinite where a loss is not finite."""
+    pairs = list(zip(losses, reference, strict=False))[:PARITY_STEPS]
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in pairs):
         return math.inf
     return max(abs(a - b) / abs(b) for a, b in pairs)

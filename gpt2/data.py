@@ -1,8 +1,8 @@
 """Corpora as one long sequence of token ids, and the batches cut from it. Imports no torch.
 
-    corpus = open_corpus("tinyshakespeare", vocab_size=50257, path=Path("input.txt"))
-    batches = Batches(corpus, seq_len=1024, tokens_per_step=4096, seed=1337)
-    x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arrays, y one token ahead of x
+corpus = open_corpus("tinyshakespeare", vocab_size=50257, path=Path("input.txt"))
+batches = Batches(corpus, seq_len=1024, tokens_per_step=4096, seed=1337)
+x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arrays, y one token ahead of x
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import IO, Protocol
 
 import numpy as np
 
@@ -127,7 +127,7 @@ def _download(name: str, known: KnownCorpus) -> Path:
 
 
 @contextlib.contextmanager
-def _replacing(target: Path) -> Iterator[BinaryIO]:
+def _replacing(target: Path) -> Iterator[IO[bytes]]:
     """Write `target` whole or not at all."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -285,9 +285,7 @@ def _map_shard(path: Path) -> np.ndarray:
 def _fingerprint(paths: list[Path], arrays: list[np.ndarray]) -> dict:
     """sha256 and largest id of all tokens; read once, then remembered by path, size and time of change."""
     stats = [path.stat() for path in paths]
-    identity = [
-        (str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)
-    ]
+    identity = [(str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
     key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
     remembered = cache_dir() / "fingerprints" / f"{key}.json"
     if remembered.exists():
@@ -296,7 +294,7 @@ def _fingerprint(paths: list[Path], arrays: list[np.ndarray]) -> dict:
     for array in arrays:
         for start in range(0, len(array), 1 << 24):
             part = np.ascontiguousarray(array[start : start + (1 << 24)])
-            digest.update(part)
+            digest.update(part.data)
             largest = max(largest, int(part.max()))
     result = {"sha256": digest.hexdigest(), "largest": largest}
     with _replacing(remembered) as file:

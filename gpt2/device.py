@@ -6,6 +6,7 @@ A new device is one class, registered in DEVICES.
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import platform
 import re
@@ -222,7 +223,9 @@ class Mps(Device):
 
     def peak_memory(self) -> PeakMemory:
         run_peak = max(self._highest, self._run_peak)
-        return PeakMemory(bytes=self._highest, method="allocated, sampled at step ends (torch.mps)", run_bytes=run_peak)
+        return PeakMemory(
+            bytes=self._highest, method="allocated, sampled at step ends (torch.mps)", run_bytes=run_peak
+        )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
@@ -265,7 +268,8 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
         return
     bound = device.torch_device if device.ddp_device_ids else None
     torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
-    try:
-        yield torch.distributed.get_rank()
-    finally:
-        torch.distributed.destroy_process_group()
+    yield torch.distributed.get_rank()
+    # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
+    # the group, whose threads are joined only when it is freed; a thread left over aborts the process at its exit.
+    gc.collect()
+    torch.distributed.destroy_process_group()

@@ -137,7 +137,7 @@ class Toggles:
         return max(classes, key=lambda name: LOSS_TOLERANCE[name])
 
 
-LOSS_TOLERANCE = {"float32": 2e-3, "tf32": 5e-3, "float16": 1e-2, "bfloat16": 1e-2}
+LOSS_TOLERANCE = {"float32": 1e-3, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 1e-2}
 """Largest relative difference of a step's loss from the float32 baseline's that rounding explains, by class."""
 
 

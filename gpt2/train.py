@@ -1,7 +1,7 @@
 """The training loop: a generator of optimiser steps that holds no clock, no logger and no file.
 
-    for step in itertools.islice(train(workload, toggles, device, micro_batches), 10):
-        print(step.loss.item())
+for step in itertools.islice(train(workload, toggles, device, micro_batches), 10):
+    print(step.loss.item())
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The scoreboard of one results file: a row per rung, computed from the records.
 
-    board = scoreboard(records)
-    board.rows[0].tps.value
+board = scoreboard(records)
+board.rows[0].tps.value
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import unicodedata
 
-DASH = "–"
+DASH = "-"
 GIB = 2**30
 
 

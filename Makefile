@@ -1,0 +1,27 @@
+# `make bench` and `make test` do everything on a fresh machine; .venv is made when it is missing.
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: bench test benchmark clean
+
+bench: .venv/.ready
+	$(BIN)/bench run ladders/smoke.yaml
+
+test: .venv/.ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/pytest
+
+benchmark: .venv/.ready
+	$(BIN)/pytest tests/test_benchmarks.py --benchmark-enable --benchmark-only
+
+.venv/.ready: pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv

@@ -1,0 +1,56 @@
+"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a reason."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = ROOT.parent / "shared" / "data"
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A token cache that no other test has filled; no corpus folder; no network."""
+    cache = tmp_path_factory.mktemp("cache")
+    monkeypatch.setenv("GPT2_CACHE_DIR", str(cache))
+    monkeypatch.delenv("GPT2_DATA_DIR", raising=False)
+    for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(variable, "http://127.0.0.1:9")  # a port where nothing listens: refused at once
+    return cache
+
+
+@pytest.fixture
+def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    """tiktoken's GPT-2 vocabulary from disk."""
+    folder = REAL / "tiktoken_cache"
+    if not folder.is_dir():
+        pytest.skip("tiktoken's GPT-2 vocabulary is not at hand")
+    monkeypatch.setenv("TIKTOKEN_CACHE_DIR", str(folder))
+
+
+@pytest.fixture
+def shakespeare(vocabulary: None) -> Path:
+    """The text of tiny Shakespeare."""
+    text = REAL / "tinyshakespeare.txt"
+    if not text.is_file():
+        pytest.skip("tiny Shakespeare is not at hand")
+    return text
+
+
+@pytest.fixture
+def write_ladder(tmp_path: Path):
+    """Write a ladder file; a tiny, quick one unless told otherwise."""
+
+    quick = {"repeats": 1, "block_seconds": 0.01, "blocks": 5, "max_window_seconds": 1, "timeout_seconds": 100}
+
+    def write(rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float) -> Path:
+        path = tmp_path / "ladder.yaml"
+        path.write_text(
+            f"name: test\nworkload: {{{workload}}}\nprotocol: {json.dumps({**quick, **protocol})}\nrungs: {rungs}\n"
+        )
+        return path
+
+    return write

@@ -1,0 +1,43 @@
+"""Speed of the parts that are ours: `make benchmark` times them; the tests run each once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from samples import measurement, record
+
+from bench.record import append
+from bench.report.load import load_boards
+from bench.report.tables import to_markdown
+from gpt2.data import Batches, open_corpus
+from gpt2.device import Cpu
+from gpt2.toggles import Toggles
+from gpt2.train import micro_batches, train
+from gpt2.workload import Workload
+
+
+def test_benchmark_cutting_a_batch_from_the_synthetic_corpus(benchmark) -> None:
+    corpus = open_corpus("synthetic", vocab_size=50257, seed=0)
+    batches = Batches(corpus, seq_len=1024, tokens_per_step=64 * 1024, seed=0)
+    x, _ = benchmark(lambda: batches.sequences(0, 0, 64))
+    assert x.shape == (64, 1024)
+
+
+def test_benchmark_one_step_of_the_tiny_model(benchmark) -> None:
+    workload = Workload(model="tiny", seq_len=128)
+    toggles = Toggles(micro_batch_size=4, attention="sdpa", adamw="fused")
+    corpus = open_corpus("synthetic", vocab_size=509, seed=0)
+    batches = Batches(corpus, seq_len=128, tokens_per_step=512, seed=0)
+    steps = train(workload, toggles, Cpu(), micro_batches(batches, toggles))
+    assert benchmark(lambda: next(steps)).tokens == 512
+
+
+def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -> None:
+    losses = [10.0] * 100
+    for number in range(1000):
+        append(
+            tmp_path / "r.jsonl",
+            record(f"rung {number % 10}", number % 10, number // 10, measurement=measurement(losses=losses)),
+        )
+    (board,), _ = benchmark.pedantic(lambda: load_boards([tmp_path]), rounds=1)
+    assert to_markdown(board).count("\n| rung") == 10

@@ -1,0 +1,194 @@
+"""The commands as a person types them, each in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from samples import record
+
+from bench.record import append, read
+
+ROOT = Path(__file__).parent.parent
+
+
+def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.cli", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
+
+
+def test_a_run_prints_the_scoreboard_and_keeps_the_records(write_ladder, tmp_path: Path) -> None:
+    done = bench("run", write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]"), "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "attention=sdpa" in done.stdout
+    assert "round 1/1  b: " in done.stderr
+    (file,) = (tmp_path / "out").rglob("*.jsonl")
+    assert len(read(file)[0]) == 2
+    assert str(file) in done.stderr
+
+
+def test_only_the_named_rungs_run(write_ladder, tmp_path: Path) -> None:
+    path = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}, {name: c}]")
+    done = bench("run", path, "--rungs", "c", "--repeats", "1", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    (file,) = (tmp_path / "out").rglob("*.jsonl")
+    ((found,), _) = read(file)
+    assert found.rung == "c"
+    assert found.toggles.all["attention"] == "sdpa"
+
+
+def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
+    done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert "1.5 TFLOP/s (given with --peak-tflops)" in " ".join(done.stdout.split())
+
+
+def write(path: Path, content: bytes) -> Path:
+    path.write_bytes(content)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("rungs", "workload", "data", "complaint"),
+    [
+        ("[{name: a, set: {adam: fused}}]", "model: tiny, seq_len: 32", None, "rung 'a': unknown toggle 'adam'"),
+        ("[]", "model: tiny, seq_len: 32", None, "rungs is empty"),
+        ("[{name: a}]", "model: tiny, seq_len: 256", None, "seq_len 256 is outside 1 to 128, the context of tiny"),
+        ("[{name: a}]", "model: tiny, seq_len: 32, tokens_per_step: 33", None, "33 is not a multiple of 32"),
+        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", None, "'mine' is not at hand"),
+        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "missing.bin", "missing.bin does not exist"),
+        (
+            "[{name: a}]",
+            "model: tiny, seq_len: 32, data: mine",
+            "short.bin",
+            "has 20 tokens, a sequence of 32 needs 33",
+        ),
+        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "magic.bin", "header magic 7 is not 20240520"),
+        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "ids.bin", "beyond the model's vocabulary of 509"),
+        ("[{name: a}]", "model: tiny, seq_len: 32", "short.bin", "the synthetic corpus is generated"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(
+    rungs: str, workload: str, data: str | None, complaint: str, write_ladder, tmp_path: Path
+) -> None:
+    write(tmp_path / "short.bin", np.arange(20, dtype="<u2").tobytes())
+    write(tmp_path / "magic.bin", np.array([7] + [0] * 600, dtype="<i4").tobytes())
+    write(tmp_path / "ids.bin", np.full(500, 509, dtype="<u2").tobytes())
+    extra = ["--data", tmp_path / data] if data else []
+    done = bench("run", write_ladder(rungs, workload=workload), "--out", tmp_path / "out", *extra)
+    assert done.returncode == 2
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("bench: ")
+    assert complaint in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_ladder_and_an_unwritable_folder_are_exit_code_2(write_ladder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for arguments in (
+        ["run", tmp_path / "nowhere.yaml"],
+        ["run", write_ladder("[{name: a}]"), "--out", tmp_path / "file"],
+    ):
+        done = bench(*arguments)
+        assert done.returncode == 2
+        assert len(done.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(("flags", "code"), [([], 6), (["--allow-failures"], 0)])
+def test_a_rung_that_fails_makes_exit_code_6_unless_allowed(
+    flags: list[str], code: int, write_ladder, tmp_path: Path
+) -> None:
+    hopeless = write_ladder("[{name: slow}]", timeout_seconds=0.5)
+    done = bench("run", hopeless, "--out", tmp_path / "out", *flags)
+    assert done.returncode == code, done.stderr
+    assert "timeout" in done.stdout
+
+
+def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder("[{name: a}, {name: b}]", repeats=50)
+    command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline and not any(f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")):
+        time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    out, error = process.communicate(timeout=60)
+    assert process.returncode == 130, error
+    assert "tokens/s" in error
+    assert " a " in out
+    (file,) = (tmp_path / "out").rglob("*.jsonl")
+    assert read(file)[0][-1].status == "interrupted"
+
+
+def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
+    done = bench("plan", "ladders/h100.yaml")
+    assert done.returncode == 0, done.stderr
+    for part in ("batch of 64", "65,536", "124,439,808 parameters", "854,438,400 FLOPs per token"):
+        assert part in done.stdout
+    assert "unsupported" in done.stdout or "yes" in done.stdout
+
+
+def results(tmp_path: Path) -> Path:
+    append(tmp_path / "r.jsonl", record())
+    return tmp_path / "r.jsonl"
+
+
+def test_a_report_goes_to_stdout_as_markdown(tmp_path: Path) -> None:
+    done = bench("report", results(tmp_path), "--markdown")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("| Rung |")
+
+
+def test_a_report_writes_its_folder_and_updates_a_readme_between_its_markers(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    start, end = "<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->"
+    readme.write_text(f"before\n{start}\nstale\n{end}\nafter\n")
+    done = bench("report", results(tmp_path), "--markdown", "--out", tmp_path / "reports", "--update", readme)
+    assert done.returncode == 0, done.stderr
+    assert "| baseline |" in (tmp_path / "reports" / "scoreboard.md").read_text()
+    text = readme.read_text()
+    assert text.startswith(f"before\n{start}\n")
+    assert text.endswith(f"{end}\nafter\n")
+    assert "| baseline |" in text
+    assert "stale" not in text
+
+
+def test_a_readme_without_markers_is_left_alone(tmp_path: Path) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text("mine\n")
+    done = bench("report", results(tmp_path), "--update", readme)
+    assert done.returncode == 2
+    assert readme.read_text() == "mine\n"
+
+
+@pytest.mark.parametrize("content", [b"junk\n", b"", b'{"schema": 2}\n'])
+def test_a_file_without_results_is_one_line_and_exit_code_2(content: bytes, tmp_path: Path) -> None:
+    done = bench("report", write(tmp_path / "r.jsonl", content))
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "bench.cli", "run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path)]
+    environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT, env=environ)
+    os.close(theirs)
+    seen = b""
+    while select.select([ours], [], [], 100)[0]:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:  # the other end is closed
+            break
+        seen += chunk
+    assert process.wait(timeout=30) == 0
+    assert b"round 1/1  a: starting" in seen
+    assert b"tokens/s, first step" in seen

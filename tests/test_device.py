@@ -1,0 +1,118 @@
+import mmap
+
+import pytest
+import torch
+
+from gpt2.device import DEVICES, Cpu, Device, Mps, process_group
+from gpt2.toggles import Toggles, UnsupportedToggle
+
+MIB = 2**20
+
+
+def test_peak_memory_of_a_cpu_is_that_of_the_window_not_of_what_came_before() -> None:
+    device = Cpu()
+    before = mmap.mmap(-1, 300 * MIB)
+    before.write(bytes(300 * MIB))
+    before.close()
+    device.reset_peak_memory()
+    start = device.peak_memory().bytes
+    window = mmap.mmap(-1, 100 * MIB)
+    window.write(bytes(100 * MIB))
+    window.close()
+    peak = device.peak_memory()
+    if "window" not in peak.method:
+        pytest.skip("this system does not let a process reset its peak")
+    assert start is not None
+    assert peak.bytes is not None
+    assert peak.run_bytes is not None
+    assert 95 * MIB <= peak.bytes - start < 250 * MIB
+    assert peak.run_bytes >= peak.bytes
+
+
+def test_a_cpu_that_cannot_allocate_says_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert Cpu().is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("error", [ValueError("no"), RuntimeError("shapes differ")])
+def test_another_error_is_not_out_of_memory(error: Exception) -> None:
+    assert not Cpu().is_out_of_memory(error)
+
+
+@pytest.mark.parametrize("kind", DEVICES)
+def test_every_device_has_all_the_seam_s_methods(kind: str) -> None:
+    for method in ("reset_peak_memory", "peak_memory", "chip"):
+        assert getattr(DEVICES[kind], method) is not getattr(Device, method), method
+    assert DEVICES[kind].kind == kind
+
+
+@pytest.fixture
+def fake_mps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """A Mac as far as torch can tell; the list is what its memory counter will say, in order."""
+    allocated: list[int] = []
+    monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
+    monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: allocated.pop(0))
+    return allocated
+
+
+def test_memory_of_an_apple_gpu_is_the_largest_seen_at_step_ends_and_says_so(fake_mps: list[int]) -> None:
+    device = Mps()
+    fake_mps[:] = [900, 300, 500, 400]
+    device.end_of_step()
+    device.reset_peak_memory()
+    for _ in range(3):
+        device.end_of_step()
+    peak = device.peak_memory()
+    assert (peak.bytes, peak.run_bytes) == (500, 900)
+    assert "sampled" in peak.method
+
+
+def test_an_apple_gpu_s_out_of_memory_is_known_by_its_text(fake_mps: list[int]) -> None:
+    device = Mps()
+    assert device.is_out_of_memory(RuntimeError("MPS backend out of memory (MPS allocated: 17.89 GB)"))
+    assert not device.is_out_of_memory(RuntimeError("MPS backend said something else"))
+
+
+def test_several_ranks_on_an_apple_gpu_are_refused(fake_mps: list[int]) -> None:
+    from gpt2.device import find
+
+    with pytest.raises(UnsupportedToggle, match="world_size: 2: a Mac has one GPU"):
+        find(Toggles(device="mps", world_size=2))
+
+
+class Turing:
+    """torch.cuda of a T4."""
+
+    @staticmethod
+    def install(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+        monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+        monkeypatch.setattr("torch.cuda.get_device_name", lambda device: "Tesla T4")
+        monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (7, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"autocast": "bfloat16"}, "Tesla T4 has no bfloat16 units .* choose float16"),
+        ({"matmul_precision": "high"}, "Tesla T4 has no TF32 units .* choose highest"),
+        ({"attention": "flash"}, "choose efficient"),
+        ({"world_size": 2}, "more ranks than the 1 CUDA devices here"),
+    ],
+)
+def test_a_t4_refuses_what_it_has_no_units_for(changes: dict, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    with pytest.raises(UnsupportedToggle, match=remedy):
+        find(Toggles(device="cuda", **changes))
+
+
+def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_them() -> None:
+    with (
+        pytest.raises(RuntimeError, match=r"world_size is 2 but 1 process.*--nproc-per-node 2"),
+        process_group(Toggles(world_size=2), Cpu()),
+    ):
+        pass

@@ -1,0 +1,129 @@
+import math
+
+import pytest
+import torch
+import transformers
+from torch import Tensor
+
+from gpt2.model import GPT2, PRESETS, GPT2Config, build
+
+CPU = torch.device("cpu")
+
+
+def random_weights(model: GPT2) -> None:
+    """Weights with which every part of the model matters: biases and LayerNorms too."""
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
+
+
+def to_transformers(model: GPT2) -> transformers.GPT2LMHeadModel:
+    """The same weights in transformers' model, whose Conv1D layers keep them as (in, out)."""
+    c = model.config
+    config = transformers.GPT2Config(
+        vocab_size=c.vocab_size,
+        n_positions=c.n_ctx,
+        n_embd=c.n_embd,
+        n_layer=c.n_layer,
+        n_head=c.n_head,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+    )
+    theirs = transformers.GPT2LMHeadModel(config)
+    state = {f"transformer.{name}": from_conv1d(name, p.detach()) for name, p in model.named_parameters()}
+    theirs.load_state_dict({**state, "lm_head.weight": model.wte.weight.detach()})
+    return theirs
+
+
+def from_conv1d(name: str, value: Tensor) -> Tensor:
+    """Between the two layouts, either way."""
+    linear = name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+    return value.T if linear else value
+
+
+def small(**changes: object) -> GPT2Config:
+    return GPT2Config(**{"n_layer": 2, "n_head": 2, "n_embd": 64, "n_ctx": 128, "vocab_size": 509, **changes})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+@pytest.mark.parametrize("model", ["tiny", "gpt2"])
+def test_logits_and_gradients_equal_those_of_transformers(model: str, attention: str) -> None:
+    p = PRESETS[model]
+    config = GPT2Config(
+        n_layer=p.n_layer, n_head=p.n_head, n_embd=p.n_embd, vocab_size=p.vocab_size, attention=attention
+    )
+    ours = build(config, 1, CPU)
+    random_weights(ours)
+    theirs = to_transformers(ours)
+    tokens = torch.randint(p.vocab_size, (2, 33), generator=torch.Generator().manual_seed(0))
+    x, y = tokens[:, :-1], tokens[:, 1:]
+
+    logits = ours.logits(x)
+    expected = theirs(x).logits
+    assert (logits - expected).abs().max() < 1e-4
+
+    ours(x, y).backward()
+    torch.nn.functional.cross_entropy(expected.flatten(0, 1), y.flatten()).backward()
+    gradients = dict(theirs.named_parameters())
+    for name, parameter in ours.named_parameters():
+        expected_gradient = gradients[f"transformer.{name}"].grad
+        assert parameter.grad is not None
+        assert expected_gradient is not None
+        assert (parameter.grad - from_conv1d(name, expected_gradient)).abs().max() < 1e-4, name
+
+
+@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+def test_future_tokens_cannot_affect_past_logits(attention: str) -> None:
+    model = build(small(attention=attention), 0, CPU)
+    tokens = torch.randint(509, (1, 64), generator=torch.Generator().manual_seed(0))
+    changed = tokens.clone()
+    changed[:, 40:] = (changed[:, 40:] + 1) % 509
+    before, after = model.logits(tokens), model.logits(changed)
+    assert torch.equal(before[:, :40], after[:, :40])
+    assert not torch.equal(before[:, 40:], after[:, 40:])
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_the_model_has_as_many_parameters_as_its_config_says(name: str) -> None:
+    with torch.device("meta"):
+        model = GPT2(PRESETS[name])
+    assert sum(p.numel() for p in model.parameters()) == PRESETS[name].parameters
+
+
+def test_weights_start_normal_with_residual_projections_scaled_down() -> None:
+    model = build(PRESETS["gpt2"], 1337, CPU)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            assert not parameter.any(), name
+        elif "ln_" in name:
+            assert (parameter == 1).all(), name
+        else:
+            std = 0.02 / math.sqrt(2 * 12) if name.endswith("c_proj.weight") else 0.02
+            assert parameter.std().item() == pytest.approx(std, rel=0.01), name
+            assert abs(parameter.mean().item()) < 5 * std / math.sqrt(parameter.numel()), name
+
+
+def test_initial_weights_are_the_same_whatever_the_padding() -> None:
+    plain, padded = build(small(), 7, CPU), build(small(padded_vocab_size=640), 7, CPU)
+    for (name, a), (_, b) in zip(plain.named_parameters(), padded.named_parameters(), strict=True):
+        assert torch.equal(a, b[: len(a)]), name
+        assert not b[len(a) :].any(), name
+
+
+def test_initial_weights_depend_on_the_seed() -> None:
+    assert not torch.equal(build(small(), 0, CPU).wpe.weight, build(small(), 1, CPU).wpe.weight)
+
+
+def test_padding_rows_change_neither_loss_nor_gradients() -> None:
+    plain, padded = build(small(), 7, CPU), build(small(padded_vocab_size=640), 7, CPU)
+    tokens = torch.randint(509, (2, 65), generator=torch.Generator().manual_seed(0))
+    losses = [model(tokens[:, :-1], tokens[:, 1:]) for model in (plain, padded)]
+    torch.testing.assert_close(losses[1], losses[0], rtol=1e-6, atol=0)
+    for loss in losses:
+        loss.backward()
+    assert plain.wte.weight.grad is not None
+    assert padded.wte.weight.grad is not None
+    torch.testing.assert_close(padded.wte.weight.grad[:509], plain.wte.weight.grad)
+    assert not padded.wte.weight.grad[509:].any()

@@ -1,0 +1,216 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from samples import MACHINE, measurement, record
+
+from bench.record import RecordError, append
+from bench.report.load import exit_code, load_boards
+from bench.report.scoreboard import scoreboard
+from bench.report.tables import to_markdown, to_terminal
+from bench.report.text import duration, markdown, number, plain
+from gpt2.toggles import Toggles
+
+CUDA = Toggles(device="cuda")
+BF16 = replace(CUDA, autocast="bfloat16")
+
+
+def ladder() -> list:
+    """Two rungs in two rounds; the second is twice as fast in both, though the machine slowed down."""
+    speeds = [(1, 1000.0, 2000.0), (2, 500.0, 1000.0)]
+    records = []
+    for repetition, slow, fast in speeds:
+        records.append(record(repetition=repetition, measurement=measurement(slow)))
+        records.append(
+            record(
+                "bfloat16",
+                1,
+                repetition,
+                toggles=BF16,
+                changed=["autocast=bfloat16"],
+                measurement=measurement(fast),
+            )
+        )
+    return records
+
+
+def test_speed_ups_and_tokens_per_second_are_means_over_rounds() -> None:
+    first, second = scoreboard(ladder()).rows
+    assert first.tps is not None
+    assert first.tps.value == pytest.approx(math.sqrt(1000 * 500))
+    assert second.speedup is not None
+    assert (second.speedup.value, second.speedup.low) == pytest.approx((2.0, 2.0))
+    assert first.gain is None
+    assert second.gain == second.speedup
+
+
+def test_mfu_is_flops_per_token_times_tps_over_the_peak_of_all_devices() -> None:
+    fast = measurement(400_000.0)
+    (one,) = scoreboard([record(measurement=fast)]).rows
+    (eight,) = scoreboard([record(measurement=fast, toggles=replace(CUDA, world_size=8))]).rows
+    assert one.mfu == pytest.approx(854_438_400 * 400_000 / 989.4e12)
+    assert eight.mfu == pytest.approx(one.mfu / 8)  # type: ignore[operator]
+
+
+def test_an_unknown_peak_leaves_mfu_absent_with_the_reason() -> None:
+    m = measurement(peak_flops_bf16=None, peak_flops_source="no published peak is known")
+    text = to_markdown(scoreboard([record(measurement=m)]))
+    assert scoreboard([record(measurement=m)]).rows[0].mfu is None
+    assert "the peak: absent (no published peak is known)" in text
+
+
+def test_losses_are_shown_at_the_last_step_that_every_rung_has() -> None:
+    short = measurement(losses=[10.9, 10.5])
+    board = scoreboard([record(), record("short", 1, measurement=short)])
+    assert board.loss_step == 1
+    assert [row.loss for row in board.rows] == [10.5, 10.5]
+
+
+def test_a_rung_whose_loss_leaves_its_precision_class_fails_parity() -> None:
+    off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
+    board = scoreboard([record(), record("broken", 1, measurement=off)])
+    assert [row.status for row in board.rows] == ["ok", "parity_failed"]
+    assert exit_code([record(), record("broken", 1, measurement=off)]) == 4
+
+
+def test_a_loss_within_the_tolerance_of_its_precision_passes_parity() -> None:
+    near = measurement(losses=[10.9 * 1.005, 10.5, 10.2, 10.0])
+    assert scoreboard([record(), record("b", 1, toggles=BF16, measurement=near)]).rows[1].status == "ok"
+    assert scoreboard([record(), record("b", 1, measurement=near)]).rows[1].status == "parity_failed"
+
+
+def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so() -> None:
+    big = measurement(tokens_per_step=4096, losses=[10.9, 9.0, 8.0, 7.0])
+    board = scoreboard([record(), record("batch of 4", 1, measurement=big)])
+    assert board.rows[1].status == "ok"
+    assert board.rows[1].loss_difference is None
+    assert "7.0000 (4,096 tokens a step)" in to_markdown(board)
+
+
+@pytest.mark.parametrize(
+    ("status", "expect", "code"),
+    [
+        ("failed", None, 6),
+        ("timeout", None, 6),
+        ("out_of_memory", None, 6),
+        ("out_of_memory", "out_of_memory", 0),
+        ("unsupported", None, 0),
+        ("ok", None, 0),
+    ],
+)
+def test_the_exit_code_says_whether_all_went_as_asked(status: str, expect: str | None, code: int) -> None:
+    assert exit_code([record(), record("b", 1, status=status, expect=expect)]) == code
+
+
+def test_a_rung_that_failed_is_a_row_with_dashes_and_its_reason() -> None:
+    error = "Traceback ...\nRuntimeError: the reason"
+    text = to_markdown(scoreboard([record(), record("bad", 1, status="failed", error=error)]))
+    (line,) = [line for line in text.splitlines() if line.startswith("| bad")]
+    assert line == "| bad | device=cuda | - | - | - | - | - | - | failed: RuntimeError: the reason |"
+
+
+GOLDEN = """\
+| Rung | Changed | TPS | Speed-up | Over rung before | MFU (bf16) | Peak memory (GiB) | Loss at step 3 | Status |
+|---|---|--:|--:|--:|--:|--:|--:|---|
+| baseline | device=cuda | 1,000 | 1.00x | - | 0.1% | 3.00 | 10.0000 | ok |
+| too large | micro\\_batch\\_size=64 | - | - | - | - | - | - | OOM: CUDA out of memory |
+
+h100 on 1 x NVIDIA H100 80GB HBM3 (Some CPU, 8 cores), 64.0 GiB; torch 2.11.0, cuda 13.0, Python 3.12.1, Linux.
+Workload: gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
+"""
+
+
+def test_the_markdown_scoreboard_reads_as_agreed() -> None:
+    oom = record("too large", 1, changed=["micro_batch_size=64"], status="out_of_memory", error="CUDA out of memory")
+    found = to_markdown(scoreboard([record(), oom]))
+    assert found.replace("  \n", "\n").startswith(GOLDEN)
+
+
+def test_every_cell_and_the_caption_reach_the_terminal_too() -> None:
+    console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(to_terminal(scoreboard(ladder())))
+    text = console.export_text()
+    for part in ("bfloat16", "2.00x (2.00 to 2.00)", "dense bfloat16 peak", "2 rounds over all rungs"):
+        assert part in text
+
+
+def test_the_caption_names_formula_denominator_method_and_processes() -> None:
+    text = to_markdown(scoreboard(ladder()))
+    for part in (
+        "854,438,400 FLOPs per token (F)",
+        "989.4 TFLOP/s (a datasheet)",
+        "allocated, window (torch.cuda)",
+        "4 processes: 2 rounds",
+    ):
+        assert part in text, part
+
+
+def test_records_of_different_software_are_flagged() -> None:
+    other = MACHINE.model_copy(update={"torch": "2.12.0"})
+    assert "do not compare" in to_markdown(scoreboard([record(), record("b", 1, environment=other)]))
+    assert "do not compare" not in to_markdown(scoreboard(ladder()))
+
+
+def test_warnings_and_a_changed_checkout_are_shown() -> None:
+    dirty = MACHINE.model_copy(update={"dirty": True})
+    text = to_markdown(scoreboard([record(warnings=["the corpus is short"], environment=dirty)]))
+    assert "Warning: the corpus is short." in text
+    assert "changed checkout of commit abc" in text
+
+
+HOSTILE = "a|b <script>alert(1)</script> \x1b[31m `x` [l](u)\nnext"
+
+
+def test_hostile_text_changes_no_table_and_steers_no_terminal() -> None:
+    board = scoreboard([record(HOSTILE, changed=[HOSTILE])])
+    (line,) = [line for line in to_markdown(board).splitlines() if line.startswith("| a")]
+    assert line.count("|") - line.count("\\|") == 10
+    assert "<script" not in line
+    assert "\x1b" not in line
+    console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(to_terminal(board))
+    assert "\x1b[31m" not in console.export_text(styles=False)
+
+
+def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: Path) -> None:
+    for machine, name, time, rung in [
+        ("a", "old", "2026-01-01T00:00:00+00:00", "old"),
+        ("a", "new", "2026-01-02T00:00:00+00:00", "new"),
+        ("b", "other", "2026-01-01T00:00:00+00:00", "other"),
+    ]:
+        (tmp_path / machine).mkdir(exist_ok=True)
+        append(tmp_path / machine / f"{name}.jsonl", record(rung, time=time))
+    boards, warnings = load_boards([tmp_path])
+    assert sorted(board.rows[0].rung for board in boards) == ["new", "other"]
+    assert warnings == []
+    (board,), _ = load_boards([tmp_path / "a" / "old.jsonl"])
+    assert board.rows[0].rung == "old"
+
+
+@pytest.mark.parametrize("content", [None, ""])
+def test_nothing_to_show_is_said(content: str | None, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "r.jsonl").write_text(content)
+    with pytest.raises(RecordError, match="no results here"):
+        load_boards([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(0, "0"), (0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234567.8, "1,234,568")]
+)
+def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h")])
+def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+def test_control_characters_are_taken_out_and_markdown_is_escaped() -> None:
+    assert plain("a\x1b[31m\r\n\tb\u202e") == "a [31m b"
+    assert markdown("a|b*c <i>") == "a\\|b\\*c &lt;i&gt;"

@@ -1,0 +1,231 @@
+"""Runs of real processes: what ends well, and every way to end badly, becomes a record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from bench import runner
+from bench.ladder import Rung, load
+from bench.record import Record, read
+from bench.runner import Options, RunError, Schedule, run
+from gpt2.data import DataError
+
+
+class Silent:
+    """A watcher that remembers."""
+
+    def __init__(self) -> None:
+        self.phases: list[str] = []
+
+    def started(self, rung: Rung, repetition: int, repeats: int, seconds_left: float | None) -> None: ...
+
+    def working(self, phase: str, steps: int, tps: float | None) -> None:
+        self.phases.append(phase)
+
+    def finished(self, record: Record) -> None: ...
+
+
+def run_with(
+    write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
+) -> list[Record]:
+    """Run a ladder; with `script`, every process but one of a rung called `good` is that Python program instead."""
+    ladder = load(write_ladder(rungs, **protocol))
+    if monkeypatch:
+        genuine = runner.worker_command
+
+        def command(ladder, rung, repetition, options):
+            return genuine(ladder, rung, repetition, options) if rung.name == "good" else ["-c", script]
+
+        monkeypatch.setattr(runner, "worker_command", command)
+    result = run(ladder, Options(out=tmp_path / "results"), Silent())
+    records, warnings = read(result.path)
+    assert warnings == []
+    assert records == result.records
+    return records
+
+
+def test_every_process_becomes_a_record_round_by_round(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
+    records = run_with(write_ladder, tmp_path, rungs, repeats=2)
+    assert [(r.repetition, r.rung, r.status) for r in records] == [
+        (1, "a", "ok"),
+        (1, "b", "ok"),
+        (2, "a", "ok"),
+        (2, "b", "ok"),
+    ]
+    assert records[1].toggles.all["attention"] == "sdpa"
+    assert records[1].changed == ["attention=sdpa"]
+    first, again = records[0].measurement, records[2].measurement
+    assert first is not None
+    assert again is not None
+    assert first.losses[:8] == again.losses[:8]
+    assert len(first.block_seconds) >= 5
+    assert first.peak_memory_bytes is not None
+    assert records[0].environment.machine in str(next((tmp_path / "results").iterdir()))
+
+
+def test_the_recorded_command_runs_the_rung_again(write_ladder, tmp_path: Path) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: 'a rung'}]")
+    command = record.command.replace("python", sys.executable, 1).replace("m.json", str(tmp_path / "m.json"))
+    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=100)
+    assert '"status":"ok"' in (tmp_path / "m.json").read_text()
+
+
+def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp_path: Path) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: two, set: {world_size: 2}}]")
+    assert record.status == "ok", record.error
+    measured = record.measurement
+    assert measured is not None
+    assert len(measured.ranks) == 2
+    assert measured.tokens_per_step == 64
+    assert measured.block_seconds in [rank.block_seconds for rank in measured.ranks]
+    assert "torch.distributed.run --standalone --nproc-per-node 2" in record.command
+
+
+def test_compiling_is_cold_in_the_first_round_and_warm_after(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: compiled, set: {compile: default}}]", repeats=2)
+    cold, warm = (r.measurement for r in records)
+    assert cold is not None
+    assert warm is not None
+    assert (cold.compile_cache, warm.compile_cache) == ("cold", "warm")
+    assert cold.recompiles == warm.recompiles == 0
+    assert cold.first_step_seconds > warm.first_step_seconds
+
+
+def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, loss_steps=150)
+    first, second = (r.measurement for r in records)
+    assert first is not None
+    assert second is not None
+    assert len(first.losses) >= 150
+    assert len(second.losses) == second.warmup_steps + second.block_steps * len(second.block_seconds)
+
+
+def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
+    rungs = (
+        "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
+    )
+    records = run_with(write_ladder, tmp_path, rungs, repeats=2)
+    assert [r.rung for r in records] == ["good", "tf32", "last", "good", "last"]
+    assert records[1].status == "unsupported"
+    assert "on a CPU choose medium" in (records[1].error or "")
+
+
+BAD_ENDS = {
+    "a crash": ("raise SystemExit(7)", "failed", "exit code 7"),
+    "an exception": ("raise ValueError('the reason')", "failed", "ValueError: the reason"),
+    "a segfault": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "failed", "killed by SIGSEGV"),
+    "an unexplained kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "killed by SIGKILL"),
+    "an exit without a result": ("pass", "failed", "exit code 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENDS)
+def test_a_bad_end_is_a_row_and_the_ladder_goes_on(
+    case: str, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, status, error = BAD_ENDS[case]
+    records = run_with(write_ladder, tmp_path, "[{name: bad}, {name: good}]", monkeypatch, script)
+    assert [r.status for r in records] == [status, "ok"]
+    assert error in (records[0].error or "")
+    assert records[0].measurement is None
+
+
+def test_out_of_memory_is_a_row_of_its_own_kind(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real worker under a real limit: the address space is too small for the batch."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+    path = write_ladder("[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128")
+    genuine = runner.worker_command
+
+    def command(*arguments) -> list[str]:
+        worker = genuine(*arguments)
+        return [
+            "-c",
+            f"{limit}sys.argv[0] = 'worker'; runpy.run_module('bench.worker', run_name='__main__')",
+            *worker[2:],
+        ]
+
+    monkeypatch.setattr(runner, "worker_command", command)
+    (record,) = run(load(path), Options(out=tmp_path / "results"), Silent()).records
+    assert record.status == "out_of_memory", record.error
+
+
+def test_a_hang_ends_at_the_time_limit_with_everything_it_started(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    records = run_with(write_ladder, tmp_path, "[{name: hangs}]", monkeypatch, script, timeout_seconds=3)
+    assert records[0].status == "timeout"
+    assert "longer than protocol.timeout_seconds 3" in (records[0].error or "")
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
+    number: signal.Signals, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt() -> None:
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.05)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    records = run_with(write_ladder, tmp_path, "[{name: good}, {name: hangs}, {name: never}]", monkeypatch, script)
+    assert [r.status for r in records] == ["ok", "interrupted"]
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunError, match=r"cannot write to .* choose another folder with --out"):
+        run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
+
+
+def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
+    ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
+    with pytest.raises(DataError, match="'nowhere'"):
+        run(ladder, Options(out=tmp_path / "results"), Silent())
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_record_holds_no_path_of_the_corpus(write_ladder, tmp_path: Path) -> None:
+    import numpy as np
+
+    corpus = tmp_path / "secret place.bin"
+    np.arange(5000, dtype="<u2").__mod__(509).tofile(corpus)
+    ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: mine, seq_len: 32"))
+    (record,) = run(ladder, Options(out=tmp_path / "results", data=corpus), Silent()).records
+    assert record.status == "ok", record.error
+    assert "secret" not in record.model_dump_json()
+    assert "--data DATA" in record.command
+    assert record.data_sha256 is not None
+
+
+def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]"))
+    a, b = ladder.rungs
+    schedule = Schedule(ladder.rungs, repeats=2)
+    assert schedule.seconds_left(1, a) is None
+    schedule.ended(a, "ok", 10.0)
+    assert schedule.seconds_left(1, b) == 30.0  # b like a, then both again
+    schedule.ended(b, "ok", 20.0)
+    assert schedule.seconds_left(2, a) == 30.0
+    assert schedule.seconds_left(2, b) == 20.0

@@ -1,0 +1,113 @@
+from dataclasses import fields, replace
+
+import pytest
+import torch
+
+from gpt2.device import Cpu, find
+from gpt2.model import build
+from gpt2.toggles import (
+    LOSS_TOLERANCE,
+    Toggles,
+    UnsupportedToggle,
+    check,
+    environment,
+    make_optimizer,
+    model_config,
+    resolve,
+)
+from gpt2.workload import PRESETS, Workload
+
+
+def test_every_toggle_says_what_it_does() -> None:
+    for toggle in fields(Toggles):
+        assert toggle.metadata["help"].endswith("."), toggle.name
+
+
+@pytest.mark.parametrize("name", ["micro_batch_size", "grad_accum_steps", "world_size", "threads"])
+def test_counts_below_one_are_refused(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} 0 is less than 1"):
+        replace(Toggles(), **{name: 0})
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"device": "xla"}, "device: xla: this version trains on cpu, cuda, mps"),
+        ({"matmul_precision": "high"}, "matmul_precision: high: TF32 exists on CUDA only; on a CPU choose medium"),
+        ({"device": "cuda", "matmul_precision": "medium"}, "on CUDA choose high"),
+        ({"attention": "cudnn"}, "attention: cudnn: cuDNN exists on CUDA only; choose sdpa"),
+        ({"attention": "efficient"}, "choose sdpa"),
+        ({"compile": "reduce-overhead"}, "choose default"),
+        ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
+        ({"device": "cuda", "threads": 2}, "leave it at default"),
+    ],
+)
+def test_what_a_device_cannot_do_is_refused_with_reason_and_remedy(changes: dict, reason: str) -> None:
+    with pytest.raises(UnsupportedToggle, match=reason):
+        find(Toggles(**changes))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_a_device_that_is_not_here_is_refused() -> None:
+    with pytest.raises(UnsupportedToggle, match="no CUDA device here"):
+        find(Toggles(device="cuda"))
+
+
+def test_every_toggle_value_is_either_supported_or_refused_on_a_cpu() -> None:
+    check(Toggles(), Cpu())
+    check(Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2), Cpu())
+
+
+@pytest.mark.parametrize(
+    ("changes", "precision"),
+    [
+        ({}, "float32"),
+        ({"attention": "sdpa", "compile": "default", "adamw": "fused", "vocab_multiple": 64}, "float32"),
+        ({"matmul_precision": "high"}, "tf32"),
+        ({"matmul_precision": "medium"}, "bfloat16"),
+        ({"autocast": "bfloat16", "matmul_precision": "high"}, "bfloat16"),
+    ],
+)
+def test_the_precision_class_is_the_coarsest_arithmetic_switched_on(changes: dict, precision: str) -> None:
+    assert LOSS_TOLERANCE[Toggles(**changes).precision_class()] == LOSS_TOLERANCE[precision]
+
+
+def test_accumulation_follows_from_the_tokens_per_step_of_the_workload() -> None:
+    workload = Workload(model="tiny", seq_len=128, tokens_per_step=4096)
+    assert resolve(workload, Toggles(micro_batch_size=4, world_size=2)).grad_accum_steps == 4
+
+
+@pytest.mark.parametrize("tokens_per_step", [100, 128 * 3, 128])
+def test_tokens_per_step_that_do_not_divide_are_refused(tokens_per_step: int) -> None:
+    with pytest.raises(ValueError, match="is not a multiple of 256"):
+        resolve(Workload(model="tiny", seq_len=128, tokens_per_step=tokens_per_step), Toggles(micro_batch_size=2))
+
+
+@pytest.mark.parametrize(("multiple", "rows"), [(1, 50257), (64, 50304), (128, 50304)])
+def test_the_vocabulary_is_padded_to_a_multiple(multiple: int, rows: int) -> None:
+    toggles = replace(Toggles(), vocab_multiple=multiple)
+    assert model_config(toggles, PRESETS["gpt2"]).padded_vocab_size == rows
+
+
+def test_weight_decay_is_on_matrices_and_embeddings_only() -> None:
+    model = build(PRESETS["tiny"], 0, torch.device("cpu"))
+    decayed, free = make_optimizer(Toggles(), Workload(model="tiny", seq_len=128), model).param_groups
+    names = {id(p): name for name, p in model.named_parameters()}
+    assert decayed["weight_decay"] == 0.1
+    assert free["weight_decay"] == 0.0
+    assert {names[id(p)].rsplit(".", 2)[-2] for p in decayed["params"]} == {"wte", "wpe", "c_attn", "c_proj", "c_fc"}
+    assert all(names[id(p)].endswith("bias") or "ln_" in names[id(p)] for p in free["params"])
+    assert len(decayed["params"]) + len(free["params"]) == len(names)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_threads_are_set_before_the_interpreter_starts(threads: int) -> None:
+    assert environment(Toggles(threads=threads)) == {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
+
+
+def test_ranks_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 8)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    assert environment(Toggles())["OMP_NUM_THREADS"] == "8"
+    assert environment(Toggles(world_size=2))["OMP_NUM_THREADS"] == "4"
+    assert environment(Toggles(world_size=99))["OMP_NUM_THREADS"] == "1"

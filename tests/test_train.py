@@ -1,0 +1,198 @@
+import itertools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from bench.stats import loss_difference
+from gpt2.data import Batches, open_corpus
+from gpt2.device import find
+from gpt2.toggles import LOSS_TOLERANCE, Toggles, environment
+from gpt2.train import Step, micro_batches, train
+from gpt2.workload import Workload
+
+WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
+FOUR = Toggles(micro_batch_size=4)
+STEPS = 8
+
+
+@pytest.fixture(autouse=True)
+def restore_process_settings():
+    """Toggles set what torch keeps per process; put it back for the next test."""
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    for enable in (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_math_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        torch.backends.cuda.enable_cudnn_sdp,
+    ):
+        enable(True)
+
+
+def steps(toggles: Toggles, workload: Workload = WORKLOAD, count: int = STEPS) -> list[Step]:
+    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
+    tokens = toggles.tokens_per_step(workload.seq_len)
+    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+    training = train(workload, toggles, find(toggles), micro_batches(batches, toggles))
+    return list(itertools.islice(training, count))
+
+
+def losses(toggles: Toggles, workload: Workload = WORKLOAD, count: int = STEPS) -> list[float]:
+    return [step.loss.item() for step in steps(toggles, workload, count)]
+
+
+@pytest.fixture(scope="module")
+def baseline() -> list[float]:
+    return losses(FOUR)
+
+
+def test_the_loss_falls_towards_the_entropy_of_the_corpus() -> None:
+    found = losses(replace(FOUR, micro_batch_size=16, attention="sdpa", adamw="fused"), count=120)
+    assert found[0] == pytest.approx(6.24, abs=0.05)  # ln(509) = 6.23: knows nothing
+    assert found[-1] < 4.2  # knows more than the frequencies, 5.51
+
+
+SAME_LOSS = [
+    {"micro_batch_size": 1, "grad_accum_steps": 4},
+    {"micro_batch_size": 2, "grad_accum_steps": 2},
+    {"attention": "sdpa"},
+    {"attention": "flash"},
+    {"attention": "math"},
+    {"adamw": "foreach"},
+    {"adamw": "fused"},
+    {"vocab_multiple": 64},
+    {"vocab_multiple": 128},
+    {"compile": "default"},
+    {"autocast": "bfloat16"},
+    {"autocast": "float16"},
+    {"autocast": "float16", "adamw": "fused"},
+    {"matmul_precision": "medium"},
+    {"threads": 1},
+    {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "adamw": "fused", "vocab_multiple": 64},
+]
+
+
+@pytest.mark.parametrize("changes", SAME_LOSS, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items()))
+def test_a_toggle_keeps_the_losses_of_the_baseline(changes: dict, baseline: list[float]) -> None:
+    toggles = replace(FOUR, **changes)
+    assert loss_difference(losses(toggles), baseline) <= LOSS_TOLERANCE[toggles.precision_class()]
+
+
+def test_the_same_toggles_give_the_same_losses_bit_for_bit(baseline: list[float]) -> None:
+    assert losses(FOUR) == baseline
+
+
+def test_a_step_reports_the_tokens_of_all_micro_batches() -> None:
+    (step,) = steps(Toggles(micro_batch_size=2, grad_accum_steps=3), count=1)
+    assert step.tokens == 2 * 3 * 64
+
+
+def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> None:
+    """The first steps written out with torch's defaults, no toggle, no scaler, no accumulation."""
+    from gpt2.model import build
+
+    model = build(WORKLOAD.config, WORKLOAD.seed, torch.device("cpu"))
+    decayed = [p for p in model.parameters() if p.dim() > 1]
+    free = [p for p in model.parameters() if p.dim() == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.1}, {"params": free, "weight_decay": 0.0}],
+        lr=3e-3,
+        betas=(0.9, 0.95),
+        eps=1e-8,
+    )
+    corpus = open_corpus("synthetic", vocab_size=509, seed=WORKLOAD.seed)
+    batches = Batches(corpus, seq_len=64, tokens_per_step=256, seed=WORKLOAD.seed)
+    found, norms = [], []
+    for step in range(STEPS):
+        x, y = (torch.from_numpy(t) for t in batches.sequences(step, 0, 4))
+        optimizer.zero_grad()
+        loss = model(x, y)
+        loss.backward()
+        norm = torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).norm()
+        for p in model.parameters():
+            assert p.grad is not None
+            p.grad *= min(1.0, 1.0 / norm.item())
+        optimizer.step()
+        found.append(loss.item())
+        norms.append(norm.item())
+    assert found == pytest.approx(baseline, rel=1e-5)
+    assert norms == pytest.approx([step.grad_norm.item() for step in steps(FOUR)], rel=1e-4)
+
+
+def test_a_warm_up_changes_the_learning_rate_of_the_first_steps(baseline: list[float]) -> None:
+    warmed = losses(FOUR, replace(WORKLOAD, lr_warmup_steps=100))
+    assert warmed[0] == baseline[0]
+    assert warmed[-1] > baseline[-1]
+
+
+def test_training_reads_no_value_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(self: Tensor) -> None:
+        raise AssertionError("a step waited for the device")
+
+    monkeypatch.setattr(Tensor, "item", forbidden)
+    monkeypatch.setattr(Tensor, "tolist", forbidden)
+    steps(replace(FOUR, adamw="fused"), count=2)
+
+
+# --- several ranks, each in a process of its own, as torchrun starts them
+
+RANKS = """
+import itertools, json, sys, torch
+from gpt2.data import Batches, open_corpus
+from gpt2.device import find, process_group
+from gpt2.toggles import Toggles
+from gpt2.train import micro_batches, train
+from gpt2.workload import Workload
+
+workload, toggles = Workload(**json.loads(sys.argv[1])), Toggles(**json.loads(sys.argv[2]))
+device = find(toggles)
+with process_group(toggles, device) as rank:
+    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
+    tokens = toggles.tokens_per_step(workload.seq_len)
+    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+    data = micro_batches(batches, toggles, rank=rank)
+    found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(train(workload, toggles, device, data), 8)]
+    everyone = [None] * toggles.world_size
+    torch.distributed.all_gather_object(everyone, found)
+    if rank == 0:
+        print(json.dumps(everyone))
+"""
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch_size": 2},
+        {"micro_batch_size": 1, "grad_accum_steps": 2},
+        {"micro_batch_size": 1, "grad_accum_steps": 2, "compile": "default"},
+    ],
+    ids=["plain", "accumulated", "accumulated and compiled"],
+)
+def test_two_ranks_train_as_one_on_the_same_global_batch(changes: dict, baseline: list[float], tmp_path: Path) -> None:
+    script = tmp_path / "ranks.py"
+    script.write_text(RANKS)
+    toggles = {"world_size": 2, **changes}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    workload = {"model": "tiny", "seq_len": 64, "lr": 3e-3}
+    done = subprocess.run(
+        [*command, json.dumps(workload), json.dumps(toggles)],
+        env={**os.environ, **environment(Toggles(**toggles)), "PYTHONPATH": str(Path(__file__).parent.parent)},
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    first, second = json.loads(done.stdout)
+    mean = [(a[0] + b[0]) / 2 for a, b in zip(first, second, strict=True)]
+    assert loss_difference(mean, baseline) <= LOSS_TOLERANCE["float32"]
+    assert [a[1] for a in first] == [b[1] for b in second]  # one gradient, the same everywhere

@@ -1,0 +1,50 @@
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpt2.model import build
+from gpt2.workload import PRESETS, GPT2Config, Workload, flops_per_token
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters"),
+    [
+        ("gpt2", 124_439_808),
+        ("gpt2-medium", 354_823_168),
+        ("gpt2-large", 774_030_080),
+        ("gpt2-xl", 1_557_611_200),
+    ],
+)
+def test_presets_have_the_published_number_of_parameters(model: str, parameters: int) -> None:
+    assert PRESETS[model].parameters == parameters
+
+
+@pytest.mark.parametrize(("model", "flops"), [("gpt2", 854_438_400), ("gpt2-xl", 10_273_545_600)])
+def test_flops_per_token_are_the_published_ones(model: str, flops: int) -> None:
+    assert flops_per_token(PRESETS[model], 1024) == flops
+
+
+@pytest.mark.parametrize(
+    ("config", "T"),
+    [(PRESETS["tiny"], 128), (PRESETS["tiny"], 40), (GPT2Config(n_layer=3, n_head=4, n_embd=48, n_ctx=64), 64)],
+)
+def test_flops_per_token_are_what_torch_counts_for_the_same_model(config: GPT2Config, T: int) -> None:
+    model = build(config, 0, torch.device("cpu"))
+    tokens = torch.zeros(2, T, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens).backward()
+    assert counter.get_total_flops() == 2 * T * flops_per_token(config, T)
+
+
+def test_padding_the_vocabulary_leaves_the_flops_of_the_workload_alone() -> None:
+    padded = GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509, padded_vocab_size=512)
+    assert flops_per_token(padded, 128) == flops_per_token(PRESETS["tiny"], 128)
+
+
+def test_learning_rate_rises_linearly_and_then_stays() -> None:
+    workload = Workload(lr=1.0, lr_warmup_steps=4)
+    assert [workload.lr_at(step) for step in range(6)] == [0.25, 0.5, 0.75, 1.0, 1.0, 1.0]
+
+
+def test_learning_rate_is_constant_without_a_warm_up() -> None:
+    assert Workload(lr=0.5).lr_at(0) == 0.5
