@@ -148,7 +148,7 @@ class Record(_Plain):
     status: Status
     expect: Literal["inert", "out_of_memory"] | None = None
     error: str | None
-    """What it ended with, where it did not end well: the last lines of its output."""
+    """Where it did not end well: first a line that says how, then the last lines of its output."""
     exit_code: int | None
     """As the shell would show it; minus the signal's number where a signal ended it."""
     command: str

@@ -120,17 +120,19 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     records: list[Record] = []
     interrupted = False
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
-        for repetition, rung in schedule:
-            watcher.started(rung, repetition, schedule.repeats, schedule.seconds_left(repetition, rung))
-            start = time.monotonic()
-            record = run_rung(ladder, rung, repetition, options, Path(scratch), run_id, machine, watcher)
-            schedule.ended(rung, record.status, time.monotonic() - start)
-            append(path, record)
-            records.append(record)
-            watcher.finished(record)
-            interrupted = record.status == "interrupted"
-            if interrupted:
-                break
+        try:
+            for repetition, rung in schedule:
+                watcher.started(rung, repetition, schedule.repeats, schedule.seconds_left(repetition, rung))
+                start = time.monotonic()
+                record = run_rung(ladder, rung, repetition, options, Path(scratch), run_id, machine, watcher)
+                schedule.ended(rung, record.status, time.monotonic() - start)
+                append(path, record)
+                records.append(record)
+                watcher.finished(record)
+                if record.status == "interrupted":
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            interrupted = True
     return Run(path=path, records=records, interrupted=interrupted)
 
 
@@ -148,7 +150,7 @@ def probe(device: str) -> Environment:
     command = [sys.executable, "-m", "bench.environment", device]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise RunError(f"torch does not start here: {_tail(answer.stderr) or 'no output'}")
+        raise RunError(f"torch does not start here: {''.join(_tail(answer.stderr)[-1:]) or 'no output'}")
     return Environment.model_validate_json(answer.stdout)
 
 
@@ -318,15 +320,17 @@ def _classify(out: Path, ended: _Ended, timeout: float) -> Outcome:
         return Outcome(status="timeout", error=f"took longer than protocol.timeout_seconds {timeout:g}")
     with contextlib.suppress(OSError, ValidationError):
         return Outcome.model_validate_json(out.read_text(encoding="utf-8"))
-    if ended.kernel_killed:
-        return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
     code = ended.exit_code or 0
+    killed = code == -signal.SIGKILL or "Signal 9 (SIGKILL)" in ended.output  # the second in torchrun's words
+    if killed and ended.kernel_killed:
+        return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
     how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    return Outcome(status="failed", error="\n".join(filter(None, [_tail(ended.output), how])))
+    tail = _tail(ended.output)
+    return Outcome(status="failed", error="\n".join([f"{how}: {tail[-1]}", *tail[:-1]] if tail else [how]))
 
 
-def _tail(output: str) -> str:
-    return "\n".join(output.strip().splitlines()[-ERROR_LINES:])
+def _tail(output: str) -> list[str]:
+    return output.strip().splitlines()[-ERROR_LINES:]
 
 
 def _anonymous(text: str | None) -> str | None:

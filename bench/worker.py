@@ -41,6 +41,8 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     _enter_environment(rung.toggles)
+    if os.environ.get("RANK", "0") == "0":
+        arguments.out.unlink(missing_ok=True)  # of an earlier run
     outcome = _run(ladder, rung, arguments)
     if outcome:
         if outcome.error:

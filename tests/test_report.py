@@ -70,6 +70,12 @@ def test_losses_are_shown_at_the_last_step_that_every_rung_has() -> None:
     assert [row.loss for row in board.rows] == [10.5, 10.5]
 
 
+def test_a_curve_drawn_in_the_first_round_only_is_shown_to_its_end() -> None:
+    later = measurement(losses=[10.9, 10.5])
+    board = scoreboard([record(), record(repetition=2, measurement=later)])
+    assert (board.loss_step, board.rows[0].loss) == (3, 10.0)
+
+
 def test_a_rung_whose_loss_leaves_its_precision_class_fails_parity() -> None:
     off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
     board = scoreboard([record(), record("broken", 1, measurement=off)])
@@ -107,7 +113,7 @@ def test_the_exit_code_says_whether_all_went_as_asked(status: str, expect: str |
 
 
 def test_a_rung_that_failed_is_a_row_with_dashes_and_its_reason() -> None:
-    error = "Traceback ...\nRuntimeError: the reason"
+    error = "RuntimeError: the reason\nTraceback ..."
     text = to_markdown(scoreboard([record(), record("bad", 1, status="failed", error=error)]))
     (line,) = [line for line in text.splitlines() if line.startswith("| bad")]
     assert line == "| bad | device=cuda | - | - | - | - | - | - | failed: RuntimeError: the reason |"

@@ -122,7 +122,7 @@ def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_la
 
 BAD_ENDS = {
     "a crash": ("raise SystemExit(7)", "failed", "exit code 7"),
-    "an exception": ("raise ValueError('the reason')", "failed", "ValueError: the reason"),
+    "an exception": ("raise ValueError('the reason')", "failed", "exit code 1: ValueError: the reason"),
     "a segfault": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "failed", "killed by SIGSEGV"),
     "an unexplained kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "killed by SIGKILL"),
     "an exit without a result": ("pass", "failed", "exit code 0"),

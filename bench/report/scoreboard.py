@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import Environment, Record
+from bench.record import Environment, Measurement, Record
 from bench.stats import Estimate, geometric_mean, loss_difference, paired_ratio
 from gpt2.toggles import LOSS_TOLERANCE, Toggles
 
@@ -65,8 +65,8 @@ def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scorebo
     for record in sorted(records, key=lambda r: (r.rung_index, r.repetition)):
         by_rung.setdefault(record.rung_index, []).append(record)
     rungs = list(by_rung.values())
-    steps = [len(r.measurement.losses) for r in records if r.measurement]
-    loss_step = min(steps) - 1 if steps else None
+    curves = [len(measured.losses) for rung in rungs if (measured := _measured(rung))]
+    loss_step = min(curves) - 1 if curves else None
     rows = [
         _row(rung, baseline=rungs[0], before=rungs[place - 1] if place else None, loss_step=loss_step)
         for place, rung in enumerate(rungs)
@@ -84,8 +84,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scorebo
 
 def _row(rung: list[Record], *, baseline: list[Record], before: list[Record] | None, loss_step: int | None) -> Row:
     tps = _tps(rung)
-    first = next((r for r in rung if r.measurement), None)
-    measured = first.measurement if first else None
+    measured = _measured(rung)
     mean = geometric_mean(list(tps.values())) if tps else None
     mfu = None
     if mean and measured and measured.peak_flops_bf16:
@@ -113,6 +112,11 @@ def _row(rung: list[Record], *, baseline: list[Record], before: list[Record] | N
     )
 
 
+def _measured(rung: Sequence[Record]) -> Measurement | None:
+    """Of the first round that has one: the round with the longest loss curve."""
+    return next((r.measurement for r in rung if r.measurement), None)
+
+
 def _tps(rung: Sequence[Record]) -> dict[int, float]:
     """Tokens per second by round."""
     return {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
@@ -120,7 +124,7 @@ def _tps(rung: Sequence[Record]) -> dict[int, float]:
 
 def _loss_difference(rung: Sequence[Record], baseline: Sequence[Record]) -> float | None:
     """The largest over all processes of the rung; None where there is nothing to compare."""
-    reference = next((r.measurement for r in baseline if r.measurement), None)
+    reference = _measured(baseline)
     differences = [
         loss_difference(r.measurement.losses, reference.losses)
         for r in rung

@@ -26,7 +26,7 @@ def cells(row: Row, board: Scoreboard) -> list[str]:
     loss = f"{row.loss:.4f}" if row.loss is not None else DASH
     status = STATUS.get(row.status, row.status)
     if row.error:
-        status += f": {row.error.strip().splitlines()[-1]}"
+        status += f": {row.error.strip().splitlines()[0]}"
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
