@@ -46,7 +46,9 @@ def run(
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Overrides = None,
-    peak_tflops: Annotated[float | None, typer.Option(help="Dense bfloat16 peak of one device, for MFU.")] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")
+    ] = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if a rung failed.")] = False,
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
@@ -98,7 +100,7 @@ def plan(ladder: LadderFile, rungs: RungNames = None, set_: Overrides = None) ->
 
     try:
         loaded = load(ladder, set_ or [])
-        chosen = [loaded.rung(name) for name in _names(rungs)] or list(loaded.rungs)
+        chosen = loaded.chosen(_names(rungs))
     except LadderError as error:
         _fail(error)
     _console().print(table(loaded, chosen))

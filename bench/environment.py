@@ -23,6 +23,30 @@ from gpt2.toggles import UnsupportedToggle
 
 ROOT = Path(__file__).resolve().parent.parent
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+# Not those that the harness sets itself, nor any that holds a path of the user's but the preloaded libraries.
+VARIABLES = (
+    "LD_PRELOAD",
+    "MALLOC_ARENA_MAX",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "OMP_PROC_BIND",
+    "ONEDNN_MAX_CPU_ISA",
+    "THP_MEM_ALLOC_ENABLE",
+    "TORCH_COMPILE_DISABLE",
+    "TORCHDYNAMO_DISABLE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_MPS_FAST_MATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_P2P_DISABLE",
+)
 
 
 def describe(device: Device) -> Environment:
@@ -41,6 +65,7 @@ def describe(device: Device) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         versions=device.versions(),
+        variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         code_hash=code_hash(),
         commit=commit,

@@ -10,7 +10,7 @@ import contextlib
 import difflib
 import hashlib
 import json
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -86,6 +86,11 @@ class Ladder:
         content = {"workload": asdict(self.workload), "rungs": [[r.name, asdict(r.toggles)] for r in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
+    def chosen(self, names: Sequence[str]) -> list[Rung]:
+        """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""
+        wanted = {self.rung(name).index for name in names}
+        return [rung for rung in self.rungs if rung.index in wanted or not names]
+
     def rung(self, name: str) -> Rung:
         """The rung called `name`. Raises LadderError."""
         for rung in self.rungs:
@@ -121,6 +126,8 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
     changes), with YAML values. Raises LadderError, whose one line names file, rung and key.
     """
     file = _validate(_LadderFile, _read_yaml(path), f"{path}")
+    if not 1 <= len(file.name.strip()) <= 100:
+        raise LadderError(f"{path}: name is some text of at most 100 characters; results files are called by it")
     extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
     for override in overrides:
         section, key, value = _parse_override(override)
@@ -142,20 +149,21 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
         _validate(Toggles, rung.set, where, "toggle")
-        toggles = replace(toggles, **rung.set)
-        resolved = _resolve(workload, replace(toggles, **extra["toggles"]), where)
+        try:
+            toggles = replace(toggles, **rung.set)
+            resolved = _resolve(workload, replace(toggles, **extra["toggles"]))
+        except ValueError as error:
+            raise LadderError(f"{where}: {error}") from None
         rungs.append(Rung(name=rung.name, index=index, changes=rung.set, expect=rung.expect, toggles=resolved))
     return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs))
 
 
-def _resolve(workload: Workload, toggles: Toggles, where: str) -> Toggles:
-    try:
-        resolved = resolve(workload, toggles)
-    except ValueError as error:
-        raise LadderError(f"{where}: {error}") from None
+def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
+    """As gpt2.toggles.resolve, which overwrites grad_accum_steps; here one that was given must agree."""
+    resolved = resolve(workload, toggles)
     if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
-        raise LadderError(
-            f"{where}: grad_accum_steps {toggles.grad_accum_steps} contradicts workload.tokens_per_step "
+        raise ValueError(
+            f"grad_accum_steps {toggles.grad_accum_steps} contradicts workload.tokens_per_step "
             f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it out"
         )
     return resolved
@@ -184,6 +192,8 @@ def _read_yaml(path: Path) -> dict[str, Any]:
         raise LadderError(f"{path}:{line} {error.problem or error}") from None
     except yaml.YAMLError as error:
         raise LadderError(f"{path}: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise LadderError(f"{path}: is nested too deeply") from None
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise LadderError(f"{path}: a ladder has the keys name, workload, protocol and rungs")
     return content
@@ -210,6 +220,8 @@ def _validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise LadderError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
+    except (ValueError, RecursionError):  # JSON's words for YAML aliases that contain themselves
+        raise LadderError(f"{where}: is nested too deeply or contains itself") from None
 
 
 def _explain(error: Any, kind: type, noun: str) -> str:
@@ -243,8 +255,9 @@ def _yaml(value: object) -> str:
         return "; YAML reads on, off, yes and no as true and false"
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
-            number = int(value) if value.strip().isdigit() else float(value)
-            return f"; YAML reads it as text here, write {number!r}"
+            number = float(value)
+            whole = number.is_integer() and abs(number) < 1e15
+            return f"; YAML reads it as text here, write {int(number) if whole else number!r}"
     return ""
 
 

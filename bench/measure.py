@@ -1,14 +1,14 @@
-"""Pull optimiser steps and time them: first step, warm-up, window, and what is wanted after it.
+"""Pull optimiser steps and time them: first step, warm-up, window; then, untimed, the losses still wanted.
 
 The clock is read only when the device has been waited for, and nothing reads a loss until all is done.
 """
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from statistics import mean
 from typing import Any, TypeVar
 
@@ -20,6 +20,9 @@ from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 
 T = TypeVar("T")
+
+Progress = Callable[[str, int, float | None], None]
+"""Called with the phase, the steps so far and the tokens per second of the last block, the clock not running."""
 
 LEAST_BLOCKS = 5
 MOST_WARMUP_STEPS = 100
@@ -49,8 +52,8 @@ class Window:
     warmup_steps: int
     block_steps: int
     block_seconds: list[float]
-    losses: list[float]
-    grad_norms: list[float]
+    history: list[Step]
+    """Every step so far, from the first; more_losses() adds to it."""
     memory: PeakMemory
     recompiles: int
     data_wait_seconds: float
@@ -63,13 +66,12 @@ def measure(
     data: Waiting,
     *,
     agree: Callable[[float], float] = lambda value: value,
-    progress: Callable[[str, int, float | None], None] | None = None,
+    progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Window:
     """Time one rung by pulling `steps`.
 
-    agree: gives every rank the largest of the ranks' values, so that all take as many steps. progress: called
-    with the phase, the steps so far and the tokens per second of the last block, while the clock is not running.
+    agree: gives every rank the largest of the ranks' values, so that all take as many steps.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
@@ -90,43 +92,59 @@ def measure(
         compiled = device.compilations()
         step_seconds = pull(1)
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
+    # One block more, untimed: clocks settle, and one step alone is a poor measure of many.
+    block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
+    if block_steps > 1:
+        step_seconds = pull(block_steps) / block_steps
+        block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     warmup_steps = len(history)
 
-    step_seconds = agree(step_seconds)
-    block_steps = max(1, round(protocol.block_seconds / step_seconds))
-    blocks_in_time = math.floor(protocol.max_window_seconds / (block_steps * step_seconds))
-    blocks = max(LEAST_BLOCKS, min(protocol.blocks, blocks_in_time))
     block_seconds: list[float] = []
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
     with torch.compiler.set_stance("fail_on_recompile"):
-        for _ in range(blocks):
+        while len(block_seconds) < protocol.blocks:
+            if len(block_seconds) >= LEAST_BLOCKS and agree(sum(block_seconds)) > protocol.max_window_seconds:
+                break
             block_seconds.append(pull(block_steps))
             tokens = block_steps * history[-1].tokens
             tell("window", len(history), tokens / block_seconds[-1])
     memory = device.peak_memory()
     recompiles = device.compilations() - compiled
     waited = data.seconds - waited
-
-    while len(history) < protocol.loss_steps:
-        tell("losses", len(history), None)
-        pull(min(max(block_steps, 10), protocol.loss_steps - len(history)))
-
     return Window(
         first_step_seconds=first_step_seconds,
         warmup_steps=warmup_steps,
         block_steps=block_steps,
         block_seconds=block_seconds,
-        losses=torch.stack([step.loss for step in history]).tolist(),
-        grad_norms=torch.stack([step.grad_norm for step in history]).tolist(),
+        history=history,
         memory=memory,
         recompiles=recompiles,
         data_wait_seconds=waited,
     )
 
 
-def combine(windows: list[Window], **facts: Any) -> Measurement:
-    """One Measurement from the windows of all ranks, rank 0 first; `facts` are its fields that no rank measures."""
+def more_losses(
+    window: Window, steps: Iterator[Step], device: Device, wanted: int, progress: Progress | None = None
+) -> None:
+    """Train on, untimed, until the window's history has `wanted` steps."""
+    while len(window.history) < wanted:
+        if progress:
+            progress("losses", len(window.history), None)
+        window.history.extend(islice(steps, min(max(window.block_steps, 10), wanted - len(window.history))))
+        device.synchronize()
+
+
+def read(values: Iterable[torch.Tensor]) -> list[float]:
+    """Scalars of the device, fetched all at once."""
+    return torch.stack(list(values)).tolist()
+
+
+def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[float], **facts: Any) -> Measurement:
+    """One Measurement from the windows and losses of all ranks, rank 0 first.
+
+    facts: those of its fields that no rank measures.
+    """
     slowest = max(windows, key=lambda window: sum(window.block_seconds))
     first = windows[0]
     return Measurement(
@@ -134,8 +152,8 @@ def combine(windows: list[Window], **facts: Any) -> Measurement:
         block_seconds=slowest.block_seconds,
         first_step_seconds=max(window.first_step_seconds for window in windows),
         warmup_steps=first.warmup_steps,
-        losses=[mean(values) for values in zip(*(window.losses for window in windows), strict=True)],
-        grad_norms=first.grad_norms,
+        losses=[mean(values) for values in zip(*losses, strict=True)],
+        grad_norms=grad_norms,
         peak_memory_bytes=_highest(window.memory.bytes for window in windows),
         peak_memory_method=first.memory.method,
         reserved_memory_bytes=_highest(window.memory.reserved_bytes for window in windows),

@@ -17,6 +17,7 @@ Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "int
 
 
 class _Plain(BaseModel):
+    # A field that comes later needs a default of None or empty, so that older files stay readable.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", populate_by_name=True)
 
 
@@ -40,6 +41,8 @@ class Environment(_Plain):
     torch: str
     versions: dict[str, str]
     """Driver, CUDA, cuDNN and the like, where the device has them."""
+    variables: dict[str, str] = {}
+    """Environment variables that can change the speed, where they are set."""
     load_average: float | None
     """Runnable processes over the last minute, just before the run."""
     code_hash: str
@@ -120,6 +123,11 @@ class Outcome(_Plain):
     resolved: dict[str, Any] = {}
     """What toggles became in this process: threads, rows of the embedding."""
     warnings: list[str] = []
+
+
+def progress_path(out: Path) -> Path:
+    """Where a worker that will write its Outcome to `out` leaves word of how far it is."""
+    return out.with_name(out.name + ".progress")
 
 
 class ToggleValues(_Plain):

@@ -26,11 +26,13 @@ import psutil
 from pydantic import ValidationError
 
 from bench.ladder import Ladder, Rung
-from bench.record import Environment, Outcome, Record, ToggleValues, append
-from gpt2.data import Batches, open_corpus
+from bench.record import Environment, Outcome, Record, ToggleValues, append, progress_path
+from gpt2.data import Batches, DataError, open_corpus
 from gpt2.toggles import describe, environment
 
 POLL_SECONDS = 0.25
+MARK = "BENCH_OUT"
+"""Environment variable by which all processes of one rung are known, whoever started them."""
 ERROR_LINES = 15
 
 
@@ -111,7 +113,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     Raises LadderError, DataError or RunError before anything is written. Ctrl-C or SIGTERM ends the process that
     runs, records it as interrupted and returns what there is.
     """
-    rungs = [ladder.rung(name) for name in options.rungs] or list(ladder.rungs)
+    rungs = ladder.chosen(options.rungs)
     _check_data(ladder, rungs, options.data)
     machine = probe(rungs[-1].toggles.device)
     path = _results_file(ladder, options.out, machine)
@@ -139,10 +141,15 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
 def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> None:
     """Find, tokenise and fingerprint the corpus before any process starts. Raises DataError."""
     workload = ladder.workload
-    corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data)
-    for rung in rungs:
-        tokens = rung.toggles.tokens_per_step(workload.seq_len)
-        Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+    where = f"{ladder.path}: workload.data"
+    try:
+        corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data)
+        for rung in rungs:
+            where = f"{ladder.path}: rung {rung.name!r}"
+            tokens = rung.toggles.tokens_per_step(workload.seq_len)
+            Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from None
 
 
 def probe(device: str) -> Environment:
@@ -169,19 +176,25 @@ def _results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:
 
 @contextlib.contextmanager
 def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, which schedulers send at the end of a job, end a run as Ctrl-C does."""
+    """Let SIGTERM, sent at the end of a job, and SIGHUP, of a closed terminal, end a run as Ctrl-C does.
 
-    def interrupt(signum: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
-    if threading.current_thread() is not threading.main_thread():
+    Only the first of them counts: what follows it, ending the processes and writing the record, is not interrupted.
+    """
+    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
         yield
         return
-    previous = signal.signal(signal.SIGTERM, interrupt)
+
+    def interrupt(signum: int, frame: object) -> None:
+        for each in previous:
+            signal.signal(each, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    previous = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        for each, handler in previous.items():
+            signal.signal(each, handler)
 
 
 # --- one process ------------------------------------------------------------------------------------------------
@@ -206,6 +219,8 @@ def run_rung(
         **environment(rung.toggles),
         # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{rung.index}"),
+        "BENCH_RUNNER_PID": str(os.getpid()),
+        MARK: str(out),
     }
     ended = _supervise(
         [sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher
@@ -224,9 +239,11 @@ def run_rung(
         repetition=repetition,
         status=outcome.status,
         expect=rung.expect,
-        error=_anonymous(outcome.error),
+        error=_anonymous(outcome.error) if outcome.error else None,
         exit_code=ended.exit_code,
-        command=shlex.join("DATA" if options.data and part == str(options.data) else part for part in shown),
+        command=_anonymous(
+            shlex.join("DATA" if options.data and part == str(options.data) else part for part in shown)
+        ),
         warnings=outcome.warnings,
         changed=describe(rung.changes, rung.toggles, ladder.workload),
         workload=asdict(ladder.workload),
@@ -267,7 +284,7 @@ class _Ended:
 def _supervise(command: list[str], environ: dict[str, str], out: Path, timeout: float, watcher: Watcher) -> _Ended:
     """Start a process in a session of its own, pass its progress on, and end it with all it started."""
     log = out.with_suffix(".log")
-    progress = out.with_name(out.name + ".progress")
+    progress = progress_path(out)
     kills = _kernel_kills()
     deadline = time.monotonic() + timeout
     reason: Literal["exit", "timeout", "interrupted"] = "exit"
@@ -286,22 +303,29 @@ def _supervise(command: list[str], environ: dict[str, str], out: Path, timeout: 
         except KeyboardInterrupt:
             reason = "interrupted"
         finally:
-            end_family(process)
+            process.kill()
+            process.wait()
+            end_marked(str(out))
     output = log.read_text(encoding="utf-8", errors="replace")
     code = process.returncode if reason == "exit" else None
     return _Ended(exit_code=code, reason=reason, output=output, kernel_killed=_kernel_kills() > kills)
 
 
-def end_family(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and everything it started, torchrun's workers too, which have sessions of their own."""
-    with contextlib.suppress(psutil.NoSuchProcess):
-        family = psutil.Process(process.pid).children(recursive=True)
-        process.kill()
-        for member in family:
+def end_marked(mark: str) -> None:
+    """Kill every process that carries this rung's mark: torchrun's workers and compilers outlive their parents."""
+    for _ in range(5):  # a process may start another while it is being killed
+        left = [process for process in psutil.process_iter() if _mark(process) == mark]
+        for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                member.kill()
-        psutil.wait_procs(family, timeout=10)
-    process.wait()
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def _mark(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, OSError):  # gone, or somebody else's
+        return None
 
 
 def _kernel_kills() -> int:
@@ -314,29 +338,54 @@ def _kernel_kills() -> int:
 
 def _classify(out: Path, ended: _Ended, timeout: float) -> Outcome:
     """How the process ended: by its own word where it left one, else by its exit."""
+    outcome: Outcome | None = None
+    with contextlib.suppress(OSError, ValidationError):
+        outcome = Outcome.model_validate_json(out.read_text(encoding="utf-8"))
+    late = f"took longer than protocol.timeout_seconds {timeout:g}"
+    if outcome and outcome.status == "ok" and ended.reason != "interrupted":
+        # The window was complete; what came after it, more losses or the exit, was cut short or went wrong.
+        after = late if ended.reason == "timeout" else f"ended with {_how(ended)}" if ended.exit_code else None
+        return (
+            outcome.model_copy(update={"warnings": [*outcome.warnings, f"after the window it {after}"]})
+            if after
+            else outcome
+        )
     if ended.reason == "interrupted":
         return Outcome(status="interrupted", error="interrupted by the user")
     if ended.reason == "timeout":
-        return Outcome(status="timeout", error=f"took longer than protocol.timeout_seconds {timeout:g}")
-    with contextlib.suppress(OSError, ValidationError):
-        return Outcome.model_validate_json(out.read_text(encoding="utf-8"))
-    code = ended.exit_code or 0
-    killed = code == -signal.SIGKILL or "Signal 9 (SIGKILL)" in ended.output  # the second in torchrun's words
-    if killed and ended.kernel_killed:
+        return Outcome(status="timeout", error=late)
+    if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
         return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
-    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     tail = _tail(ended.output)
-    return Outcome(status="failed", error="\n".join([f"{how}: {tail[-1]}", *tail[:-1]] if tail else [how]))
+    if outcome and _signal(ended) is None:
+        with_tail = (
+            "\n".join([outcome.error or outcome.status, *tail]) if outcome.status == "failed" else outcome.error
+        )
+        return outcome.model_copy(update={"error": with_tail})
+    return Outcome(
+        status="failed", error="\n".join([f"{_how(ended)}: {tail[-1]}", *tail[:-1]] if tail else [_how(ended)])
+    )
+
+
+def _how(ended: _Ended) -> str:
+    number = _signal(ended)
+    return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
+
+
+def _signal(ended: _Ended) -> signal.Signals | None:
+    """The signal that killed the process or, by torchrun's account, the first of its ranks to be killed."""
+    if ended.exit_code is not None and ended.exit_code < 0:
+        return signal.Signals(-ended.exit_code)
+    named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
+    return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)  # torchrun ends the others by SIGTERM
 
 
 def _tail(output: str) -> list[str]:
     return output.strip().splitlines()[-ERROR_LINES:]
 
 
-def _anonymous(text: str | None) -> str | None:
+def _anonymous(text: str) -> str:
     """Without the places where this user keeps his files: results are made to be shared."""
-    if text is None:
-        return None
     for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
         text = text.replace(place, name) if len(place) > 1 else text
     return text

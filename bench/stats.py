@@ -41,8 +41,8 @@ def paired_ratio(values: Mapping[int, float], reference: Mapping[int, float]) ->
     return geometric_mean(ratios) if ratios else None
 
 
-PARITY_STEPS = 100
-"""Losses are held to each other over this many steps at most: later, rounding alone drives two runs apart."""
+PARITY_STEPS = 20
+"""Losses are held to each other over this many steps at most: later, rounding alone can drive two runs apart."""
 
 
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:

@@ -10,25 +10,27 @@ import argparse
 import json
 import os
 import sys
-import tempfile
+import threading
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import psutil
 
 from bench.ladder import Ladder, LadderError, Rung, load
-from bench.record import Outcome
+from bench.record import Outcome, progress_path
 from gpt2 import peaks
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.toggles import Toggles, UnsupportedToggle, environment, resolved
 from gpt2.workload import FLOPS_FORMULA
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
-    from bench.measure import Window
     from gpt2.device import Device
+
+T = TypeVar("T")
 
 
 def main() -> int:
@@ -43,12 +45,11 @@ def main() -> int:
     _enter_environment(rung.toggles)
     if os.environ.get("RANK", "0") == "0":
         arguments.out.unlink(missing_ok=True)  # of an earlier run
+    _leave_with_runner()
     outcome = _run(ladder, rung, arguments)
-    if outcome:
-        if outcome.error:
-            print(outcome.error, file=sys.stderr)
-        _write_first(arguments.out, outcome)
-    return 0 if outcome is None or outcome.status == "ok" else 1
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
 
 
 def _arguments() -> argparse.Namespace:
@@ -69,38 +70,52 @@ def _enter_environment(toggles: Toggles) -> None:
         os.execve(sys.executable, [sys.executable, "-m", "bench.worker", *sys.argv[1:]], {**os.environ, **wanted})
 
 
-def _write_first(out: Path, outcome: Outcome) -> None:
-    """Write the file whole, unless another rank has already said how it ended: the first failure is the cause."""
-    with tempfile.NamedTemporaryFile("w", dir=out.parent, suffix=".part", encoding="utf-8") as file:
-        file.write(outcome.model_dump_json())
-        file.flush()
-        if not out.exists():
-            os.link(file.name, out)
+def _leave_with_runner() -> None:
+    """End this process when the runner that started it is gone: nobody would read what it measures."""
+    runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
+
+    def watch() -> None:
+        while psutil.pid_exists(runner):
+            time.sleep(2.0)
+        os._exit(1)
+
+    if runner:
+        threading.Thread(target=watch, daemon=True).start()
 
 
-def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome | None:
-    """Measure; None on the ranks that leave the telling to rank 0."""
+def _write(out: Path, outcome: Outcome) -> None:
+    """Replace the file as a whole."""
+    part = out.with_name(f"{out.name}.{os.getpid()}")
+    part.write_text(outcome.model_dump_json(), encoding="utf-8")
+    part.replace(out)
+
+
+def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
+    """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of failure."""
     from gpt2.device import find, process_group
 
+    device: Device | None = None
     try:
         device = find(rung.toggles)
-    except UnsupportedToggle as error:
-        return Outcome(status="unsupported", error=str(error))
-    try:
         with process_group(rung.toggles, device) as rank:
             return _measure(ladder, rung, device, rank, arguments)
+    except UnsupportedToggle as error:
+        outcome = Outcome(status="unsupported", error=str(error))
     except DataError as error:
-        return Outcome(status="failed", error=str(error))
+        outcome = Outcome(status="failed", error=str(error))
     except Exception as error:
-        if device.is_out_of_memory(error):
-            return Outcome(status="out_of_memory", error=str(error).strip().splitlines()[0])
         traceback.print_exc()
-        return Outcome(status="failed", error=f"{type(error).__name__}: {error}".strip())
+        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        out_of_memory = device is not None and device.is_out_of_memory(error)
+        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause)
+    if not arguments.out.exists():  # the first failure is the cause of the others
+        _write(arguments.out, outcome)
+    return outcome
 
 
-def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome | None:
+def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
     from bench.environment import describe
-    from bench.measure import Waiting, combine, measure
+    from bench.measure import Waiting, combine, measure, more_losses, read
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
@@ -109,37 +124,55 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
     data = Waiting(micro_batches(batches, toggles, rank=rank))
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    compile_cache = "warm" if cache and Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
+    compile_cache = _compile_cache()
     steps = train(workload, toggles, device, data)
     startup_seconds = time.time() - psutil.Process().create_time()
     progress = _Progress(arguments.out) if rank == 0 else None
-    window = measure(
-        steps, device, ladder.protocol, data, agree=_agreement(toggles.world_size, device), progress=progress
-    )
-    windows = _gather(window, toggles.world_size)
-    if rank != 0:
-        return None
+    agree = _agreement(toggles.world_size, device)
+    window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
+    windows = _gather(replace(window, history=[]), toggles.world_size)
     peak, source = _peak_flops(machine.chip, arguments.peak_tflops)
-    measurement = combine(
-        windows,
-        tokens_per_step=tokens_per_step,
-        startup_seconds=startup_seconds,
-        compile_cache=compile_cache if device.compilations() else None,
-        parameters=workload.config.parameters,
-        flops_per_token=workload.flops_per_token,
-        flops_formula=FLOPS_FORMULA,
-        peak_flops_bf16=peak,
-        peak_flops_source=source,
-    )
-    return Outcome(
-        status="ok",
-        environment=machine,
-        measurement=measurement,
-        data_sha256=corpus.sha256,
-        resolved=resolved(toggles, workload),
-        warnings=list(batches.warnings),
-    )
+
+    def tell() -> Outcome:
+        """Say, on rank 0, what is known by now."""
+        measurement = combine(
+            windows,
+            _gather(read(step.loss for step in window.history), toggles.world_size),
+            read(step.grad_norm for step in window.history),
+            tokens_per_step=tokens_per_step,
+            startup_seconds=startup_seconds,
+            compile_cache=compile_cache if device.compilations() else None,
+            parameters=workload.config.parameters,
+            flops_per_token=workload.flops_per_token,
+            flops_formula=FLOPS_FORMULA,
+            peak_flops_bf16=peak,
+            peak_flops_source=source,
+        )
+        outcome = Outcome(
+            status="ok",
+            environment=machine,
+            measurement=measurement,
+            data_sha256=corpus.sha256,
+            resolved=resolved(toggles, workload),
+            warnings=list(batches.warnings),
+        )
+        if rank == 0:
+            _write(arguments.out, outcome)
+        return outcome
+
+    outcome = tell()  # before more losses, so that a time limit which ends those does not take the window with it
+    if len(window.history) < ladder.protocol.loss_steps:
+        more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
+        outcome = tell()
+    return outcome
+
+
+def _compile_cache() -> Literal["cold", "warm"] | None:
+    """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if cache is None:
+        return None
+    return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
 
 
 def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
@@ -156,14 +189,15 @@ def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
     return largest
 
 
-def _gather(window: Window, world_size: int) -> list[Window]:
+def _gather(mine: T, world_size: int) -> list[T]:
+    """One value from each rank, on every rank."""
     if world_size == 1:
-        return [window]
+        return [mine]
     import torch
 
-    windows: list[Any] = [None] * world_size
-    torch.distributed.all_gather_object(windows, window)
-    return windows
+    everyone: list[Any] = [None] * world_size
+    torch.distributed.all_gather_object(everyone, mine)
+    return everyone
 
 
 def _peak_flops(chip: str, given_tflops: float | None) -> tuple[float | None, str]:
@@ -182,11 +216,6 @@ class _Progress:
 
     def __call__(self, phase: str, steps: int, tps: float | None) -> None:
         self._path.write_text(json.dumps({"phase": phase, "steps": steps, "tps": tps}))
-
-
-def progress_path(out: Path) -> Path:
-    """Where a worker with `--out OUT` leaves its progress."""
-    return out.with_name(out.name + ".progress")
 
 
 if __name__ == "__main__":

@@ -90,7 +90,10 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     source = path if path is not None else _find(name)
     if not source.exists():
         raise DataError(f"corpus {name!r}: {source} does not exist")
-    return _open_shards(name, _shard_paths(name, source), vocab_size)
+    try:
+        return _open_shards(name, _shard_paths(name, source), vocab_size)
+    except OSError as error:
+        raise DataError(f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})") from None
 
 
 def _find(name: str) -> Path:
@@ -179,6 +182,8 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
             ids = np.array(encode(text), dtype=TOKEN)
             file.write(ids.tobytes())
             count += len(ids)
+        if not count:
+            raise DataError(f"{path} holds no text")
         file.seek(0)
         file.write(shard_header(count))
     return target

@@ -11,6 +11,7 @@ import os
 import platform
 import re
 import resource
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ class Device:
     ddp_backend = "gloo"
     ddp_device_ids: list[int] | None = None
 
-    def __init__(self, local_rank: int = 0) -> None:
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
         self.torch_device = torch.device(self.kind)
 
     def refuses(self, toggle: str, value: object) -> str | None:
@@ -53,8 +54,12 @@ class Device:
     def synchronize(self) -> None:
         """Wait until all queued work is done; without this one times the launch."""
 
-    def end_of_step(self) -> None:
-        """Called after each optimiser step, before the next is queued."""
+    def put(self, tokens: torch.Tensor) -> torch.Tensor:
+        """A CPU tensor on this device."""
+        return tokens.to(self.torch_device)
+
+    def sample_memory(self) -> None:
+        """Called between each forward pass and its backward pass, when most memory is in use."""
 
     def compilations(self) -> int:
         """Graphs compiled so far; steady once warmed up."""
@@ -114,6 +119,8 @@ class Cpu(Device):
         with contextlib.suppress(OSError):
             if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
                 return match.group(1)
+        if sys.platform == "darwin":
+            return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
         return platform.processor() or platform.machine()
 
     def count(self) -> int:
@@ -135,14 +142,16 @@ class Cuda(Device):
     kind = "cuda"
     ddp_backend = "nccl"
 
-    def __init__(self, local_rank: int = 0) -> None:
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
         if not torch.cuda.is_available():
-            raise UnsupportedToggle("device", "cuda", "torch finds no CUDA device here")
+            raise UnsupportedToggle(
+                "device", "cuda", "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
+            )
         if local_rank >= torch.cuda.device_count():
-            found = torch.cuda.device_count()
-            raise UnsupportedToggle("world_size", local_rank + 1, f"more ranks than the {found} CUDA devices here")
+            raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
         self.torch_device = torch.device("cuda", local_rank)
         self.ddp_device_ids = [local_rank]
+        self._cuda_graphs = cuda_graphs
         torch.cuda.set_device(local_rank)
 
     def refuses(self, toggle: str, value: object) -> str | None:
@@ -154,11 +163,19 @@ class Cuda(Device):
         if (toggle, value) == ("attention", "flash") and not ampere:
             return f"{self.chip()} is older than FlashAttention's kernels (Ampere and later); choose efficient"
         if toggle == "world_size" and isinstance(value, int) and value > torch.cuda.device_count():
-            return f"more ranks than the {torch.cuda.device_count()} CUDA devices here"
+            return self._too_many_ranks()
         return None
+
+    def _too_many_ranks(self) -> str:
+        found = torch.cuda.device_count()
+        return f"more ranks than the {found} CUDA device(s) here; choose at most {found}"
 
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
+
+    def put(self, tokens: torch.Tensor) -> torch.Tensor:
+        # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
+        return tokens.pin_memory().to(self.torch_device, non_blocking=True)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)
@@ -167,10 +184,12 @@ class Cuda(Device):
 
     def peak_memory(self) -> PeakMemory:
         peak = torch.cuda.max_memory_allocated(self.torch_device)
+        reserved = torch.cuda.max_memory_reserved(self.torch_device)
         return PeakMemory(
-            bytes=peak,
-            method="allocated, window (torch.cuda)",
-            reserved_bytes=torch.cuda.max_memory_reserved(self.torch_device),
+            # What a CUDA graph works in does not count as allocated once it is recorded (pytorch issue 121932).
+            bytes=reserved if self._cuda_graphs else peak,
+            method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
+            reserved_bytes=reserved,
             run_bytes=max(peak, self._run_peak),
             alloc_retries=self._alloc_retries() - self._retries,
         )
@@ -183,6 +202,11 @@ class Cuda(Device):
 
     def count(self) -> int:
         return torch.cuda.device_count()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        # Outside torch's allocator memory runs out in other words: the driver's, cuBLAS's, NCCL's.
+        text = str(error)
+        return super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
 
     def memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch_device).total_memory
@@ -200,9 +224,9 @@ class Cuda(Device):
 class Mps(Device):
     kind = "mps"
 
-    def __init__(self, local_rank: int = 0) -> None:
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
         if not torch.backends.mps.is_available():
-            raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here")
+            raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here; choose cpu")
         super().__init__()
         self._highest = self._run_peak = 0
 
@@ -214,8 +238,8 @@ class Mps(Device):
     def synchronize(self) -> None:
         torch.mps.synchronize()
 
-    def end_of_step(self) -> None:
-        # There is no counter of the peak, so the memory in use is looked at where it is looked at most cheaply.
+    def sample_memory(self) -> None:
+        # There is no counter of the peak. This reads the allocator's own figure and waits for nothing.
         self._highest = max(self._highest, torch.mps.current_allocated_memory())
 
     def reset_peak_memory(self) -> None:
@@ -224,7 +248,10 @@ class Mps(Device):
     def peak_memory(self) -> PeakMemory:
         run_peak = max(self._highest, self._run_peak)
         return PeakMemory(
-            bytes=self._highest, method="allocated, sampled at step ends (torch.mps)", run_bytes=run_peak
+            bytes=self._highest,
+            method="allocated, sampled after forward passes (torch.mps)",
+            reserved_bytes=torch.mps.driver_allocated_memory(),
+            run_bytes=run_peak,
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
@@ -246,7 +273,7 @@ def find(toggles: Toggles) -> Device:
     if toggles.device not in DEVICES:
         known = ", ".join(DEVICES)
         raise UnsupportedToggle("device", toggles.device, f"this version trains on {known}; choose one of them")
-    device = DEVICES[toggles.device](int(os.environ.get("LOCAL_RANK", 0)))
+    device = DEVICES[toggles.device](int(os.environ.get("LOCAL_RANK", 0)), toggles.cuda_graphs)
     check(toggles, device)
     return device
 

@@ -34,11 +34,13 @@ PEAKS = (
     Peak(chip="L40S", pattern=r"\bL40S\b", bfloat16=362.05e12, source="NVIDIA L40S datasheet, dense"),
     Peak(chip="L4", pattern=r"\bL4\b", bfloat16=121e12, source="NVIDIA L4 datasheet, half of sparse"),
     Peak(chip="A10", pattern=r"\bA10\b", bfloat16=125e12, source="NVIDIA A10 datasheet, dense"),
-    Peak(chip="RTX 4090", pattern=r"\bRTX 4090\b(?! Laptop)", bfloat16=165.2e12, source="NVIDIA Ada whitepaper"),
+    Peak(chip="RTX 4090", pattern=r"\bRTX 4090\b(?! Laptop| D)", bfloat16=165.2e12, source="NVIDIA Ada whitepaper"),
     Peak(chip="RTX 3090", pattern=r"\bRTX 3090\b(?! Ti)", bfloat16=71e12, source="NVIDIA GA102 whitepaper, dense"),
 )  # fmt: skip
 
 
 def lookup(device_name: str) -> Peak | None:
     """The peak of the chip that calls itself `device_name`, or None: an unknown chip has no MFU."""
+    if re.search(r"\bMIG\b", device_name):  # a slice of the chip
+        return None
     return next((peak for peak in PEAKS if re.search(peak.pattern, device_name)), None)

@@ -70,6 +70,9 @@ class Toggles:
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",
         precision={"bfloat16": "bfloat16", "float16": "float16"},
+        note=lambda toggles, workload: (
+            "its scaler waits for the device each step unless AdamW is fused" if toggles.autocast == "float16" else ""
+        ),
     )
     matmul_precision: Literal["highest", "high", "medium"] = _toggle(
         "highest",
@@ -120,10 +123,17 @@ class Toggles:
     )
 
     def __post_init__(self) -> None:
-        for name in ("micro_batch_size", "grad_accum_steps", "world_size", "threads"):
-            value = getattr(self, name)
-            if isinstance(value, int) and value < 1:
-                raise ValueError(f"{name} {value} is less than 1")
+        for toggle in fields(self):
+            value = getattr(self, toggle.name)
+            if isinstance(value, bool):  # which Python takes for 0 or 1
+                raise ValueError(f"{toggle.name}: YAML reads on, off, yes and no as true and false; none is a value")
+            if isinstance(value, int) and not 1 <= value < 2**31:
+                raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
+
+    @property
+    def cuda_graphs(self) -> bool:
+        """Whether steps are recorded once and then replayed."""
+        return self.compile in ("reduce-overhead", "max-autotune")
 
     def tokens_per_step(self, seq_len: int) -> int:
         """Tokens of one optimiser step over all ranks."""
@@ -166,6 +176,13 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
             raise UnsupportedToggle(toggle.name, value, reason)
     if toggles.threads != "default" and toggles.device != "cpu":
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
+    if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != "cpu":
+        reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
+        raise UnsupportedToggle("attention", toggles.attention, reason)
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
+        # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
+        reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
 
 
 def describe(changes: Mapping[str, Any], toggles: Toggles, workload: Workload) -> list[str]:

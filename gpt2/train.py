@@ -81,10 +81,11 @@ def _steps(
             group["lr"] = workload.lr_at(step)
         loss = torch.zeros((), device=device.torch_device)
         for micro_step in range(toggles.grad_accum_steps):
-            x, y = (t.to(device.torch_device, non_blocking=True) for t in next(batches))
+            x, y = (device.put(tokens) for tokens in next(batches))
             with stages.gradient_sync(model, last=micro_step == toggles.grad_accum_steps - 1):
                 with autocast():
                     micro_loss = model(x, y) / toggles.grad_accum_steps
+                device.sample_memory()
                 scaler.scale(micro_loss).backward()
             loss += micro_loss.detach()
         scaler.unscale_(optimizer)
@@ -92,5 +93,4 @@ def _steps(
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
-        device.end_of_step()
         yield Step(loss=loss, grad_norm=grad_norm, tokens=toggles.tokens_per_step(workload.seq_len))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 from samples import measurement, record
@@ -30,6 +32,12 @@ def test_benchmark_one_step_of_the_tiny_model(benchmark) -> None:
     batches = Batches(corpus, seq_len=128, tokens_per_step=512, seed=0)
     steps = train(workload, toggles, Cpu(), micro_batches(batches, toggles))
     assert benchmark(lambda: next(steps)).tokens == 512
+
+
+def test_benchmark_starting_bench_report(benchmark, tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", record())
+    command = [sys.executable, "-m", "bench.cli", "report", str(tmp_path), "--markdown"]
+    benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True), rounds=5)
 
 
 def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -> None:

@@ -91,6 +91,12 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_peak_that_is_no_peak_is_refused(write_ladder, tmp_path: Path) -> None:
+    done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "-5", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_missing_ladder_and_an_unwritable_folder_are_exit_code_2(write_ladder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     for arguments in (

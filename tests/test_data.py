@@ -213,6 +213,12 @@ def test_a_folder_without_shards_is_refused(tmp_path: Path) -> None:
         open_corpus("mine", vocab_size=V, path=tmp_path)
 
 
+def test_text_without_a_token_is_refused_by_its_own_name(tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "empty.txt").write_text("")
+    with pytest.raises(DataError, match=r"empty\.txt holds no text"):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "empty.txt")
+
+
 def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "file" / "cache"))

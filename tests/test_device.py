@@ -53,18 +53,19 @@ def fake_mps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     allocated: list[int] = []
     monkeypatch.setattr("torch.backends.mps.is_available", lambda: True)
     monkeypatch.setattr("torch.mps.current_allocated_memory", lambda: allocated.pop(0))
+    monkeypatch.setattr("torch.mps.driver_allocated_memory", lambda: 2000)
     return allocated
 
 
-def test_memory_of_an_apple_gpu_is_the_largest_seen_at_step_ends_and_says_so(fake_mps: list[int]) -> None:
+def test_memory_of_an_apple_gpu_is_the_largest_seen_after_a_forward_pass_and_says_so(fake_mps: list[int]) -> None:
     device = Mps()
     fake_mps[:] = [900, 300, 500, 400]
-    device.end_of_step()
+    device.sample_memory()
     device.reset_peak_memory()
     for _ in range(3):
-        device.end_of_step()
+        device.sample_memory()
     peak = device.peak_memory()
-    assert (peak.bytes, peak.run_bytes) == (500, 900)
+    assert (peak.bytes, peak.run_bytes, peak.reserved_bytes) == (500, 900, 2000)
     assert "sampled" in peak.method
 
 
@@ -79,6 +80,44 @@ def test_several_ranks_on_an_apple_gpu_are_refused(fake_mps: list[int]) -> None:
 
     with pytest.raises(UnsupportedToggle, match="world_size: 2: a Mac has one GPU"):
         find(Toggles(device="mps", world_size=2))
+
+
+class Counters:
+    """torch.cuda's memory counters, as after a run."""
+
+    @staticmethod
+    def install(monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("torch.cuda.max_memory_allocated", lambda device: 300)
+        monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda device: 700)
+        monkeypatch.setattr("torch.cuda.memory_stats", lambda device: {"num_alloc_retries": 2})
+        monkeypatch.setattr("torch.cuda.reset_peak_memory_stats", lambda device: None)
+
+
+@pytest.mark.parametrize(("cuda_graphs", "peak"), [(False, 300), (True, 700)])
+def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
+    cuda_graphs: bool, peak: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpt2.device import Cuda
+
+    Turing.install(monkeypatch)
+    Counters.install(monkeypatch)
+    device = Cuda(cuda_graphs=cuda_graphs)
+    device.reset_peak_memory()
+    found = device.peak_memory()
+    assert (found.bytes, found.reserved_bytes, found.alloc_retries) == (peak, 700, 0)
+    assert found.method.startswith("reserved" if cuda_graphs else "allocated")
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"],
+)
+def test_a_gpu_s_out_of_memory_is_known_in_the_driver_s_words_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import Cuda
+
+    Turing.install(monkeypatch)
+    assert Cuda().is_out_of_memory(RuntimeError(text))
+    assert not Cuda().is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
 
 
 class Turing:
@@ -99,7 +138,7 @@ class Turing:
         ({"autocast": "bfloat16"}, "Tesla T4 has no bfloat16 units .* choose float16"),
         ({"matmul_precision": "high"}, "Tesla T4 has no TF32 units .* choose highest"),
         ({"attention": "flash"}, "choose efficient"),
-        ({"world_size": 2}, "more ranks than the 1 CUDA devices here"),
+        ({"world_size": 2}, "more ranks than the 1 CUDA device.* choose at most 1"),
     ],
 )
 def test_a_t4_refuses_what_it_has_no_units_for(changes: dict, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:

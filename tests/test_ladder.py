@@ -72,6 +72,16 @@ BAD = {
         "workload: {model: gpt3}\nrungs: [{name: b}]",
         "workload: model 'gpt3' is not one of tiny, gpt2,",
     ),
+    "a boolean where a number is wanted": (
+        "rungs: [{name: b, set: {vocab_multiple: yes}}]",
+        "rung 'b': vocab_multiple: YAML reads on, off, yes and no as true and false",
+    ),
+    "a number beyond reason": (
+        "rungs: [{name: b, set: {micro_batch_size: 100000000000000000000}}]",
+        "rung 'b': micro_batch_size 100000000000000000000 is too large",
+    ),
+    "an alias that contains itself": ("workload: &a {model: *a}\nrungs: [{name: b}]", "contains itself"),
+    "endless nesting": ("rungs: " + "[" * 5000, "nested too deeply"),
     "a boolean": ("rungs: [{name: b, set: {compile: on}}]", "toggle 'compile': True is not one of eager, default"),
     "a boolean's cause": (
         "rungs: [{name: b, set: {compile: on}}]",
@@ -152,6 +162,19 @@ def test_a_bad_override_is_refused(override: str, complaint: str, write_ladder) 
     with pytest.raises(LadderError) as caught:
         load(write_ladder("[{name: a}]"), [override])
     assert complaint in str(caught.value)
+
+
+def test_rungs_are_chosen_once_each_and_in_the_ladder_s_order(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}, {name: c}]"))
+    assert [rung.name for rung in ladder.chosen(["c", "a", "c"])] == ["a", "c"]
+    assert [rung.name for rung in ladder.chosen([])] == ["a", "b", "c"]
+
+
+@pytest.mark.parametrize("name", ["''", "x" * 101])
+def test_a_name_that_no_file_could_have_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / "l.yaml").write_text(f"name: {name}\nrungs: [{{name: a}}]\n")
+    with pytest.raises(LadderError, match="at most 100 characters"):
+        load(tmp_path / "l.yaml")
 
 
 def test_an_unknown_rung_is_refused_with_the_nearest_name(write_ladder) -> None:

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
 
 from bench.ladder import Protocol
-from bench.measure import MOST_WARMUP_STEPS, Waiting, combine, measure
+from bench.measure import MOST_WARMUP_STEPS, Waiting, combine, measure, more_losses, read
 from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 
@@ -66,27 +67,53 @@ def test_within_a_block_nobody_waits_for_the_device() -> None:
     device = FakeDevice(0.01)
     window = run(device)
     assert window.block_steps == 100
-    assert device.waits == window.warmup_steps + len(window.block_seconds)
+    single_steps, settling_block = 3, 1
+    assert device.waits == single_steps + settling_block + len(window.block_seconds)
 
 
 def test_a_slow_rung_gets_fewer_blocks_but_never_less_than_five() -> None:
-    assert len(run(FakeDevice(15.0)).block_seconds) == 6
+    assert len(run(FakeDevice(15.0)).block_seconds) == 7
     assert len(run(FakeDevice(60.0)).block_seconds) == 5
 
 
+def test_a_window_that_turns_out_slower_than_its_warm_up_still_ends_in_time() -> None:
+    device = FakeDevice(1.0)
+
+    def steps() -> Iterator[Step]:
+        for number, step in enumerate(device.steps_of()):
+            device.step_seconds = 1.0 if number < 5 else 20.0
+            yield step
+
+    window = measure(steps(), device, PROTOCOL, Waiting([]), clock=lambda: device.now)
+    assert sum(window.block_seconds) == pytest.approx(100.0, abs=20.0)
+
+
+def test_blocks_are_sized_by_a_whole_block_not_by_one_step() -> None:
+    """The last warm-up step alone was ten times slower than those of a block."""
+    device = FakeDevice(0.5)
+
+    def steps() -> Iterator[Step]:
+        for number, step in enumerate(device.steps_of()):
+            device.step_seconds = 0.5 if number < 3 else 0.05
+            yield step
+
+    window = measure(steps(), device, PROTOCOL, Waiting([]), clock=lambda: device.now)
+    assert window.block_steps == 20
+
+
 def test_warm_up_goes_on_until_nothing_compiles() -> None:
-    assert run(FakeDevice(0.5)).warmup_steps == 3
-    assert run(FakeDevice(0.5, compiling_steps=7)).warmup_steps == 8
+    assert run(FakeDevice(2.0)).warmup_steps == 3
+    assert run(FakeDevice(2.0, compiling_steps=7)).warmup_steps == 8
 
 
 def test_warm_up_goes_on_while_another_rank_compiles() -> None:
     other = iter([1.0, 1.0, 1.0, 1.0, 0.0])
-    window = run(FakeDevice(0.5), agree=lambda value: max(value, next(other, 0.0)))
+    window = run(FakeDevice(2.0), agree=lambda value: max(value, next(other, 0.0)))
     assert window.warmup_steps == 6
 
 
 def test_warm_up_ends_even_if_compiling_does_not() -> None:
-    assert run(FakeDevice(0.5, compiling_steps=10**9)).warmup_steps == MOST_WARMUP_STEPS
+    assert run(FakeDevice(2.0, compiling_steps=10**9)).warmup_steps == MOST_WARMUP_STEPS
 
 
 def test_ranks_take_as_many_steps_as_the_slowest_one_would() -> None:
@@ -101,14 +128,18 @@ def test_peak_memory_is_that_of_the_window() -> None:
 
 def test_losses_are_those_of_every_step_from_the_first() -> None:
     window = run(FakeDevice(0.5))
-    assert window.losses == [float(n + 1) for n in range(window.warmup_steps + 10 * 2)]
-    assert len(window.grad_norms) == len(window.losses)
+    steps = window.warmup_steps + window.block_steps * len(window.block_seconds)
+    assert read(step.loss for step in window.history) == [float(n + 1) for n in range(steps)]
 
 
-def test_losses_that_are_still_wanted_after_the_window_are_not_timed() -> None:
-    window = run(FakeDevice(0.5), Protocol(min_warmup_steps=3, loss_steps=77))
-    assert len(window.losses) == 77
-    assert len(window.block_seconds) == 10
+def test_losses_that_are_still_wanted_after_the_window_are_taken_untimed() -> None:
+    device = FakeDevice(0.5)
+    steps = device.steps_of()
+    window = measure(steps, device, PROTOCOL, Waiting([]), clock=lambda: device.now)
+    timed = list(window.block_seconds)
+    more_losses(window, steps, device, wanted=77)
+    assert read(step.loss for step in window.history) == [float(n + 1) for n in range(77)]
+    assert window.block_seconds == timed
 
 
 def test_waiting_for_data_is_counted_in_the_window_only() -> None:
@@ -118,7 +149,7 @@ def test_waiting_for_data_is_counted_in_the_window_only() -> None:
 
     def steps() -> Iterator[Step]:
         for number, step in enumerate(device.steps_of(), start=1):
-            data.seconds += 0.25 if number > 3 else 0.0
+            data.seconds += 0.25 if number > 3 + 2 else 0.0  # after three steps and a block of two
             yield step
 
     window = measure(steps(), device, PROTOCOL, data, clock=lambda: device.now)
@@ -157,18 +188,13 @@ FACTS = {
 
 
 def test_several_ranks_count_by_the_slowest_the_hungriest_and_the_mean_loss() -> None:
-    from dataclasses import replace
-
     fast = run(FakeDevice(0.5))
     slow = replace(
-        fast,
-        block_seconds=[s * 2 for s in fast.block_seconds],
-        losses=[loss + 1 for loss in fast.losses],
-        memory=PeakMemory(bytes=999, method="fake"),
+        fast, block_seconds=[s * 2 for s in fast.block_seconds], memory=PeakMemory(bytes=999, method="fake")
     )
-    found = combine([fast, slow], **FACTS)
+    found = combine([fast, slow], [[4.0, 3.0], [5.0, 4.0]], [1.0, 1.0], **FACTS)
     assert found.block_seconds == slow.block_seconds
     assert found.peak_memory_bytes == 999
     assert found.run_peak_memory_bytes == 456
-    assert found.losses == [loss + 0.5 for loss in fast.losses]
+    assert found.losses == [4.5, 3.5]
     assert [rank.peak_memory_bytes for rank in found.ranks] == [123, 999]

@@ -27,7 +27,16 @@ def test_a_chip_is_found_by_the_name_it_gives_itself(name: str, tflops: float) -
 
 @pytest.mark.parametrize(
     "name",
-    ["NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA GeForce RTX 3090 Ti", "Tesla T4", "Intel", ""],
+    [
+        "NVIDIA A10G",
+        "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+        "NVIDIA GeForce RTX 4090 D",
+        "NVIDIA GeForce RTX 4090 Laptop GPU",
+        "NVIDIA GeForce RTX 3090 Ti",
+        "Tesla T4",
+        "Intel",
+        "",
+    ],
 )
 def test_an_unknown_chip_has_no_peak_rather_than_another_chip_s(name: str) -> None:
     assert peaks.lookup(name) is None

@@ -193,6 +193,95 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
+def test_many_interrupts_count_as_one(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt() -> None:
+        while not (pid_file.exists() and pid_file.read_text()):
+            time.sleep(0.05)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            time.sleep(0.002)
+
+    threading.Thread(target=interrupt).start()
+    records = run_with(write_ladder, tmp_path, "[{name: hangs}]", monkeypatch, script)
+    assert [r.status for r in records] == ["interrupted"]
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_a_worker_ends_when_its_runner_is_killed(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder("[{name: long}]", block_seconds=100, max_window_seconds=1000, timeout_seconds=1000)
+    command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    workers: list[psutil.Process] = []
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and not workers:
+        time.sleep(0.2)
+        children = psutil.Process(process.pid).children(recursive=True)
+        workers = [child for child in children if "bench.worker" in child.cmdline()]
+    time.sleep(4)  # it is training by now
+    process.kill()
+    process.wait()
+    assert workers
+    _, alive = psutil.wait_procs(workers, timeout=20)
+    assert alive == []
+
+
+def test_a_time_limit_during_further_losses_keeps_the_window(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", loss_steps=10**7, timeout_seconds=15)
+    assert [r.status for r in records] == ["ok"]
+    assert records[0].measurement is not None
+    assert "after the window it took longer than" in records[0].warnings[0]
+
+
+def test_what_a_finished_process_left_running_is_ended(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
+        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+    )
+    run_with(write_ladder, tmp_path, "[{name: leaves}]", monkeypatch, script)
+    assert not psutil.pid_exists(int(pid_file.read_text()))
+
+
+def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is the real one, except that rank 1 kills itself within the first step."""
+    spoil = tmp_path / "spoil.py"
+    spoil.write_text(
+        "import os, runpy, signal, sys, gpt2.train\n"
+        "def batches(batches, toggles, *, rank=0):\n"
+        "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), signal.SIGKILL)\n"
+        "genuine, gpt2.train.micro_batches = gpt2.train.micro_batches, batches\n"
+        "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
+    )
+    genuine = runner.worker_command
+
+    def command(*arguments) -> list[str]:
+        worker = genuine(*arguments)
+        place = worker.index("bench.worker")
+        return [*worker[: place - 1], str(spoil), *worker[place + 1 :]]
+
+    monkeypatch.setattr(runner, "worker_command", command)
+    ladder = load(write_ladder("[{name: two, set: {world_size: 2}}]"))
+    (record,) = run(ladder, Options(out=tmp_path / "results"), Silent()).records
+    assert record.status == "failed"
+    assert (record.error or "").startswith("killed by SIGKILL")
+
+
+def test_a_failed_rung_keeps_the_last_lines_of_its_output(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys; sys.stderr.write('first\\nsecond\\n'); sys.exit(3)"
+    records = run_with(write_ladder, tmp_path, "[{name: bad}]", monkeypatch, script)
+    assert records[0].error == "exit code 3: second\nfirst"
+
+
 def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot write to .* choose another folder with --out"):
@@ -201,7 +290,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(write_l
 
 def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
-    with pytest.raises(DataError, match="'nowhere'"):
+    with pytest.raises(DataError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
         run(ladder, Options(out=tmp_path / "results"), Silent())
     assert not (tmp_path / "results").exists()
 

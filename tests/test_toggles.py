@@ -40,6 +40,14 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
         ({"device": "cuda", "threads": 2}, "leave it at default"),
+        (
+            {"device": "cuda", "attention": "flash"},
+            "takes bfloat16 and float16 only; choose efficient, or set autocast",
+        ),
+        (
+            {"device": "cuda", "compile": "reduce-overhead", "grad_accum_steps": 2},
+            "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs",
+        ),
     ],
 )
 def test_what_a_device_cannot_do_is_refused_with_reason_and_remedy(changes: dict, reason: str) -> None:
@@ -53,9 +61,21 @@ def test_a_device_that_is_not_here_is_refused() -> None:
         find(Toggles(device="cuda"))
 
 
-def test_every_toggle_value_is_either_supported_or_refused_on_a_cpu() -> None:
+def test_a_cpu_does_the_baseline_and_the_whole_cpu_ladder() -> None:
     check(Toggles(), Cpu())
     check(Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2), Cpu())
+
+
+def test_a_refusal_always_says_what_to_do_instead() -> None:
+    for toggle in fields(Toggles):
+        for only in toggle.metadata["only"].values():
+            assert "choose" in only.otherwise, toggle.name
+
+
+@pytest.mark.parametrize("name", ["vocab_multiple", "micro_batch_size", "compile"])
+def test_what_yaml_made_of_yes_is_no_value(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: YAML reads on, off, yes and no as true and false"):
+        replace(Toggles(), **{name: True})
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,9 @@ from bench.record import Environment, Measurement, Record
 from bench.stats import Estimate, geometric_mean, loss_difference, paired_ratio
 from gpt2.toggles import LOSS_TOLERANCE, Toggles
 
+LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+"""Steps at which losses are shown: few, so that machines of different speed show the same one."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -33,7 +36,8 @@ class Row:
     loss: float | None
     """At Scoreboard.loss_step."""
     loss_difference: float | None
-    """Largest relative difference from the first rung's losses; None where the tokens per step differ."""
+    """Largest relative difference of the first losses, or of the first gradient norm, from those of the first rung
+    with as many tokens per step; None where there is no other."""
     status: str
     """ok, parity_failed, or how the last failing process ended."""
     error: str | None
@@ -47,11 +51,16 @@ class Scoreboard:
     rows: tuple[Row, ...]
     records: tuple[Record, ...]
     loss_step: int | None
-    """The last step, counted from 0, whose loss every measured rung has."""
+    """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has."""
     environment: Environment
     rounds: int
     source: Path | None
     """The results file."""
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rungs below the last one shown are missing."""
+        return len(self.rows) <= max(record.rung_index for record in self.records)
 
     @property
     def mixed_environments(self) -> bool:
@@ -61,14 +70,15 @@ class Scoreboard:
 
 def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scoreboard:
     """Summarise the cumulative records of one run of one ladder; there must be at least one."""
+    records = sorted((r for r in records if r.kind == "cumulative"), key=lambda r: (r.rung_index, r.repetition))
     by_rung: dict[int, list[Record]] = {}
-    for record in sorted(records, key=lambda r: (r.rung_index, r.repetition)):
+    for record in records:
         by_rung.setdefault(record.rung_index, []).append(record)
     rungs = list(by_rung.values())
     curves = [len(measured.losses) for rung in rungs if (measured := _measured(rung))]
-    loss_step = min(curves) - 1 if curves else None
+    loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     rows = [
-        _row(rung, baseline=rungs[0], before=rungs[place - 1] if place else None, loss_step=loss_step)
+        _row(rung, rungs=rungs, before=rungs[place - 1] if place else None, loss_step=loss_step)
         for place, rung in enumerate(rungs)
     ]
     return Scoreboard(
@@ -82,7 +92,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scorebo
     )
 
 
-def _row(rung: list[Record], *, baseline: list[Record], before: list[Record] | None, loss_step: int | None) -> Row:
+def _row(rung: list[Record], *, rungs: list[list[Record]], before: list[Record] | None, loss_step: int | None) -> Row:
     tps = _tps(rung)
     measured = _measured(rung)
     mean = geometric_mean(list(tps.values())) if tps else None
@@ -90,22 +100,23 @@ def _row(rung: list[Record], *, baseline: list[Record], before: list[Record] | N
     if mean and measured and measured.peak_flops_bf16:
         devices = Toggles(**rung[0].toggles.all).world_size
         mfu = measured.flops_per_token * mean.value / (measured.peak_flops_bf16 * devices)
-    difference = _loss_difference(rung, baseline)
+    reference = _parity_reference(rung, rungs)
+    difference = _loss_difference(rung, reference) if reference else None
     failed = [r for r in rung if r.status != "ok"]
     status = failed[-1].status if failed else "ok"
-    if status == "ok" and difference is not None and difference > _tolerance(rung[0]):
-        status = "parity_failed"
+    if difference is not None and difference > max(_tolerance(rung), _tolerance(reference or rung)):
+        status = "parity_failed" if status == "ok" else status
     peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
         changed=tuple(rung[0].changed),
         tokens_per_step=measured.tokens_per_step if measured else None,
         tps=mean,
-        speedup=paired_ratio(tps, _tps(baseline)),
+        speedup=paired_ratio(tps, _tps(rungs[0])),
         gain=paired_ratio(tps, _tps(before)) if before else None,
         mfu=mfu,
         peak_memory_bytes=max(peaks, default=None),
-        loss=measured.losses[loss_step] if measured and loss_step is not None else None,
+        loss=measured.losses[loss_step - 1] if measured and loss_step else None,
         loss_difference=difference,
         status=status,
         error=failed[-1].error if failed else None,
@@ -122,16 +133,28 @@ def _tps(rung: Sequence[Record]) -> dict[int, float]:
     return {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
 
 
-def _loss_difference(rung: Sequence[Record], baseline: Sequence[Record]) -> float | None:
-    """The largest over all processes of the rung; None where there is nothing to compare."""
-    reference = _measured(baseline)
-    differences = [
-        loss_difference(r.measurement.losses, reference.losses)
+def _parity_reference(rung: list[Record], rungs: list[list[Record]]) -> list[Record] | None:
+    """The first measured rung whose steps have as many tokens; itself for the first one."""
+    mine = _measured(rung)
+    for other in rungs:
+        theirs = _measured(other)
+        if mine and theirs and mine.tokens_per_step == theirs.tokens_per_step:
+            return other
+    return None
+
+
+def _loss_difference(rung: list[Record], reference: list[Record]) -> float:
+    """The largest over all processes of the rung."""
+    expected = next(r.measurement for r in reference if r.measurement)
+    return max(
+        max(
+            loss_difference(r.measurement.losses, expected.losses),
+            loss_difference(r.measurement.grad_norms[:1], expected.grad_norms[:1]),
+        )
         for r in rung
-        if r.measurement and reference and r.measurement.tokens_per_step == reference.tokens_per_step
-    ]
-    return max(differences, default=None)
+        if r.measurement
+    )
 
 
-def _tolerance(record: Record) -> float:
-    return LOSS_TOLERANCE[Toggles(**record.toggles.all).precision_class()]
+def _tolerance(rung: list[Record]) -> float:
+    return LOSS_TOLERANCE[Toggles(**rung[0].toggles.all).precision_class()]

@@ -15,7 +15,7 @@ STATUS = {"out_of_memory": "OOM", "parity_failed": "loss differs"}
 
 def header(board: Scoreboard) -> list[str]:
     """Column titles."""
-    loss = f"Loss at step {board.loss_step}" if board.loss_step is not None else "Loss"
+    loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     titles = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "MFU (bf16)", "Peak memory (GiB)", loss]
     return [*titles, "Status"]
 
@@ -31,7 +31,7 @@ def cells(row: Row, board: Scoreboard) -> list[str]:
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
         _tps(row.tps),
-        _ratio(row.speedup),
+        "1.00x" if row is board.rows[0] and row.speedup else _ratio(row.speedup),
         _ratio(row.gain),
         f"{row.mfu:.1%}" if row.mfu is not None else DASH,
         f"{row.peak_memory_bytes / GIB:.2f}" if row.peak_memory_bytes is not None else DASH,
@@ -70,8 +70,9 @@ def caption(board: Scoreboard) -> list[str]:
     )
     rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
     interval = ", in brackets the 95 % t interval" if board.rounds > 1 else "; one round says nothing of the spread"
+    processes = f"{len(board.records)} processes" if len(board.records) > 1 else "1 process"
     lines.append(
-        f"{len(board.records)} processes: {rounds} over all rungs, a fresh process each. TPS = tokens per second of "
+        f"{processes}: {rounds} over all rungs, a fresh process each. TPS = tokens per second of "
         f"the timed window, geometric mean over rounds; speed-ups are paired within rounds{interval}."
     )
     if measured and measured.measurement:
@@ -83,6 +84,10 @@ def caption(board: Scoreboard) -> list[str]:
         )
         methods = sorted({r.measurement.peak_memory_method for r in board.records if r.measurement})
         lines.append(f"Peak memory: {'; '.join(methods)}; of the rank that needed most.")
+    if board.has_gaps:
+        lines.append("Not all rungs of the ladder were run; a row includes the changes of those left out above it.")
+    if machine.variables:
+        lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
     if board.mixed_environments:
         lines.append("Warning: the records are of different software, code or chips; these figures do not compare.")
     if any(record.environment.dirty for record in board.records):
@@ -95,12 +100,11 @@ def caption(board: Scoreboard) -> list[str]:
 
 def _machine(board: Scoreboard) -> str:
     e = board.environment
-    count = f"{e.device_count} cores" if e.chip == e.cpu else f"{e.device_count} x {e.cpu}"
-    chip = f"{e.chip}, {count}" if e.chip == e.cpu else f"{e.device_count} x {e.chip} ({e.cpu}, {e.cpu_cores} cores)"
-    flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags and e.chip == e.cpu else ""
+    flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags else ""
+    cpu = f"{e.cpu}, {e.cpu_cores} cores{flags}"
+    chip = cpu if e.chip == e.cpu else f"{e.chip} ({e.device_count} here; {cpu})"
     versions = "".join(f", {name} {version}" for name, version in sorted(e.versions.items()))
-    memory = f"{e.memory_bytes / GIB:.1f} GiB"
-    return f"{chip}{flags}, {memory}; torch {e.torch}{versions}, Python {e.python}, {e.os}"
+    return f"{chip}, {e.memory_bytes / GIB:.1f} GiB; torch {e.torch}{versions}, Python {e.python}, {e.os}"
 
 
 def to_markdown(board: Scoreboard) -> str:
