@@ -78,8 +78,11 @@ def run(
             outcome = run(loaded, options, progress)
     except (LadderError, RunError, DataError) as error:
         _fail(error)
+    if not outcome.records:  # interrupted before the first process
+        raise typer.Exit(130)
     _print(_boards([outcome.path]))
-    typer.echo(f"{len(outcome.records)} records in {outcome.path}", err=True)
+    ok = sum(record.status == "ok" for record in outcome.records)
+    typer.echo(f"{ok} of {len(outcome.records)} processes measured; records in {outcome.path}", err=True)
     if outcome.interrupted:
         raise typer.Exit(130)
     code = exit_code(outcome.records)
@@ -110,7 +113,7 @@ def plan(ladder: LadderFile, rungs: RungNames = None, set_: Overrides = None) ->
 def report(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Results files, or folders of them, of which the newest per machine and ladder count."),
+        typer.Argument(help="Results files, or folders: of these, the newest full run of each machine and ladder."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write scoreboard.md into this folder.")] = None,
@@ -181,7 +184,7 @@ def _console() -> Console:
 
 
 def _names(rungs: str | None) -> tuple[str, ...]:
-    return tuple(name.strip() for name in rungs.split(",")) if rungs else ()
+    return tuple(name.strip() for name in rungs.split(",")) if rungs is not None else ()
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
-from gpt2.toggles import Toggles, resolve
+from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import Workload
 
 
@@ -62,8 +62,8 @@ class Rung:
 
     name: str
     index: int
-    changes: dict[str, Any]
-    """Toggles as the file sets them here."""
+    changed: list[str]
+    """What differs from the rung before, as a reader sees it."""
     expect: Literal["inert", "out_of_memory"] | None
     """An outcome that is the point of the rung, not a failure."""
     toggles: Toggles
@@ -154,7 +154,8 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
             resolved = _resolve(workload, replace(toggles, **extra["toggles"]))
         except ValueError as error:
             raise LadderError(f"{where}: {error}") from None
-        rungs.append(Rung(name=rung.name, index=index, changes=rung.set, expect=rung.expect, toggles=resolved))
+        changed = describe(resolved, rungs[-1].toggles if rungs else None, workload)
+        rungs.append(Rung(name=rung.name, index=index, changed=changed, expect=rung.expect, toggles=resolved))
     return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs))
 
 
@@ -262,5 +263,6 @@ def _yaml(value: object) -> str:
 
 
 def _near(name: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"
+    folded = {each.lower(): each for each in known}
+    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
+    return f"; did you mean {folded[near[0]]!r}?" if near else f"; known are {', '.join(known)}"

@@ -25,14 +25,17 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
     result.add_column("Tokens per step", justify="right")
     result.add_column("Memory per device (GiB)", justify="right")
     result.add_column("Here", overflow="fold")
+    before = None
     for rung in rungs:
         memory = estimate(workload, rung.toggles).total
+        changed = describe(rung.toggles, before, workload)
+        before = rung.toggles
         result.add_row(
             Text(plain(rung.name)),
-            Text(plain(", ".join(describe(rung.changes, rung.toggles, workload)))),
+            Text(plain(", ".join(changed))),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
             f"{memory / GIB:.2f}",
-            Text(plain(_support(rung))),
+            Text(plain(_support(rung, memory))),
         )
     p = ladder.protocol
     notes = [
@@ -45,9 +48,9 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
 
 
-def _support(rung: Rung) -> str:
+def _support(rung: Rung, memory: int) -> str:
     try:
-        find(rung.toggles)
+        here = find(rung.toggles).memory_bytes()
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
-    return "yes"
+    return f"will not fit into {here / GIB:.1f} GiB" if here is not None and memory > here else "yes"

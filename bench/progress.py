@@ -45,7 +45,7 @@ class Progress:
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:
         speed = f", {number(tps)} tokens/s" if tps is not None else ""
-        self._state = f"{phase}, {steps} steps{speed}"
+        self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
         if record.measurement and record.status == "ok":

@@ -163,7 +163,7 @@ class Record(_Plain):
     """Runs this rung again, alone; DATA stands for the path of the corpus."""
     warnings: list[str]
     changed: list[str]
-    """This rung's own changes, as shown to a reader."""
+    """What differs from the ladder's rung before, as shown to a reader."""
     workload: dict[str, Any]
     data_sha256: str | None
     toggles: ToggleValues
@@ -209,5 +209,6 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         except ValidationError as error:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
-            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {where}: {first['msg']}") from None
+            what = f"{where}: {first['msg']}" if where else first["msg"]
+            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {what}") from None
     return records, warnings

@@ -6,7 +6,6 @@ The parent loads no torch and never opens the device; it meets the worker at a f
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shlex
@@ -20,20 +19,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Protocol
 
-import psutil
-from pydantic import ValidationError
-
+from bench.child import classify, supervise, tail
 from bench.ladder import Ladder, Rung
-from bench.record import Environment, Outcome, Record, ToggleValues, append, progress_path
+from bench.record import Environment, Record, ToggleValues, append
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import describe, environment
-
-POLL_SECONDS = 0.25
-MARK = "BENCH_OUT"
-"""Environment variable by which all processes of one rung are known, whoever started them."""
-ERROR_LINES = 15
+from gpt2.toggles import environment
 
 
 class RunError(Exception):
@@ -157,7 +149,7 @@ def probe(device: str) -> Environment:
     command = [sys.executable, "-m", "bench.environment", device]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
-        raise RunError(f"torch does not start here: {''.join(_tail(answer.stderr)[-1:]) or 'no output'}")
+        raise RunError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
     return Environment.model_validate_json(answer.stdout)
 
 
@@ -220,12 +212,11 @@ def run_rung(
         # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
         "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{rung.index}"),
         "BENCH_RUNNER_PID": str(os.getpid()),
-        MARK: str(out),
     }
-    ended = _supervise(
-        [sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher
+    ended = supervise(
+        [sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher.working
     )
-    outcome = _classify(out, ended, ladder.protocol.timeout_seconds)
+    outcome = classify(out, ended, ladder.protocol.timeout_seconds)
     shown = ["python", *command, "--out", "m.json"]
     return Record(
         run_id=run_id,
@@ -245,7 +236,7 @@ def run_rung(
             shlex.join("DATA" if options.data and part == str(options.data) else part for part in shown)
         ),
         warnings=outcome.warnings,
-        changed=describe(rung.changes, rung.toggles, ladder.workload),
+        changed=rung.changed,
         workload=asdict(ladder.workload),
         data_sha256=outcome.data_sha256,
         toggles=ToggleValues(all=asdict(rung.toggles), resolved=outcome.resolved),
@@ -270,118 +261,6 @@ def worker_command(ladder: Ladder, rung: Rung, repetition: int, options: Options
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return command
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Ended:
-    exit_code: int | None
-    reason: Literal["exit", "timeout", "interrupted"]
-    output: str
-    kernel_killed: bool
-    """Whether the kernel killed some process for memory meanwhile."""
-
-
-def _supervise(command: list[str], environ: dict[str, str], out: Path, timeout: float, watcher: Watcher) -> _Ended:
-    """Start a process in a session of its own, pass its progress on, and end it with all it started."""
-    log = out.with_suffix(".log")
-    progress = progress_path(out)
-    kills = _kernel_kills()
-    deadline = time.monotonic() + timeout
-    reason: Literal["exit", "timeout", "interrupted"] = "exit"
-    with log.open("wb") as sink:
-        process = subprocess.Popen(
-            command, env=environ, stdin=subprocess.DEVNULL, stdout=sink, stderr=sink, start_new_session=True
-        )
-        try:
-            while process.poll() is None and time.monotonic() < deadline:
-                time.sleep(POLL_SECONDS)
-                with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
-                    state = json.loads(progress.read_text())
-                    watcher.working(state["phase"], state["steps"], state["tps"])
-            if process.poll() is None:
-                reason = "timeout"
-        except KeyboardInterrupt:
-            reason = "interrupted"
-        finally:
-            process.kill()
-            process.wait()
-            end_marked(str(out))
-    output = log.read_text(encoding="utf-8", errors="replace")
-    code = process.returncode if reason == "exit" else None
-    return _Ended(exit_code=code, reason=reason, output=output, kernel_killed=_kernel_kills() > kills)
-
-
-def end_marked(mark: str) -> None:
-    """Kill every process that carries this rung's mark: torchrun's workers and compilers outlive their parents."""
-    for _ in range(5):  # a process may start another while it is being killed
-        left = [process for process in psutil.process_iter() if _mark(process) == mark]
-        for process in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-        psutil.wait_procs(left, timeout=10)
-
-
-def _mark(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
-    except (psutil.Error, OSError):  # gone, or somebody else's
-        return None
-
-
-def _kernel_kills() -> int:
-    """Processes that the Linux kernel has killed for want of memory since it started; 0 elsewhere."""
-    with contextlib.suppress(OSError):
-        if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
-            return int(match.group(1))
-    return 0
-
-
-def _classify(out: Path, ended: _Ended, timeout: float) -> Outcome:
-    """How the process ended: by its own word where it left one, else by its exit."""
-    outcome: Outcome | None = None
-    with contextlib.suppress(OSError, ValidationError):
-        outcome = Outcome.model_validate_json(out.read_text(encoding="utf-8"))
-    late = f"took longer than protocol.timeout_seconds {timeout:g}"
-    if outcome and outcome.status == "ok" and ended.reason != "interrupted":
-        # The window was complete; what came after it, more losses or the exit, was cut short or went wrong.
-        after = late if ended.reason == "timeout" else f"ended with {_how(ended)}" if ended.exit_code else None
-        return (
-            outcome.model_copy(update={"warnings": [*outcome.warnings, f"after the window it {after}"]})
-            if after
-            else outcome
-        )
-    if ended.reason == "interrupted":
-        return Outcome(status="interrupted", error="interrupted by the user")
-    if ended.reason == "timeout":
-        return Outcome(status="timeout", error=late)
-    if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
-        return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
-    tail = _tail(ended.output)
-    if outcome and _signal(ended) is None:
-        with_tail = (
-            "\n".join([outcome.error or outcome.status, *tail]) if outcome.status == "failed" else outcome.error
-        )
-        return outcome.model_copy(update={"error": with_tail})
-    return Outcome(
-        status="failed", error="\n".join([f"{_how(ended)}: {tail[-1]}", *tail[:-1]] if tail else [_how(ended)])
-    )
-
-
-def _how(ended: _Ended) -> str:
-    number = _signal(ended)
-    return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
-
-
-def _signal(ended: _Ended) -> signal.Signals | None:
-    """The signal that killed the process or, by torchrun's account, the first of its ranks to be killed."""
-    if ended.exit_code is not None and ended.exit_code < 0:
-        return signal.Signals(-ended.exit_code)
-    named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
-    return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)  # torchrun ends the others by SIGTERM
-
-
-def _tail(output: str) -> list[str]:
-    return output.strip().splitlines()[-ERROR_LINES:]
 
 
 def _anonymous(text: str) -> str:

@@ -9,23 +9,30 @@ from dataclasses import dataclass
 from scipy.special import stdtrit  # Student's t quantile; scipy.stats would take a second to import
 
 CONFIDENCE = 0.95
+LEAST_ROUNDS = 3
+"""For an interval; from two rounds, with one degree of freedom, it would span a factor of two either way."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rounds, and its 95 % interval; None for the interval where one round says nothing of spread."""
+    """A mean over rounds, and its 95 % interval; None where fewer than LEAST_ROUNDS say too little of the spread."""
 
     value: float
     low: float | None
     high: float | None
     rounds: int
 
+    @property
+    def half_width(self) -> float | None:
+        """Of the interval, relative to the value; its logarithm is symmetric."""
+        return self.high / self.value - 1 if self.high is not None else None
+
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
     """exp(mean(log)) of positive values, with the t interval of the logarithms (n - 1 degrees of freedom)."""
     logs = [math.log(value) for value in values]
     n, centre = len(logs), math.fsum(logs) / len(logs)
-    if n < 2:
+    if n < LEAST_ROUNDS:
         return Estimate(math.exp(centre), None, None, n)
     deviation = math.sqrt(math.fsum((x - centre) ** 2 for x in logs) / (n - 1))
     half = float(stdtrit(n - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(n)

@@ -7,6 +7,7 @@ Run by bench.runner in a fresh process per repetition; alone too, under torchrun
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -45,6 +46,8 @@ def main() -> int:
     _enter_environment(rung.toggles)
     if os.environ.get("RANK", "0") == "0":
         arguments.out.unlink(missing_ok=True)  # of an earlier run
+    with contextlib.suppress(OSError):  # where memory runs out, Linux shall end this process and not the user's others
+        Path("/proc/self/oom_score_adj").write_text("500")
     _leave_with_runner()
     outcome = _run(ladder, rung, arguments)
     if outcome.error:

@@ -185,13 +185,18 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
         raise UnsupportedToggle("compile", toggles.compile, reason)
 
 
-def describe(changes: Mapping[str, Any], toggles: Toggles, workload: Workload) -> list[str]:
-    """What a rung changes, for a reader: "vocab_multiple=64 (50304 rows, ...)"."""
-    notes = {toggle.name: toggle.metadata["note"] for toggle in fields(Toggles)}
+def describe(toggles: Toggles, before: Toggles | None, workload: Workload) -> list[str]:
+    """What differs from the rung before, for a reader: "vocab_multiple=64 (50304 rows, ...)".
+
+    Without one, the device and what differs from the baseline.
+    """
     described = []
-    for name, value in changes.items():
-        note = notes[name](toggles, workload) if notes[name] else ""
-        described.append(f"{name}={value} ({note})" if note else f"{name}={value}")
+    for toggle in fields(Toggles):
+        value = getattr(toggles, toggle.name)
+        if value == getattr(before or Toggles(), toggle.name) and (before or toggle.name != "device"):
+            continue
+        note = toggle.metadata["note"] and toggle.metadata["note"](toggles, workload)
+        described.append(f"{toggle.name}={value} ({note})" if note else f"{toggle.name}={value}")
     return described
 
 

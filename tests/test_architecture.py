@@ -20,6 +20,7 @@ TORCH_FREE = [
     "gpt2.toggles",
     "gpt2.peaks",
     "gpt2.data",
+    "bench.child",
     "bench.cli",
     "bench.ladder",
     "bench.record",

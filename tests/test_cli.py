@@ -48,7 +48,7 @@ def test_only_the_named_rungs_run(write_ladder, tmp_path: Path) -> None:
 def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
     done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "1.5 TFLOP/s (given with --peak-tflops)" in " ".join(done.stdout.split())
+    assert "1.5 TFLOP/s each (given with --peak-tflops)" in " ".join(done.stdout.split())
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -142,6 +142,19 @@ def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
     assert "unsupported" in done.stdout or "yes" in done.stdout
 
 
+def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
+    path = write_ladder("[{name: huge, set: {micro_batch_size: 100000}}]", workload="model: gpt2, seq_len: 1024")
+    done = bench("plan", path)
+    assert done.returncode == 0, done.stderr
+    assert "will not fit" in done.stdout
+
+
+def test_no_rung_by_an_empty_name_runs(write_ladder, tmp_path: Path) -> None:
+    done = bench("run", write_ladder("[{name: a}]"), "--rungs", "", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert not (tmp_path / "out").exists()
+
+
 def results(tmp_path: Path) -> Path:
     append(tmp_path / "r.jsonl", record())
     return tmp_path / "r.jsonl"
@@ -150,7 +163,7 @@ def results(tmp_path: Path) -> Path:
 def test_a_report_goes_to_stdout_as_markdown(tmp_path: Path) -> None:
     done = bench("report", results(tmp_path), "--markdown")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("| Rung |")
+    assert done.stdout.startswith("### h100 on h100-80gb-hbm3-x1\n\n| Rung |")
 
 
 def test_a_report_writes_its_folder_and_updates_a_readme_between_its_markers(tmp_path: Path) -> None:

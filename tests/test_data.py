@@ -8,8 +8,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt2 import data
-from gpt2.data import Batches, DataError, open_corpus, shard_header, tokenise
+from gpt2 import shards
+from gpt2 import text as tokenising
+from gpt2.data import Batches, Corpus, DataError, open_corpus
+from gpt2.shards import Shards, shard_header
+from gpt2.text import tokenise
 from gpt2.toggles import Toggles
 from gpt2.train import micro_batches
 
@@ -46,12 +49,12 @@ def test_tiny_shakespeare_has_338025_tokens_that_decode_to_its_text(shakespeare:
 @given(text=st.text(alphabet=st.sampled_from("ab 1.'\n\t\r é漢😀"), max_size=200), piece=st.integers(1, 40))
 @settings(deadline=None, max_examples=200)
 def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(text: str, piece: int) -> None:
-    cuts = [match.end() for match in data.CUT.finditer(text)]
+    cuts = [match.end() for match in tokenising.CUT.finditer(text)]
     parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
         path.write_text(text, encoding="utf-8", newline="")
-        pieces = list(data._pieces(path, piece))
+        pieces = list(tokenising._pieces(path, piece))
     assert "".join(pieces) == text
     ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
     assert {sum(map(len, pieces[:n])) for n in range(1, len(pieces))} <= ends
@@ -60,8 +63,8 @@ def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(text: str, piec
 @given(text=st.text(alphabet=st.sampled_from("ab 1.'\n\t\r é漢"), max_size=120))
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_cut_never_changes_a_token(text: str, vocabulary: None) -> None:
-    encode = data._vocabulary().encode_ordinary
-    cuts = [0, *(match.end() for match in data.CUT.finditer(text)), len(text)]
+    encode = tokenising._vocabulary().encode_ordinary
+    cuts = [0, *(match.end() for match in tokenising.CUT.finditer(text)), len(text)]
     parts = [encode(text[a:b]) for a, b in pairwise(cuts)]
     assert list(chain.from_iterable(parts)) == encode(text)
 
@@ -104,7 +107,7 @@ def test_without_vocabulary_and_network_the_error_names_the_ways(
     monkeypatch.setattr("tiktoken.registry.ENCODINGS", {})
     text = tmp_path / "a.txt"
     text.write_text("abc")
-    with pytest.raises(DataError, match=r"TIKTOKEN_CACHE_DIR.*or give \.bin shards"):
+    with pytest.raises(DataError, match=r"TIKTOKEN_CACHE_DIR.*or give tokens"):
         open_corpus("mine", vocab_size=V, path=text)
 
 
@@ -167,7 +170,7 @@ def test_a_folder_of_shards_reads_as_one_sequence_without_validation_shards(tmp_
 
 def test_shards_are_mapped_not_loaded(tmp_path: Path) -> None:
     corpus = open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", numbers(5000)))
-    assert isinstance(corpus, data.Shards)
+    assert isinstance(corpus, Shards)
     assert all(isinstance(array, np.memmap) for array in corpus._arrays)
 
 
@@ -178,7 +181,7 @@ def test_a_changed_shard_gets_a_new_fingerprint(tmp_path: Path) -> None:
     assert open_corpus("mine", vocab_size=V, path=path).sha256 != before
 
 
-def header(magic: int = data.MAGIC, version: int = 1, tokens: int = 100) -> bytes:
+def header(magic: int = shards.MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     ints = np.zeros(256, dtype="<i4")
     ints[:3] = magic, version, tokens
     return ints.tobytes()
@@ -229,7 +232,7 @@ def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.Monkey
 # --- batches
 
 
-def corpus_of(tmp_path: Path, count: int) -> data.Corpus:
+def corpus_of(tmp_path: Path, count: int) -> Corpus:
     return open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", np.arange(count) % V))
 
 

@@ -177,6 +177,18 @@ def test_a_name_that_no_file_could_have_is_refused(name: str, tmp_path: Path) ->
         load(tmp_path / "l.yaml")
 
 
+def test_what_a_rung_changes_is_read_from_its_toggles_not_from_the_file(write_ladder) -> None:
+    path = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]")
+    assert [rung.changed for rung in load(path).rungs] == [["device=cpu"], ["attention=sdpa"], ["adamw=fused"]]
+    overridden = load(path, ["toggles.attention=math"]).rungs
+    assert [rung.changed for rung in overridden] == [["device=cpu", "attention=math"], [], ["adamw=fused"]]
+
+
+def test_case_does_not_hide_the_nearest_name(write_ladder) -> None:
+    with pytest.raises(LadderError, match="did you mean 'bfloat16'"):
+        load(write_ladder("[{name: bfloat16}, {name: other}]")).rung("BFLOAT16")
+
+
 def test_an_unknown_rung_is_refused_with_the_nearest_name(write_ladder) -> None:
     with pytest.raises(LadderError, match="no rung is called 'basline'; did you mean 'baseline'"):
         load(write_ladder("[{name: baseline}]")).rung("basline")

@@ -20,8 +20,8 @@ BF16 = replace(CUDA, autocast="bfloat16")
 
 
 def ladder() -> list:
-    """Two rungs in two rounds; the second is twice as fast in both, though the machine slowed down."""
-    speeds = [(1, 1000.0, 2000.0), (2, 500.0, 1000.0)]
+    """Two rungs in three rounds; the second is twice as fast in each, though the machine slowed down."""
+    speeds = [(1, 1000.0, 2000.0), (2, 500.0, 1000.0), (3, 250.0, 500.0)]
     records = []
     for repetition, slow, fast in speeds:
         records.append(record(repetition=repetition, measurement=measurement(slow)))
@@ -41,7 +41,7 @@ def ladder() -> list:
 def test_speed_ups_and_tokens_per_second_are_means_over_rounds() -> None:
     first, second = scoreboard(ladder()).rows
     assert first.tps is not None
-    assert first.tps.value == pytest.approx(math.sqrt(1000 * 500))
+    assert first.tps.value == pytest.approx(math.cbrt(1000 * 500 * 250))
     assert second.speedup is not None
     assert (second.speedup.value, second.speedup.low) == pytest.approx((2.0, 2.0))
     assert first.gain is None
@@ -60,7 +60,7 @@ def test_an_unknown_peak_leaves_mfu_absent_with_the_reason() -> None:
     m = measurement(peak_flops_bf16=None, peak_flops_source="no published peak is known")
     text = to_markdown(scoreboard([record(measurement=m)]))
     assert scoreboard([record(measurement=m)]).rows[0].mfu is None
-    assert "the peak: absent (no published peak is known)" in text
+    assert "MFU is absent: no published peak is known." in text
 
 
 def test_losses_are_shown_at_the_largest_stated_step_that_every_rung_has() -> None:
@@ -82,6 +82,7 @@ def test_a_rung_whose_loss_leaves_its_precision_class_fails_parity() -> None:
     off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
     board = scoreboard([record(), record("broken", 1, measurement=off)])
     assert [row.status for row in board.rows] == ["ok", "parity_failed"]
+    assert "broken: loss differs: by 10.00% from baseline's; the number formats explain 0.10%" in to_markdown(board)
     assert exit_code([record(), record("broken", 1, measurement=off)]) == 4
 
 
@@ -118,9 +119,9 @@ def test_only_cumulative_records_make_the_rows() -> None:
 def test_left_out_rungs_and_set_variables_are_said_in_the_caption() -> None:
     tuned = MACHINE.model_copy(update={"variables": {"LD_PRELOAD": "libtcmalloc.so"}})
     text = to_markdown(scoreboard([record(), record("third", 2, environment=tuned)]))
-    assert "Not all rungs of the ladder were run" in text
+    assert "not all rungs of the ladder were run" in text
     assert "LD\\_PRELOAD=libtcmalloc.so" in text
-    assert "Not all rungs" not in to_markdown(scoreboard(ladder()))
+    assert "not all rungs" not in to_markdown(scoreboard(ladder()))
 
 
 def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so() -> None:
@@ -128,7 +129,9 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
     board = scoreboard([record(), record("batch of 4", 1, measurement=big)])
     assert board.rows[1].status == "ok"
     assert board.rows[1].loss_difference == 0
-    assert "10.9000 (4,096 tokens a step)" in to_markdown(board)
+    text = to_markdown(board)
+    assert "| 10.9000 † |" in text
+    assert "† Tokens per optimiser step: 1,024, but 4,096 (batch of 4)." in text
 
 
 @pytest.mark.parametrize(
@@ -146,28 +149,61 @@ def test_the_exit_code_says_whether_all_went_as_asked(status: str, expect: str |
     assert exit_code([record(), record("b", 1, status=status, expect=expect)]) == code
 
 
+def test_changes_are_those_from_the_row_above_whatever_was_left_out() -> None:
+    full = replace(BF16, attention="flash", adamw="fused")
+    rows = scoreboard([record(), record("last", 5, toggles=full, changed=["adamw=fused"])]).rows
+    assert rows[0].changed == ("device=cuda",)
+    assert rows[1].changed == ("autocast=bfloat16", "attention=flash", "adamw=fused")
+
+
+def test_an_out_of_memory_that_was_expected_and_did_not_come_is_said() -> None:
+    assert "| ok, not out\\_of\\_memory |" in to_markdown(scoreboard([record(expect="out_of_memory")]))
+
+
+def test_an_interrupted_run_and_a_busy_machine_are_said() -> None:
+    busy = MACHINE.model_copy(update={"load_average": 17.0})
+    text = to_markdown(
+        scoreboard([record(environment=busy), record("b", 1, status="interrupted", error="by the user")])
+    )
+    assert "interrupted in round 1 of 3" in text
+    assert "load average up to 17.0 on 8 cores" in text
+
+
+def test_a_column_without_any_figure_is_left_out_of_the_terminal_table() -> None:
+    console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
+    console.print(to_terminal(scoreboard([record(measurement=measurement(peak_flops_bf16=None))])))
+    text = console.export_text()
+    assert "MFU (bf16)" not in text
+    assert "Peak memory" in text
+
+
 def test_a_rung_that_failed_is_a_row_with_dashes_and_its_reason() -> None:
     error = "RuntimeError: the reason\nTraceback ..."
     text = to_markdown(scoreboard([record(), record("bad", 1, status="failed", error=error)]))
     (line,) = [line for line in text.splitlines() if line.startswith("| bad")]
-    assert line == "| bad | device=cuda | - | - | - | - | - | - | failed: RuntimeError: the reason |"
+    assert line == "| bad | - | - | - | - | - | - | - | failed |"
+    assert "bad: failed: RuntimeError: the reason" in text
 
 
 GOLDEN = """\
+### h100 on h100-80gb-hbm3-x1
+
 | Rung | Changed | TPS | Speed-up | Over rung before | MFU (bf16) | Peak memory (GiB) | Loss at step 2 | Status |
 |---|---|--:|--:|--:|--:|--:|--:|---|
 | baseline | device=cuda | 1,000 | 1.00x | - | 0.1% | 3.00 | 10.5000 | ok |
-| too large | micro\\_batch\\_size=64 | - | - | - | - | - | - | OOM: CUDA out of memory |
+| too large | micro\\_batch\\_size=64 | - | - | - | - | - | - | OOM |
 
-h100 on NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
+NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
 Python 3.12.1, Linux.
-Workload: gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
-2 processes: 1 round over all rungs, a fresh process each.\
+gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
+2 processes, each fresh: 1 round over the rungs. TPS: tokens per second of the timed window, geometric mean over \
+rounds; speed-ups paired within rounds; too few rounds for an interval.
 """
 
 
 def test_the_markdown_scoreboard_reads_as_agreed() -> None:
-    oom = record("too large", 1, changed=["micro_batch_size=64"], status="out_of_memory", error="CUDA out of memory")
+    toggles = replace(CUDA, micro_batch_size=64)
+    oom = record("too large", 1, toggles=toggles, status="out_of_memory", error="CUDA out of memory")
     found = to_markdown(scoreboard([record(), oom]))
     assert found.replace("  \n", "\n").startswith(GOLDEN)
 
@@ -176,7 +212,7 @@ def test_every_cell_and_the_caption_reach_the_terminal_too() -> None:
     console = Console(width=250, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(to_terminal(scoreboard(ladder())))
     text = console.export_text()
-    for part in ("bfloat16", "2.00x (2.00 to 2.00)", "dense bfloat16 peak", "2 rounds over all rungs"):
+    for part in ("bfloat16", "2.00x ±0.0%", "dense bfloat16 peak", "3 rounds over the rungs"):
         assert part in text
 
 
@@ -184,9 +220,9 @@ def test_the_caption_names_formula_denominator_method_and_processes() -> None:
     text = to_markdown(scoreboard(ladder()))
     for part in (
         "854,438,400 FLOPs per token (F)",
-        "989.4 TFLOP/s (a datasheet)",
+        "989.4 TFLOP/s each (a datasheet)",
         "allocated, window (torch.cuda)",
-        "4 processes: 2 rounds",
+        "6 processes, each fresh: 3 rounds",
     ):
         assert part in text, part
 
@@ -216,6 +252,24 @@ def test_hostile_text_changes_no_table_and_steers_no_terminal() -> None:
     console = Console(width=300, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     console.print(to_terminal(board))
     assert "\x1b[31m" not in console.export_text(styles=False)
+
+
+def test_a_partial_or_interrupted_run_does_not_hide_a_full_one(tmp_path: Path) -> None:
+    for name, time, rungs in [("full", 1, 3), ("partial", 2, 1), ("interrupted", 3, 3)]:
+        for index in range(rungs):
+            status = "interrupted" if (name, index) == ("interrupted", 2) else "ok"
+            item = record(f"{name} {index}", index, time=f"2026-01-0{time}T00:00:00+00:00", status=status)
+            append(tmp_path / f"{name}.jsonl", item)
+    (board,), _ = load_boards([tmp_path])
+    assert board.rows[0].rung == "full 0"
+
+
+def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: Path) -> None:
+    for index in range(3):
+        append(tmp_path / "old.jsonl", record(f"old {index}", index, time="2026-01-01T00:00:00+00:00"))
+    append(tmp_path / "new.jsonl", record("new", time="2026-01-02T00:00:00+00:00", ladder_hash="other"))
+    (board,), _ = load_boards([tmp_path])
+    assert board.rows[0].rung == "new"
 
 
 def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: Path) -> None:

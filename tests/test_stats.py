@@ -16,8 +16,16 @@ def test_the_interval_is_scipy_s_t_interval_of_the_logarithms() -> None:
     assert (found.low, found.high) == pytest.approx((math.exp(low), math.exp(high)))
 
 
-def test_one_round_has_no_interval() -> None:
-    assert geometric_mean([5.0]).low is None
+@pytest.mark.parametrize("values", [[5.0], [5.0, 6.0]])
+def test_one_or_two_rounds_have_no_interval(values: list[float]) -> None:
+    found = geometric_mean(values)
+    assert found.low is found.high is found.half_width is None
+
+
+def test_the_half_width_is_relative_to_the_value() -> None:
+    found = geometric_mean([100.0, 110.0, 90.0])
+    assert found.high is not None
+    assert found.half_width == pytest.approx(found.high / found.value - 1)
 
 
 def test_speed_ups_are_paired_within_rounds() -> None:

@@ -12,28 +12,33 @@ from bench.report.scoreboard import Scoreboard, scoreboard
 def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
-    A file is shown as it is; of the files below a folder, the newest of each subfolder (machine) and ladder.
+    A file is shown as it is. Of the files below a folder, each subfolder (machine) and ladder shows one: of the runs
+    of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then the newest.
     Raises RecordError where there is nothing to show or a file cannot be read.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
     for path in paths:
-        newest: dict[tuple[Path, str], Scoreboard] = {}
+        found: dict[tuple[Path, str], list[Scoreboard]] = {}
         for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
             records, torn = read(file)
             warnings += torn
-            if not records:
-                warnings.append(f"{file}: holds no records")
-                continue
-            board = scoreboard(records, source=file)
-            key = (file.parent, board.ladder)
-            if key not in newest or newest[key].records[0].time <= board.records[0].time:
-                newest[key] = board
-        boards += newest.values()
+            if any(record.kind == "cumulative" for record in records):
+                board = scoreboard(records, source=file)
+                found.setdefault((file.parent, board.ladder), []).append(board)
+            else:
+                warnings.append(f"{file}: holds no records of rungs")
+        boards += [_chosen(runs) for runs in found.values()]
     if not boards:
         shown = ", ".join(str(path) for path in paths)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some")
     return boards, warnings
+
+
+def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
+    newest = max(runs, key=lambda board: board.records[0].time)
+    same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
+    return max(same, key=lambda board: (not board.interrupted, len(board.rows), board.records[0].time))
 
 
 def exit_code(records: Sequence[Record]) -> int:

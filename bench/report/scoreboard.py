@@ -12,7 +12,8 @@ from pathlib import Path
 
 from bench.record import Environment, Measurement, Record
 from bench.stats import Estimate, geometric_mean, loss_difference, paired_ratio
-from gpt2.toggles import LOSS_TOLERANCE, Toggles
+from gpt2.toggles import LOSS_TOLERANCE, Toggles, describe
+from gpt2.workload import Workload
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
@@ -24,6 +25,7 @@ class Row:
 
     rung: str
     changed: tuple[str, ...]
+    """From the row above, as a reader sees it."""
     tokens_per_step: int | None
     tps: Estimate | None
     speedup: Estimate | None
@@ -41,6 +43,9 @@ class Row:
     status: str
     """ok, parity_failed, or how the last failing process ended."""
     error: str | None
+    """Why it is not ok."""
+    expect: str | None
+    """The outcome that the ladder calls the point of this rung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +61,11 @@ class Scoreboard:
     rounds: int
     source: Path | None
     """The results file."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run was ended before its last process."""
+        return any(record.status == "interrupted" for record in self.records)
 
     @property
     def has_gaps(self) -> bool:
@@ -78,7 +88,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scorebo
     curves = [len(measured.losses) for rung in rungs if (measured := _measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     rows = [
-        _row(rung, rungs=rungs, before=rungs[place - 1] if place else None, loss_step=loss_step)
+        _row(rung, rungs, before=rungs[place - 1] if place else None, loss_step=loss_step)
         for place, rung in enumerate(rungs)
     ]
     return Scoreboard(
@@ -92,24 +102,26 @@ def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scorebo
     )
 
 
-def _row(rung: list[Record], *, rungs: list[list[Record]], before: list[Record] | None, loss_step: int | None) -> Row:
+def _row(rung: list[Record], rungs: list[list[Record]], *, before: list[Record] | None, loss_step: int | None) -> Row:
     tps = _tps(rung)
     measured = _measured(rung)
     mean = geometric_mean(list(tps.values())) if tps else None
     mfu = None
     if mean and measured and measured.peak_flops_bf16:
-        devices = Toggles(**rung[0].toggles.all).world_size
-        mfu = measured.flops_per_token * mean.value / (measured.peak_flops_bf16 * devices)
+        mfu = measured.flops_per_token * mean.value / (measured.peak_flops_bf16 * _toggles(rung).world_size)
+    failed = [r for r in rung if r.status != "ok"]
+    status, error = (failed[-1].status, failed[-1].error) if failed else ("ok", None)
     reference = _parity_reference(rung, rungs)
     difference = _loss_difference(rung, reference) if reference else None
-    failed = [r for r in rung if r.status != "ok"]
-    status = failed[-1].status if failed else "ok"
-    if difference is not None and difference > max(_tolerance(rung), _tolerance(reference or rung)):
-        status = "parity_failed" if status == "ok" else status
+    if status == "ok" and reference and difference is not None:
+        allowed = max(_tolerance(rung), _tolerance(reference))
+        if difference > allowed:
+            status = "parity_failed"
+            error = f"by {difference:.2%} from {reference[0].rung}'s; the number formats explain {allowed:.2%}"
     peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
-        changed=tuple(rung[0].changed),
+        changed=tuple(describe(_toggles(rung), _toggles(before) if before else None, Workload(**rung[0].workload))),
         tokens_per_step=measured.tokens_per_step if measured else None,
         tps=mean,
         speedup=paired_ratio(tps, _tps(rungs[0])),
@@ -119,7 +131,8 @@ def _row(rung: list[Record], *, rungs: list[list[Record]], before: list[Record] 
         loss=measured.losses[loss_step - 1] if measured and loss_step else None,
         loss_difference=difference,
         status=status,
-        error=failed[-1].error if failed else None,
+        error=error,
+        expect=rung[0].expect,
     )
 
 
@@ -157,4 +170,9 @@ def _loss_difference(rung: list[Record], reference: list[Record]) -> float:
 
 
 def _tolerance(rung: list[Record]) -> float:
-    return LOSS_TOLERANCE[Toggles(**rung[0].toggles.all).precision_class()]
+    return LOSS_TOLERANCE[_toggles(rung).precision_class()]
+
+
+def _toggles(rung: list[Record]) -> Toggles:
+    """Of a rung; a toggle that an older record does not know had its default."""
+    return Toggles(**rung[0].toggles.all)

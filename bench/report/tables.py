@@ -8,9 +8,11 @@ from rich.text import Text
 
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import DASH, GIB, markdown, number, plain
-from bench.stats import Estimate
+from bench.stats import LEAST_ROUNDS, Estimate
 
 STATUS = {"out_of_memory": "OOM", "parity_failed": "loss differs"}
+BUSY = 2.0
+"""Runnable processes per core, before a process starts, above which something else must have been running."""
 
 
 def header(board: Scoreboard) -> list[str]:
@@ -22,80 +24,105 @@ def header(board: Scoreboard) -> list[str]:
 
 def cells(row: Row, board: Scoreboard) -> list[str]:
     """One row as plain text, a dash for what was not measured."""
-    other_step = row.tokens_per_step is not None and row.tokens_per_step != board.rows[0].tokens_per_step
     loss = f"{row.loss:.4f}" if row.loss is not None else DASH
-    status = STATUS.get(row.status, row.status)
-    if row.error:
-        status += f": {row.error.strip().splitlines()[0]}"
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
-        _tps(row.tps),
+        _with_interval(number(row.tps.value) if row.tps else "", row.tps),
         "1.00x" if row is board.rows[0] and row.speedup else _ratio(row.speedup),
         _ratio(row.gain),
         f"{row.mfu:.1%}" if row.mfu is not None else DASH,
         f"{row.peak_memory_bytes / GIB:.2f}" if row.peak_memory_bytes is not None else DASH,
-        loss + (f" ({number(row.tokens_per_step)} tokens a step)" if other_step and row.tokens_per_step else ""),
-        plain(status),
+        f"{loss} †" if _other_step(row, board) else loss,
+        _status(row),
     ]
 
 
-def _tps(tps: Estimate | None) -> str:
-    if tps is None:
-        return DASH
-    if tps.low is None or tps.high is None:
-        return number(tps.value)
-    return f"{number(tps.value)} ({number(tps.low)} to {number(tps.high)})"
-
-
 def _ratio(ratio: Estimate | None) -> str:
-    if ratio is None:
+    return _with_interval(f"{ratio.value:.2f}x" if ratio else "", ratio)
+
+
+def _with_interval(text: str, estimate: Estimate | None) -> str:
+    if estimate is None:
         return DASH
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f} to {ratio.high:.2f})"
+    return f"{text} ±{estimate.half_width:.1%}" if estimate.half_width is not None else text
+
+
+def _other_step(row: Row, board: Scoreboard) -> bool:
+    """Whether the row's optimiser steps are of another size than the first row's."""
+    return row.tokens_per_step is not None and row.tokens_per_step != board.rows[0].tokens_per_step
+
+
+def _status(row: Row) -> str:
+    status = STATUS.get(row.status, row.status)
+    return f"{status}, not {row.expect}" if row.expect == "out_of_memory" and row.status == "ok" else status
 
 
 def caption(board: Scoreboard) -> list[str]:
-    """What the figures are of and how they were got, a sentence or two per line."""
-    machine = board.environment
-    lines = [f"{board.ladder} on {_machine(board)}."]
-    measured = next((r for r in board.records if r.measurement), None)
-    workload = board.records[0].workload
-    sizes = sorted({row.tokens_per_step for row in board.rows if row.tokens_per_step})
-    parameters = f" ({measured.measurement.parameters:,} parameters)" if measured and measured.measurement else ""
-    lines.append(
-        f"Workload: {workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}"
-        + (f", {' or '.join(f'{size:,}' for size in sizes)} tokens per optimiser step." if sizes else ".")
-    )
-    rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
-    interval = ", in brackets the 95 % t interval" if board.rounds > 1 else "; one round says nothing of the spread"
-    processes = f"{len(board.records)} processes" if len(board.records) > 1 else "1 process"
-    lines.append(
-        f"{processes}: {rounds} over all rungs, a fresh process each. TPS = tokens per second of "
-        f"the timed window, geometric mean over rounds; speed-ups are paired within rounds{interval}."
-    )
-    if measured and measured.measurement:
-        m = measured.measurement
-        peak = f"{m.peak_flops_bf16 / 1e12:g} TFLOP/s" if m.peak_flops_bf16 else "absent"
-        lines.append(
-            f"MFU = {m.flops_per_token:,} FLOPs per token ({m.flops_formula}) x TPS / dense bfloat16 peak of the "
-            f"devices; the peak: {peak} ({m.peak_flops_source})."
+    """What the figures are of and how they were got, a line for each matter."""
+    machine, workload = board.environment, board.records[0].workload
+    measured = next((r.measurement for r in board.records if r.measurement), None)
+    lines = [f"{_machine(board)}."]
+    parameters = f" ({measured.parameters:,} parameters)" if measured else ""
+    steps = sorted({row.tokens_per_step for row in board.rows if row.tokens_per_step})
+    size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
+    lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
+    if len(steps) > 1:
+        sizes = ", ".join(
+            f"{row.tokens_per_step:,} ({plain(row.rung)})" for row in board.rows if _other_step(row, board)
         )
-        methods = sorted({r.measurement.peak_memory_method for r in board.records if r.measurement})
+        lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
+    lines.append(_counting(board))
+    if measured and measured.peak_flops_bf16:
+        lines.append(
+            f"MFU = {measured.flops_per_token:,} FLOPs per token ({measured.flops_formula}) x TPS / the devices' "
+            f"dense bfloat16 peak of {measured.peak_flops_bf16 / 1e12:g} TFLOP/s each ({measured.peak_flops_source})."
+        )
+    elif measured:
+        lines.append(
+            f"MFU is absent: {measured.peak_flops_source}. FLOPs per token: {measured.flops_per_token:,} "
+            f"({measured.flops_formula})."
+        )
+    methods = sorted({r.measurement.peak_memory_method for r in board.records if r.measurement})
+    if methods:
         lines.append(f"Peak memory: {'; '.join(methods)}; of the rank that needed most.")
-    if board.has_gaps:
-        lines.append("Not all rungs of the ladder were run; a row includes the changes of those left out above it.")
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
-    if board.mixed_environments:
-        lines.append("Warning: the records are of different software, code or chips; these figures do not compare.")
-    if any(record.environment.dirty for record in board.records):
-        lines.append(f"Warning: measured on a changed checkout of commit {machine.commit}.")
-    lines += [f"Warning: {warning}." for warning in sorted({w for r in board.records for w in r.warnings})]
+    for row in board.rows:
+        if row.error:
+            lines.append(f"{row.rung}: {_status(row)}: {row.error.strip().splitlines()[0]}")
+    lines += [f"Warning: {warning}." for warning in _warnings(board)]
     if board.source:
         lines.append(f"From {board.source.as_posix()}, where each record holds the command that runs its rung again.")
     return [plain(line) for line in lines]
+
+
+def _counting(board: Scoreboard) -> str:
+    processes = f"{len(board.records)} processes" if len(board.records) > 1 else "1 process"
+    rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
+    interval = "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
+    return (
+        f"{processes}, each fresh: {rounds} over the rungs. TPS: tokens per second of the timed window, geometric "
+        f"mean over rounds; speed-ups paired within rounds; {interval}."
+    )
+
+
+def _warnings(board: Scoreboard) -> list[str]:
+    records, machine = board.records, board.environment
+    warnings = sorted({warning for record in records for warning in record.warnings})
+    if board.interrupted:
+        planned = records[0].protocol["repeats"]
+        warnings.append(f"the run was interrupted in round {board.rounds} of {planned}; what is missing was not run")
+    if board.has_gaps:
+        warnings.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
+    load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
+    if load > BUSY * machine.cpu_cores:
+        warnings.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
+    if board.mixed_environments:
+        warnings.append("the records are of different software, code or chips; these figures do not compare")
+    if any(record.environment.dirty for record in records):
+        warnings.append(f"measured on a changed checkout of commit {machine.commit}")
+    return warnings
 
 
 def _machine(board: Scoreboard) -> str:
@@ -108,19 +135,22 @@ def _machine(board: Scoreboard) -> str:
 
 
 def to_markdown(board: Scoreboard) -> str:
-    """A GitHub table, its caption below."""
+    """A GitHub table between its heading and its caption."""
     head = header(board)
-    lines = [f"| {' | '.join(head)} |", f"|{'|'.join(['---', '---', *['--:'] * 6, '---'])}|"]
+    lines = [f"### {markdown(f'{board.ladder} on {board.environment.machine}')}", ""]
+    lines += [f"| {' | '.join(head)} |", f"|{'|'.join(['---', '---', *['--:'] * 6, '---'])}|"]
     for row in board.rows:
         lines.append(f"| {' | '.join(markdown(cell) for cell in cells(row, board))} |")
     return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in caption(board))]).rstrip() + "\n"
 
 
 def to_terminal(board: Scoreboard) -> Group:
-    """The same for rich."""
-    table = Table(title=Text(plain(board.ladder)), show_lines=False)
-    for number_, title in enumerate(header(board)):
-        table.add_column(title, justify="right" if 2 <= number_ <= 7 else "left", overflow="fold")
-    for row in board.rows:
-        table.add_row(*(Text(cell) for cell in cells(row, board)))
+    """The same for rich, without columns that hold nothing but dashes."""
+    rows = [cells(row, board) for row in board.rows]
+    table = Table(title=Text(plain(f"{board.ladder} on {board.environment.machine}")), show_lines=False)
+    shown = [place for place in range(len(header(board))) if any(row[place] != DASH for row in rows)]
+    for place in shown:
+        table.add_column(header(board)[place], justify="right" if 2 <= place <= 7 else "left")
+    for row in rows:
+        table.add_row(*(Text(row[place]) for place in shown))
     return Group(table, *(Text(line, style="dim") for line in caption(board)))

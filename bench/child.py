@@ -1,0 +1,151 @@
+"""One child process from start to end: started, watched, ended with all that it started, and its end explained."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import psutil
+from pydantic import ValidationError
+
+from bench.record import Outcome, progress_path
+
+POLL_SECONDS = 0.25
+ERROR_LINES = 15
+MARK = "BENCH_OUT"
+"""Environment variable by which all processes of one rung are known, whoever started them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """How a process ended."""
+
+    exit_code: int | None
+    reason: Literal["exit", "timeout", "interrupted"]
+    output: str
+    kernel_killed: bool
+    """Whether the kernel killed some process for memory meanwhile."""
+
+
+def supervise(
+    command: list[str],
+    environ: dict[str, str],
+    out: Path,
+    timeout: float,
+    working: Callable[[str, int, float | None], None],
+) -> Ended:
+    """Start a process in a session of its own, pass its progress on, and end it with all it started."""
+    log = out.with_suffix(".log")
+    progress = progress_path(out)
+    kills = _kernel_kills()
+    deadline = time.monotonic() + timeout
+    reason: Literal["exit", "timeout", "interrupted"] = "exit"
+    with log.open("wb") as sink:
+        process = subprocess.Popen(
+            command,
+            env={**environ, MARK: str(out)},
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=sink,
+            start_new_session=True,
+        )
+        try:
+            while process.poll() is None and time.monotonic() < deadline:
+                time.sleep(POLL_SECONDS)
+                with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
+                    state = json.loads(progress.read_text())
+                    working(state["phase"], state["steps"], state["tps"])
+            if process.poll() is None:
+                reason = "timeout"
+        except KeyboardInterrupt:
+            reason = "interrupted"
+        finally:
+            process.kill()
+            process.wait()
+            end_marked(str(out))
+    output = log.read_text(encoding="utf-8", errors="replace")
+    code = process.returncode if reason == "exit" else None
+    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=_kernel_kills() > kills)
+
+
+def end_marked(mark: str) -> None:
+    """Kill every process that carries this rung's mark: torchrun's workers and compilers outlive their parents."""
+    for _ in range(5):  # a process may start another while it is being killed
+        left = [process for process in psutil.process_iter() if _mark(process) == mark]
+        if not left:
+            return
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        psutil.wait_procs(left, timeout=10)
+
+
+def _mark(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+    except (psutil.Error, OSError):  # gone, or somebody else's
+        return None
+
+
+def _kernel_kills() -> int:
+    """Processes that the Linux kernel has killed for want of memory since it started; 0 elsewhere."""
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
+            return int(match.group(1))
+    return 0
+
+
+def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
+    """How the process ended: by its own word where it left one, else by its exit."""
+    said = _said(out)
+    late = f"took longer than protocol.timeout_seconds {timeout:g}"
+    if ended.reason == "interrupted":
+        return Outcome(status="interrupted", error="interrupted by the user")
+    if said and said.status == "ok":
+        # The window was complete. What came after it, more losses or the exit, may have gone wrong.
+        wrong = late if ended.reason == "timeout" else _how(ended) if ended.exit_code else None
+        warnings = [*said.warnings, f"after the window: {wrong}"] if wrong else said.warnings
+        return said.model_copy(update={"warnings": warnings})
+    if ended.reason == "timeout":
+        return Outcome(status="timeout", error=late)
+    if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
+        return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
+    last = tail(ended.output)
+    if said and not _signal(ended):
+        lines = [said.error or said.status, *(last if said.status == "failed" else [])]
+        return said.model_copy(update={"error": "\n".join(lines)})
+    lines = [f"{_how(ended)}: {last[-1]}", *last[:-1]] if last else [_how(ended)]
+    return Outcome(status="failed", error="\n".join(lines))
+
+
+def _said(out: Path) -> Outcome | None:
+    """What the worker wrote, if it did."""
+    with contextlib.suppress(OSError, ValidationError):
+        return Outcome.model_validate_json(out.read_text(encoding="utf-8"))
+    return None
+
+
+def _how(ended: Ended) -> str:
+    number = _signal(ended)
+    return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
+
+
+def _signal(ended: Ended) -> signal.Signals | None:
+    """The signal that killed the process or, by torchrun's account, the first of its ranks to be killed."""
+    if ended.exit_code is not None and ended.exit_code < 0:
+        return signal.Signals(-ended.exit_code)
+    named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
+    return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)  # torchrun ends the others by SIGTERM
+
+
+def tail(output: str) -> list[str]:
+    """The last lines of what a process printed."""
+    return output.strip().splitlines()[-ERROR_LINES:]
