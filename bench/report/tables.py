@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
@@ -147,10 +148,12 @@ def to_markdown(board: Scoreboard) -> str:
 def to_terminal(board: Scoreboard) -> Group:
     """The same for rich, without columns that hold nothing but dashes."""
     rows = [cells(row, board) for row in board.rows]
-    table = Table(title=Text(plain(f"{board.ladder} on {board.environment.machine}")), show_lines=False)
+    title = Text(plain(f"{board.ladder} on {board.environment.machine}"))
+    table = Table(title=title, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
     shown = [place for place in range(len(header(board))) if any(row[place] != DASH for row in rows)]
     for place in shown:
-        table.add_column(header(board)[place], justify="right" if 2 <= place <= 7 else "left")
+        # On a narrow terminal words and figures break onto a second line rather than lose their ends.
+        table.add_column(header(board)[place], justify="right" if 2 <= place <= 7 else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(row[place]) for place in shown))
     return Group(table, *(Text(line, style="dim") for line in caption(board)))
