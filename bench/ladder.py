@@ -13,13 +13,13 @@ import json
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
 from gpt2.toggles import Toggles, describe, resolve
-from gpt2.workload import Workload
+from gpt2.workload import STRICT, Workload
 
 
 class LadderError(Exception):
@@ -30,7 +30,7 @@ class LadderError(Exception):
 class Protocol:
     """How long, and how often, each rung is run."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
+    __pydantic_config__: ClassVar = STRICT
 
     repeats: int = 3
     """Rounds over all rungs; each rung gets one fresh process per round."""
@@ -104,7 +104,7 @@ class Ladder:
 
 @dataclass(frozen=True, kw_only=True)
 class _RungFile:
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012
+    __pydantic_config__: ClassVar = STRICT
     name: str
     set: dict[str, Any] = field(default_factory=dict)
     expect: Literal["inert", "out_of_memory"] | None = None
@@ -112,7 +112,7 @@ class _RungFile:
 
 @dataclass(frozen=True, kw_only=True)
 class _LadderFile:
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012
+    __pydantic_config__: ClassVar = STRICT
     name: str
     rungs: list[dict[str, Any]]
     workload: dict[str, Any] = field(default_factory=dict)

@@ -222,4 +222,8 @@ class _Progress:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # All is written. Taking the interpreter down in order could only fail: gloo's threads now and then abort it.
+    os._exit(exit_code)

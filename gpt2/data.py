@@ -168,4 +168,5 @@ class Batches:
         return self.corpus.read(index * self.seq_len, self.seq_len + 1).astype(np.int64)
 
     def _draw_order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, epoch]).permutation(self._chunks)  # type: ignore[arg-type]
+        assert self._chunks is not None
+        return np.random.default_rng([self.seed, epoch]).permutation(self._chunks)

@@ -13,6 +13,7 @@ import re
 import resource
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,7 +38,7 @@ class PeakMemory:
     """Times the allocator had to give memory back and try again; more than 0 makes the speed suspect."""
 
 
-class Device:
+class Device(ABC):
     """One accelerator as the trainer sees it; the defaults suit a device that finishes each call at once."""
 
     kind: str
@@ -53,6 +54,7 @@ class Device:
 
     def synchronize(self) -> None:
         """Wait until all queued work is done; without this one times the launch."""
+        return
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         """A CPU tensor on this device."""
@@ -60,27 +62,28 @@ class Device:
 
     def sample_memory(self) -> None:
         """Called between each forward pass and its backward pass, when most memory is in use."""
+        return
 
     def compilations(self) -> int:
         """Graphs compiled so far; steady once warmed up."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
         return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
 
+    @abstractmethod
     def reset_peak_memory(self) -> None:
         """Forget the highest memory so far, so that the next peak_memory() speaks of the window."""
-        raise NotImplementedError
 
+    @abstractmethod
     def peak_memory(self) -> PeakMemory:
         """Highest memory since reset_peak_memory()."""
-        raise NotImplementedError
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         """Whether `error` is this device's way of saying that memory ran out."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
+    @abstractmethod
     def chip(self) -> str:
         """The name of one device, as it calls itself."""
-        raise NotImplementedError
 
     def count(self) -> int:
         """Devices of this kind on this machine."""

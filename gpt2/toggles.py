@@ -14,11 +14,11 @@ import warnings
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import psutil
 
-from gpt2.workload import GPT2Config, Workload
+from gpt2.workload import STRICT, GPT2Config, Workload
 
 if TYPE_CHECKING:
     import torch
@@ -63,7 +63,7 @@ def _toggle(
 class Toggles:
     """Every optimisation, at its baseline. A rung is replace(previous, **changes)."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
+    __pydantic_config__: ClassVar = STRICT
 
     device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains.")
     autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
@@ -276,9 +276,11 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
 
 def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
-    if last or not hasattr(model, "no_sync"):
+    from torch.nn.parallel import DistributedDataParallel
+
+    if last or not isinstance(model, DistributedDataParallel):
         return contextlib.nullcontext()
-    return model.no_sync()  # type: ignore[operator]
+    return model.no_sync()
 
 
 def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.AdamW:

@@ -6,6 +6,10 @@ How it is computed is in gpt2.toggles; nothing there changes a number defined he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
+
+STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
+"""How pydantic checks a dataclass that a user writes: unknown keys, other types and infinities are errors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
 class Workload:
     """What one ladder computes on every rung: model, data and optimiser."""
 
-    __pydantic_config__ = {"extra": "forbid", "strict": True, "allow_inf_nan": False}  # noqa: RUF012  read by pydantic, not a default
+    __pydantic_config__: ClassVar = STRICT
 
     model: str = "gpt2"
     """A key of PRESETS."""

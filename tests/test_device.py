@@ -3,7 +3,7 @@ import mmap
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Device, Mps, process_group
+from gpt2.device import DEVICES, Cpu, Mps, process_group
 from gpt2.toggles import Toggles, UnsupportedToggle
 
 MIB = 2**20
@@ -42,8 +42,7 @@ def test_another_error_is_not_out_of_memory(error: Exception) -> None:
 
 @pytest.mark.parametrize("kind", DEVICES)
 def test_every_device_has_all_the_seam_s_methods(kind: str) -> None:
-    for method in ("reset_peak_memory", "peak_memory", "chip"):
-        assert getattr(DEVICES[kind], method) is not getattr(Device, method), method
+    assert not DEVICES[kind].__abstractmethods__
     assert DEVICES[kind].kind == kind
 
 

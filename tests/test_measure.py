@@ -40,6 +40,9 @@ class FakeDevice(Device):
     def compilations(self) -> int:
         return min(self.steps, self.compiling_steps)
 
+    def chip(self) -> str:
+        return "fake"
+
     def reset_peak_memory(self) -> None:
         self.reset_at = self.steps
 

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -43,8 +44,8 @@ def from_conv1d(name: str, value: Tensor) -> Tensor:
     return value.T if linear else value
 
 
-def small(**changes: object) -> GPT2Config:
-    return GPT2Config(**{"n_layer": 2, "n_head": 2, "n_embd": 64, "n_ctx": 128, "vocab_size": 509, **changes})  # type: ignore[arg-type]
+def small(*, attention: str = "explicit", padded_vocab_size: int = 0) -> GPT2Config:
+    return replace(PRESETS["tiny"], attention=attention, padded_vocab_size=padded_vocab_size)
 
 
 @pytest.mark.parametrize("attention", ["explicit", "sdpa"])

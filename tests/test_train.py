@@ -166,7 +166,7 @@ def test_the_guard_against_reading_values_works() -> None:
 # --- several ranks, each in a process of its own, as torchrun starts them
 
 RANKS = """
-import itertools, json, sys, torch
+import itertools, json, os, sys, torch
 from gpt2.data import Batches, open_corpus
 from gpt2.device import find, process_group
 from gpt2.toggles import Toggles
@@ -184,7 +184,8 @@ with process_group(toggles, device) as rank:
     everyone = [None] * toggles.world_size
     torch.distributed.all_gather_object(everyone, found)
     if rank == 0:
-        print(json.dumps(everyone))
+        print(json.dumps(everyone), flush=True)
+os._exit(0)  # as bench.worker leaves
 """
 
 
