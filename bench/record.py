@@ -59,6 +59,73 @@ class Environment(_Plain):
         return "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
 
 
+class GpuState(_Plain):
+    """One NVIDIA GPU at one moment; null is what its driver does not tell."""
+
+    index: int
+    temperature_celsius: float | None = None
+    sm_clock_mhz: float | None = None
+    sm_clock_max_mhz: float | None = None
+    memory_clock_mhz: float | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    power_limit_default_watts: float | None = None
+    throttle_reasons: list[str] = []
+    """Why its clock is below what it could be; empty when it is not."""
+    ecc: bool | None = None
+    other_processes: int | None = None
+    """Processes that compute on it and do not belong to the run."""
+
+
+class State(_Plain):
+    """What the machine was doing just before or just after a process."""
+
+    load_average: float | None
+    """Runnable processes over the last minute."""
+    cpu_mhz: float | None
+    swap_used_bytes: int
+    memory_available_bytes: int
+    gpus: list[GpuState] = []
+
+
+class Matmul(_Plain):
+    """The sustained rate of one matrix product, (m, k) by (k, n)."""
+
+    name: str
+    """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
+    number_format: str
+    """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
+    m: int
+    k: int
+    n: int
+    flops_per_second: float
+
+
+class Ceiling(_Plain):
+    """What this machine's matrix units and memory reach when nothing else is asked of them."""
+
+    chip: str
+    threads: int | None
+    """On a CPU."""
+    matmuls: list[Matmul]
+    copy_bytes_per_second: float
+    """Read plus written, copying a tensor larger than any cache."""
+    seconds: float
+    """The whole measurement, heat-up included."""
+
+    @property
+    def best(self) -> Matmul:
+        """The fastest product of all: the denominator of the share of the measured ceiling."""
+        return max(self.matmuls, key=lambda matmul: matmul.flops_per_second)
+
+
+class Proof(_Plain):
+    """Whether a toggle did in the process what it says, by what was seen there."""
+
+    took_effect: bool
+    evidence: str
+
+
 class Rank(_Plain):
     """What one rank saw of the window."""
 
