@@ -1,4 +1,4 @@
-"""The command line: `bench run`, `bench plan`, `bench report`."""
+"""The command line: `bench run`, `bench plan`, `bench report`, `bench roofline`, `bench doctor`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.record import Record
     from bench.report.scoreboard import Scoreboard
 
 app = typer.Typer(
@@ -28,6 +29,9 @@ Overrides = Annotated[
 RungNames = Annotated[str | None, typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.")]
 
 
+Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the whole machine, for the cost of a run.")]
+
+
 def main() -> None:
     """Entry point of the console script."""
     app()
@@ -44,49 +48,93 @@ def run(
     data: Annotated[Path | None, typer.Option(help="Where the ladder's corpus lies.")] = None,
     rungs: RungNames = None,
     repeats: Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20."),
+    ] = None,
+    ablate: Annotated[
+        bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing.")
+    ] = False,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     set_: Overrides = None,
     peak_tflops: Annotated[
         float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")
     ] = None,
+    price_per_hour: Price = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if a rung failed.")] = False,
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
-    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs; 6 a rung failed, timed out or ran
-    out of memory unexpectedly; 130 interrupted (what was measured is kept).
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs or it recompiled; 6 a rung failed,
+    timed out or ran out of memory unexpectedly; 130 interrupted (what was measured is kept).
 
-    Example: bench run ladders/cpu.yaml --data input.txt --repeats 5
+    Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
     from bench.ladder import LadderError, load
+    from bench.probe import ProbeError
     from bench.progress import Progress
+    from bench.record import RecordError
     from bench.report.load import exit_code
+    from bench.resume import ResumeError
     from bench.runner import Options, RunError, run
     from gpt2.data import DataError
 
     overrides = [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
     try:
+        if until is not None:
+            if repeats:
+                raise RunError("--repeats and --until exclude each other; choose one")
+            overrides.append(f"protocol.until={_fraction(until)}")
         loaded = load(ladder, overrides)
+        if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:  # for there are three times as many
+            overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
+            loaded = load(ladder, overrides)
         options = Options(
             out=out,
             data=data,
             rungs=_names(rungs),
             overrides=tuple(overrides),
+            ablate=ablate,
+            resume=resume,
             peak_tflops=peak_tflops,
+            price_per_hour=price_per_hour,
         )
         with Progress() as progress:
             outcome = run(loaded, options, progress)
-    except (LadderError, RunError, DataError) as error:
+    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError) as error:
         _fail(error)
-    if not outcome.records:  # interrupted before the first process
-        raise typer.Exit(130)
-    _print(_boards([outcome.path]))
+    if any(record.kind == "cumulative" for record in outcome.records):
+        _show(outcome.records, outcome.path)
     ok = sum(record.status == "ok" for record in outcome.records)
     typer.echo(f"{ok} of {len(outcome.records)} processes measured; records in {outcome.path}", err=True)
+    if outcome.error:
+        typer.echo(f"bench: {outcome.error}", err=True)
+        raise typer.Exit(6)
     if outcome.interrupted:
         raise typer.Exit(130)
     code = exit_code(outcome.records)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
+
+
+ABLATION_WINDOW = 20.0
+"""Seconds of a window in a run that ablates."""
+
+
+def _fraction(text: str) -> float:
+    """2% or 0.02."""
+    from bench.ladder import LadderError
+
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0.001 <= value <= 1:
+        raise LadderError(f"--until {text}: write how narrow, such as 2%; from 0.1% to 100%")
+    return value
 
 
 @app.command()
@@ -120,39 +168,102 @@ def report(
     update: Annotated[
         Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
     ] = None,
+    price_per_hour: Price = None,
 ) -> None:
     """Show the scoreboards of RESULTS (default: results/).
 
     Example: bench report results/ --markdown --out reports/ --update README.md
     """
     from bench.report.tables import to_markdown
+    from bench.report.text import rewrite
 
     boards = _boards(results or [Path("results")])
     if not (markdown or out or update):
-        _print(boards)
+        _print(boards, price_per_hour)
         return
-    text = "\n".join(to_markdown(board) for board in boards)
+    text = "\n".join(to_markdown(board, price_per_hour) for board in boards)
     try:
         if out:
             out.mkdir(parents=True, exist_ok=True)
             (out / "scoreboard.md").write_text(f"# Scoreboard\n\n{text}", encoding="utf-8")
         if update:
-            _rewrite(update, text)
+            rewrite(update, text)
     except OSError as error:
         _fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+    except ValueError as error:
+        _fail(error)
     if markdown and not (out or update):
         typer.echo(text, nl=False)
 
 
-MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
+@app.command()
+def doctor(
+    ladder: Annotated[
+        Path | None, typer.Argument(metavar="[LADDER]", help="Also hold memory to what its rungs need on a CPU.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for results, where room is looked for.")] = Path("results"),
+) -> None:
+    """Say what about this machine will spoil a measurement, and what to do about it.
+
+    Takes about three seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it informs.
+
+    Example: bench doctor ladders/cpu.yaml
+    """
+    from bench.doctor import diagnose, table
+    from bench.ladder import LadderError, load
+    from bench.probe import ProbeError, probe
+
+    try:
+        asked = probe(load(ladder).rungs[-1].toggles.device, ladder) if ladder else None
+    except (LadderError, ProbeError) as error:
+        _fail(error)
+    needed = max(asked.memory_bytes.values(), default=None) if asked else None
+    _console().print(table(diagnose(out, needed)))
 
 
-def _rewrite(path: Path, text: str) -> None:
-    before, start, rest = path.read_text(encoding="utf-8").partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not (start and end):
-        _fail(ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between"))
-    path.write_text(f"{before}{start}\n\n{text}\n{end}{after}", encoding="utf-8")
+@app.command()
+def roofline(
+    ladder: Annotated[
+        Path | None, typer.Argument(metavar="[LADDER]", help="Also show how near to the ceiling its rungs come.")
+    ] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda or mps; default: that of the LADDER's last rung, else cpu.")
+    ] = None,
+    results: Annotated[
+        Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")
+    ] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    seconds: Annotated[float, typer.Option(min=0.001, help="Timing of each product, after as much heating up.")] = 0.3,
+) -> None:
+    """Measure the matrix products and the memory of this machine: what no rung can beat.
+
+    With a LADDER, the fewest milliseconds per optimiser step that each rung could take here, and the share of that
+    which it reached. Exit code: 0 measured; 2 wrong ladder or usage; 6 not measured; 130 interrupted.
+
+    Example: bench roofline ladders/cpu.yaml
+    """
+    from bench.ladder import LadderError, load
+    from bench.probe import ProbeError
+    from bench.progress import Progress
+    from bench.report.roofline import bound_table, ceiling_table, ladder_lines
+    from bench.roofline import measure, measured
+    from bench.runner import RunError
+
+    try:
+        loaded = load(ladder) if ladder else None
+        with Progress() as progress:
+            path, record = measure(loaded, device, out, seconds, progress)
+    except (LadderError, ProbeError, RunError) as error:
+        _fail(error)
+    if record.ceiling is None:
+        raise typer.Exit(130 if record.status == "interrupted" else 6)
+    _console().print(ceiling_table(record.ceiling))
+    if loaded:
+        machine = record.environment.machine
+        board, note = measured(loaded.name, results, machine)
+        lines = ladder_lines(loaded, str(record.toggles.all["device"]), record.ceiling, board)
+        _console().print(bound_table(f"{loaded.name} on {machine}", lines, [note]))
+    typer.echo(f"record in {path}", err=True)
 
 
 def _boards(paths: list[Path]) -> list[Scoreboard]:
@@ -168,11 +279,18 @@ def _boards(paths: list[Path]) -> list[Scoreboard]:
     return boards
 
 
-def _print(boards: list[Scoreboard]) -> None:
+def _show(records: list[Record], path: Path) -> None:
+    """The scoreboard of records in memory: one that a full disk refused is among them."""
+    from bench.report.scoreboard import scoreboard
+
+    _print([scoreboard(records, source=path)])
+
+
+def _print(boards: list[Scoreboard], price_per_hour: float | None = None) -> None:
     from bench.report.tables import to_terminal
 
     for board in boards:
-        _console().print(to_terminal(board))
+        _console().print(to_terminal(board, price_per_hour))
 
 
 def _console() -> Console:

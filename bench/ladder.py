@@ -10,6 +10,7 @@ import contextlib
 import difflib
 import hashlib
 import json
+import re
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -34,6 +35,8 @@ class Protocol:
 
     repeats: int = 3
     """Rounds over all rungs; each rung gets one fresh process per round."""
+    until: float | None = None
+    """Instead of `repeats`: rounds until the interval of every speed-up is this narrow (0.02: +-2 %)."""
     min_warmup_steps: int = 3
     """Fewest untimed optimiser steps before the clock starts; warm-up goes on while anything compiles."""
     block_seconds: float = 1.0
@@ -46,6 +49,8 @@ class Protocol:
     """Wall-clock limit of one process; beyond it the rung is recorded as a timeout."""
     loss_steps: int = 0
     """Losses wanted: in the first round a rung runs on untimed after the window until it has this many."""
+    ceiling_seconds: float = 0.3
+    """How long each matrix product of the measured ceiling is timed; 0 leaves the ceiling out."""
 
     def __post_init__(self) -> None:
         for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 5, "loss_steps": 0}.items():
@@ -54,6 +59,10 @@ class Protocol:
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is not above 0")
+        if self.ceiling_seconds < 0:
+            raise ValueError(f"ceiling_seconds {self.ceiling_seconds} is less than 0")
+        if self.until is not None and not 0.001 <= self.until <= 1:
+            raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +94,11 @@ class Ladder:
         """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added."""
         content = {"workload": asdict(self.workload), "rungs": [[r.name, asdict(r.toggles)] for r in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    @property
+    def file_name(self) -> str:
+        """Its name as the beginning of a results file's."""
+        return re.sub(r"[^\w.-]+", "-", self.name)
 
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""

@@ -5,11 +5,13 @@ The clock is read only when the device has been waited for, and nothing reads a 
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from statistics import mean
+from types import TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -26,7 +28,7 @@ Progress = Callable[[str, int, float | None], None]
 
 LEAST_BLOCKS = 5
 MOST_WARMUP_STEPS = 100
-"""Warm-up ends here even if something still compiles; the window then fails, which says what does."""
+"""Warm-up ends here even if something still compiles; the report then flags the rung as recompiled."""
 
 
 class Waiting(Iterator[T]):
@@ -44,18 +46,46 @@ class Waiting(Iterator[T]):
             self.seconds += time.perf_counter() - start
 
 
+class Collections:
+    """Counts what Python's garbage collector does while this is entered: it stops the thread that feeds the device."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.seconds = 0.0
+        self._start = 0.0
+
+    def __enter__(self) -> Collections:
+        gc.callbacks.append(self._called)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        gc.callbacks.remove(self._called)
+
+    def _called(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._start = time.perf_counter()
+        else:
+            self.count += 1
+            self.seconds += time.perf_counter() - self._start
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """What one rank measured; the fields are those of bench.record.Measurement."""
 
     first_step_seconds: float
     warmup_steps: int
-    block_steps: int
+    block_steps: int | None
     block_seconds: list[float]
     history: list[Step]
     """Every step so far, from the first; more_losses() adds to it."""
     memory: PeakMemory
     recompiles: int
+    gc_collections: int
+    gc_seconds: float
+    energy_joules: float | None
     data_wait_seconds: float
 
 
@@ -102,13 +132,17 @@ def measure(
     block_seconds: list[float] = []
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
-    with torch.compiler.set_stance("fail_on_recompile"):
+    energy = device.energy_joules()
+    # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
+    # rank in the middle of a step and leave the others waiting for it.
+    with Collections() as collections:
         while len(block_seconds) < protocol.blocks:
             if len(block_seconds) >= LEAST_BLOCKS and agree(sum(block_seconds)) > protocol.max_window_seconds:
                 break
             block_seconds.append(pull(block_steps))
             tokens = block_steps * history[-1].tokens
             tell("window", len(history), tokens / block_seconds[-1])
+    spent = device.energy_joules()
     memory = device.peak_memory()
     recompiles = device.compilations() - compiled
     waited = data.seconds - waited
@@ -120,7 +154,33 @@ def measure(
         history=history,
         memory=memory,
         recompiles=recompiles,
+        gc_collections=collections.count,
+        gc_seconds=collections.seconds,
+        energy_joules=spent - energy if spent is not None and energy is not None else None,
         data_wait_seconds=waited,
+    )
+
+
+def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
+    """Take `count` steps for their losses; nothing but the first one is timed."""
+    start = time.perf_counter()
+    history = [next(steps)]
+    device.synchronize()
+    first_step_seconds = time.perf_counter() - start
+    history.extend(islice(steps, count - 1))
+    device.synchronize()
+    return Window(
+        first_step_seconds=first_step_seconds,
+        warmup_steps=count,
+        block_steps=None,
+        block_seconds=[],
+        history=history,
+        memory=PeakMemory(bytes=None, method="not measured"),
+        recompiles=0,
+        gc_collections=0,
+        gc_seconds=0.0,
+        energy_joules=None,
+        data_wait_seconds=0.0,
     )
 
 
@@ -131,7 +191,7 @@ def more_losses(
     while len(window.history) < wanted:
         if progress:
             progress("losses", len(window.history), None)
-        window.history.extend(islice(steps, min(max(window.block_steps, 10), wanted - len(window.history))))
+        window.history.extend(islice(steps, min(max(window.block_steps or 1, 10), wanted - len(window.history))))
         device.synchronize()
 
 
@@ -160,10 +220,23 @@ def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[f
         run_peak_memory_bytes=_highest(window.memory.run_bytes for window in windows),
         alloc_retries=_highest(window.memory.alloc_retries for window in windows),
         recompiles=max(window.recompiles for window in windows),
+        gc_collections=max(windows, key=lambda window: window.gc_seconds).gc_collections,
+        gc_seconds=max(window.gc_seconds for window in windows),
+        energy_joules=_sum(window.energy_joules for window in windows),
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
     )
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    """Absent as soon as one part is."""
+    total = 0.0
+    for value in values:
+        if value is None:
+            return None
+        total += value
+    return total
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

@@ -10,6 +10,8 @@ from rich.text import Text
 
 from bench.ladder import Ladder, Rung
 from bench.report.text import GIB, plain
+from bench.runner import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
+from bench.schedule import Schedule
 from gpt2.device import find
 from gpt2.memory import estimate
 from gpt2.toggles import UnsupportedToggle, describe
@@ -37,15 +39,24 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
             f"{memory / GIB:.2f}",
             Text(plain(_support(rung, memory))),
         )
-    p = ladder.protocol
+    p, schedule = ladder.protocol, Schedule(ladder, rungs)
+    once = len(list(schedule.round(1))) - len(list(schedule.round(2)))
     notes = [
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
         "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
-        f"{p.repeats} rounds of {len(rungs)} processes, each with a window of up to {p.blocks} blocks of about "
-        f"{p.block_seconds:g} s and a limit of {p.timeout_seconds:g} s.",
+        f"{_rounds(ladder)} of {len(list(schedule.round(2)))} processes, controls included, and {once} once, "
+        f"each with a window of up to {p.blocks} blocks of about {p.block_seconds:g} s and a limit of "
+        f"{p.timeout_seconds:g} s.",
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
+
+
+def _rounds(ladder: Ladder) -> str:
+    until, repeats = ladder.protocol.until, ladder.protocol.repeats
+    if until is not None:
+        return f"{LEAST_ROUNDS_UNTIL} to {MOST_ROUNDS_UNTIL} rounds"
+    return f"{repeats} rounds" if repeats > 1 else "1 round"
 
 
 def _support(rung: Rung, memory: int) -> str:

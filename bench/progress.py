@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bench.ladder import Rung
 from bench.record import Record
 from bench.report.text import duration, number, plain
+from bench.schedule import Task
 
 
 class Progress:
@@ -23,6 +23,7 @@ class Progress:
         self._state = ""
         self._start = 0.0
         self._left: float | None = None
+        self._warned: set[str] = set()
         # Redrawn twice a second at most: the machine is busy being measured.
         self._live = Live(console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line)
 
@@ -36,8 +37,8 @@ class Progress:
     ) -> None:
         self._live.stop()
 
-    def started(self, rung: Rung, repetition: int, repeats: int, seconds_left: float | None) -> None:
-        self._title = f"round {repetition}/{repeats}  {plain(rung.name)}"
+    def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
+        self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
         if not self._console.is_terminal:
             left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
@@ -48,13 +49,22 @@ class Progress:
         self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
-        if record.measurement and record.status == "ok":
-            measured = record.measurement
-            result = f"{number(measured.tokens_per_second)} tokens/s, first step {measured.first_step_seconds:.1f} s"
+        measured = record.measurement
+        if record.ceiling:
+            best = record.ceiling.best
+            result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
+        elif measured and record.status == "ok":
+            tps = measured.tokens_per_second
+            first = f"first step {measured.first_step_seconds:.1f} s"
+            result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
         else:
             reason = (record.error or "").strip().splitlines()
             result = f"{record.status}: {plain(reason[0])}" if reason else record.status
         self._print(f"{self._title}: {result}")
+        for warning in record.warnings:
+            if warning not in self._warned:
+                self._warned.add(warning)
+                self._print(f"  warning: {plain(warning)}")
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)

@@ -12,7 +12,10 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 SCHEMA = 1
+CEILING = "ceiling"
+"""What the records of a machine's measured ceiling have for a rung."""
 
+Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
 
 
@@ -108,8 +111,12 @@ class Ceiling(_Plain):
     threads: int | None
     """On a CPU."""
     matmuls: list[Matmul]
+    absent: dict[str, str] = {}
+    """Number formats that were not measured, with the reason."""
     copy_bytes_per_second: float
     """Read plus written, copying a tensor larger than any cache."""
+    update_bytes_per_second: float | None = None
+    """The same, changing one in place: more on CPUs, which read memory before they write to it."""
     seconds: float
     """The whole measurement, heat-up included."""
 
@@ -138,10 +145,10 @@ class Measurement(_Plain):
 
     tokens_per_step: int
     """Of all ranks together."""
-    block_steps: int
-    """Optimiser steps per block."""
+    block_steps: int | None
+    """Optimiser steps per block; null where nothing was timed."""
     block_seconds: list[float]
-    """Duration of each block of the timed window, on the slowest rank: the raw samples."""
+    """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
     startup_seconds: float
     """From the start of the process to the first step: imports, data, weights."""
     first_step_seconds: float
@@ -162,6 +169,10 @@ class Measurement(_Plain):
     alloc_retries: int | None
     recompiles: int
     """Compilations during the window."""
+    gc_collections: int | None = None
+    """Of Python's garbage collector during the window, on the rank where they took longest."""
+    gc_seconds: float | None = None
+    """What they took."""
     data_wait_seconds: float
     """Time of the window spent waiting for batches, on the rank that waited most."""
     ranks: list[Rank]
@@ -170,12 +181,28 @@ class Measurement(_Plain):
     flops_formula: str
     peak_flops_bf16: float | None
     """Of one device, dense."""
+    peak_flops_dtype: float | None = None
+    """The same for the number format of this rung's products."""
     peak_flops_source: str
-    """Where that figure is from, or why there is none."""
+    """Where these figures are from, or why there is none."""
+    peak_devices: int | None = None
+    """Devices whose peaks add up; null in older records, where it is the world size."""
+    product_format: str | None = None
+    """Number format of the matrix products' inputs."""
+    hardware_flops_per_token: int | None = None
+    """With what is computed a second time to save memory; null where nothing is."""
+    gradient_difference: float | None = None
+    """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
+    energy_joules: float | None = None
+    """Of all devices during the window; null where there is no counter."""
+    proofs: dict[str, Proof] | None = None
+    """By toggle, from one profiled step after the window; null where none was taken."""
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float | None:
         """Tokens over all ranks in the window, divided by the slowest rank's seconds."""
+        if not self.block_seconds or self.block_steps is None:
+            return None
         return self.tokens_per_step * self.block_steps * len(self.block_seconds) / sum(self.block_seconds)
 
 
@@ -190,6 +217,8 @@ class Outcome(_Plain):
     resolved: dict[str, Any] = {}
     """What toggles became in this process: threads, rows of the embedding."""
     warnings: list[str] = []
+    ceiling: Ceiling | None = None
+    """From a process that measures it and nothing else."""
 
 
 def progress_path(out: Path) -> Path:
@@ -212,7 +241,7 @@ class Record(_Plain):
     """Shared by all records of one `bench run`."""
     time: str
     """UTC start of the process, ISO 8601."""
-    kind: Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+    kind: Kind
     ladder: str
     ladder_hash: str
     protocol: dict[str, Any]
@@ -236,6 +265,13 @@ class Record(_Plain):
     toggles: ToggleValues
     environment: Environment
     measurement: Measurement | None
+    ceiling: Ceiling | None = None
+    before: State | None = None
+    during: State | None = None
+    """At the beginning of the window."""
+    after: State | None = None
+    price_per_hour: float | None = None
+    """Of the whole machine, in the user's currency."""
 
 
 class RecordError(Exception):
@@ -243,12 +279,21 @@ class RecordError(Exception):
 
 
 def append(path: Path, record: Record) -> None:
-    """Add one record to a results file; on return it is on the disk."""
+    """Add one record to a results file; on return it is on the disk.
+
+    Raises OSError, of a full disk for one, and then leaves the file as it was.
+    """
+    line = memoryview((record.model_dump_json(by_alias=True) + "\n").encode())
     created = not path.exists()
-    with path.open("a", encoding="utf-8") as file:
-        file.write(record.model_dump_json(by_alias=True) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while line:
+                line = line[file.write(line) :]  # a disk that is nearly full takes a part
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
     if created and os.name == "posix":  # a new file's name is on the disk only once its folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:

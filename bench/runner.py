@@ -6,88 +6,29 @@ The parent loads no torch and never opens the device; it meets the worker at a f
 from __future__ import annotations
 
 import contextlib
-import os
-import re
-import shlex
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import count
 from pathlib import Path
-from typing import Protocol
 
-from bench.child import classify, supervise, tail
 from bench.ladder import Ladder, Rung
-from bench.record import Environment, Record, ToggleValues, append
+from bench.probe import probe
+from bench.processes import Options, Processes, Watcher
+from bench.record import Environment, Record, append
+from bench.report.scoreboard import scoreboard
+from bench.resume import repair, unfinished
+from bench.schedule import Schedule, Task
+from bench.stats import narrow_enough
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import environment
 
 
 class RunError(Exception):
     """A run that cannot start; the message says why and what to do."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `bench run` was asked besides the ladder."""
-
-    out: Path = Path("results")
-    data: Path | None = None
-    rungs: tuple[str, ...] = ()
-    """Names of the rungs to run; empty means all."""
-    overrides: tuple[str, ...] = ()
-    """As given with --set; workers need them again."""
-    peak_tflops: float | None = None
-
-
-class Watcher(Protocol):
-    """Is told how a run gets on (see bench.progress)."""
-
-    def started(self, rung: Rung, repetition: int, repeats: int, seconds_left: float | None) -> None: ...
-    def working(self, phase: str, steps: int, tps: float | None) -> None: ...
-    def finished(self, record: Record) -> None: ...
-
-
-@dataclass
-class Schedule:
-    """Which processes are still to come and, from those that ended, how long they will take."""
-
-    rungs: Sequence[Rung]
-    repeats: int
-    _seconds: dict[int, list[float]] = field(default_factory=dict)
-    _skipped: set[int] = field(default_factory=set)
-
-    def __iter__(self) -> Iterator[tuple[int, Rung]]:
-        """Round by round, so that drift of the machine meets all rungs alike."""
-        for repetition in range(1, self.repeats + 1):
-            for rung in self.rungs:
-                if rung.index not in self._skipped:
-                    yield repetition, rung
-
-    def ended(self, rung: Rung, status: str, seconds: float) -> None:
-        """Note an outcome; a rung that this machine does not support is not tried again."""
-        self._seconds.setdefault(rung.index, []).append(seconds)
-        if status == "unsupported":
-            self._skipped.add(rung.index)
-
-    def seconds_left(self, repetition: int, rung: Rung) -> float | None:
-        """From the start of this process on; None before anything has ended."""
-        known = [seconds for times in self._seconds.values() for seconds in times]
-        if not known:
-            return None
-        place = self.rungs.index(rung)
-        total = 0.0
-        for number, other in enumerate(self.rungs):
-            if other.index in self._skipped:
-                continue
-            times = self._seconds.get(other.index, known)
-            total += sum(times) / len(times) * (self.repeats - repetition + (number >= place))
-        return total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,38 +37,84 @@ class Run:
 
     path: Path
     records: list[Record]
+    """With those of the run that was resumed."""
     interrupted: bool
+    error: str | None = None
+    """Why it ended early, where it was not the user who ended it."""
 
 
 def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
-    """Run the ladder, appending each process's record to a new results file as soon as it ends.
+    """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    Raises LadderError, DataError or RunError before anything is written. Ctrl-C or SIGTERM ends the process that
-    runs, records it as interrupted and returns what there is.
+    Raises LadderError, DataError, ProbeError, ResumeError, RecordError or RunError before anything is written. Ctrl-C
+    or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
     """
     rungs = ladder.chosen(options.rungs)
+    if options.ablate and options.rungs:
+        raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
+    schedule = Schedule(ladder, rungs, options.ablate)
     _check_data(ladder, rungs, options.data)
-    machine = probe(rungs[-1].toggles.device)
-    path = _results_file(ladder, options.out, machine)
-    run_id = path.stem
-    schedule = Schedule(rungs, ladder.protocol.repeats)
-    records: list[Record] = []
-    interrupted = False
+    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides)
+    machine = asked.environment
+    if options.resume:
+        path, records = unfinished(options.out, ladder, machine)
+        _check_writable(path.parent)
+        repair(path)
+        records = [record for record in records if record.status != "interrupted"]
+    else:
+        path, records = results_file(ladder, options.out, machine), []
+    for record in records:
+        schedule.ended(record)
+    interrupted, error = False, None
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
+        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher)
         try:
-            for repetition, rung in schedule:
-                watcher.started(rung, repetition, schedule.repeats, schedule.seconds_left(repetition, rung))
+            for task in _tasks(schedule, records):
+                rounds = max(planned_rounds(ladder), task.repetition)
+                watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
-                record = run_rung(ladder, rung, repetition, options, Path(scratch), run_id, machine, watcher)
-                schedule.ended(rung, record.status, time.monotonic() - start)
-                append(path, record)
+                record = one.run(task)
                 records.append(record)
+                append(path, record)
+                schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
                 if record.status == "interrupted":
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
             interrupted = True
-    return Run(path=path, records=records, interrupted=interrupted)
+        except OSError as problem:
+            error = (
+                f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and --resume "
+                "goes on from there"
+            )
+    return Run(path=path, records=records, interrupted=interrupted, error=error)
+
+
+LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
+"""Of a run that goes on until its intervals are narrow."""
+
+
+def planned_rounds(ladder: Ladder) -> int:
+    """As far as known beforehand."""
+    return ladder.protocol.repeats if ladder.protocol.until is None else LEAST_ROUNDS_UNTIL
+
+
+def _tasks(schedule: Schedule, records: list[Record]) -> Iterator[Task]:
+    """All processes, until there are rounds enough; `records` grows meanwhile."""
+    protocol = schedule.ladder.protocol
+    for repetition in count(1):
+        yield from schedule.round(repetition)
+        if repetition < planned_rounds(schedule.ladder):
+            continue
+        if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or _narrow(records, protocol.until):
+            yield from schedule.closing(repetition)
+            return
+
+
+def _narrow(records: list[Record], width: float) -> bool:
+    """Whether all speed-ups' intervals are as narrow as asked; their values play no part."""
+    rows = scoreboard(records).rows[1:]
+    return narrow_enough([row.speedup for row in rows if row.speedup], width)
 
 
 def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> None:
@@ -144,26 +131,21 @@ def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> Non
         raise DataError(f"{where}: {error}") from None
 
 
-def probe(device: str) -> Environment:
-    """The environment as a process on `device` sees it, asked of a child so that this process loads no torch."""
-    command = [sys.executable, "-m", "bench.environment", device]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
-    if answer.returncode:
-        raise RunError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
-    return Environment.model_validate_json(answer.stdout)
-
-
-def _results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:
+def results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:
+    """A name for new results, in a folder that can be written. Raises RunError."""
     folder = out / machine.machine
-    name = re.sub(r"[^\w.-]+", "-", ladder.name)
+    _check_writable(folder)
     stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return folder / f"{ladder.file_name}-{stamp}.jsonl"
+
+
+def _check_writable(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
         raise RunError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from None
-    return folder / f"{name}-{stamp}.jsonl"
 
 
 @contextlib.contextmanager
@@ -187,84 +169,3 @@ def _terminate_as_interrupt() -> Iterator[None]:
     finally:
         for each, handler in previous.items():
             signal.signal(each, handler)
-
-
-# --- one process ------------------------------------------------------------------------------------------------
-
-
-def run_rung(
-    ladder: Ladder,
-    rung: Rung,
-    repetition: int,
-    options: Options,
-    scratch: Path,
-    run_id: str,
-    machine: Environment,
-    watcher: Watcher,
-) -> Record:
-    """Measure one rung once, in a process of its own, and say how that ended."""
-    out = scratch / f"{repetition}-{rung.index}.json"
-    command = worker_command(ladder, rung, repetition, options)
-    started = datetime.now(UTC).isoformat(timespec="seconds")
-    environ = {
-        **os.environ,
-        **environment(rung.toggles),
-        # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
-        "TORCHINDUCTOR_CACHE_DIR": str(scratch / f"inductor-{rung.index}"),
-        "BENCH_RUNNER_PID": str(os.getpid()),
-    }
-    ended = supervise(
-        [sys.executable, *command, "--out", str(out)], environ, out, ladder.protocol.timeout_seconds, watcher.working
-    )
-    outcome = classify(out, ended, ladder.protocol.timeout_seconds)
-    shown = ["python", *command, "--out", "m.json"]
-    return Record(
-        run_id=run_id,
-        time=started,
-        kind="cumulative",
-        ladder=ladder.name,
-        ladder_hash=ladder.hash,
-        protocol=asdict(ladder.protocol),
-        rung=rung.name,
-        rung_index=rung.index,
-        repetition=repetition,
-        status=outcome.status,
-        expect=rung.expect,
-        error=_anonymous(outcome.error) if outcome.error else None,
-        exit_code=ended.exit_code,
-        command=_anonymous(
-            shlex.join("DATA" if options.data and part == str(options.data) else part for part in shown)
-        ),
-        warnings=outcome.warnings,
-        changed=rung.changed,
-        workload=asdict(ladder.workload),
-        data_sha256=outcome.data_sha256,
-        toggles=ToggleValues(all=asdict(rung.toggles), resolved=outcome.resolved),
-        environment=outcome.environment or machine,
-        measurement=outcome.measurement,
-    )
-
-
-def worker_command(ladder: Ladder, rung: Rung, repetition: int, options: Options) -> list[str]:
-    """Arguments of the interpreter that measures one rung, --out excepted."""
-    command = ["-m", "bench.worker", str(ladder.path), rung.name]
-    if rung.toggles.world_size > 1:
-        ranks = str(rung.toggles.world_size)
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *command]
-    if options.data:
-        command += ["--data", str(options.data)]
-    overrides = list(options.overrides)
-    if repetition > 1 and ladder.protocol.loss_steps:  # a curve once drawn is the same in every round
-        overrides.append("protocol.loss_steps=0")
-    for override in overrides:
-        command += ["--set", override]
-    if options.peak_tflops is not None:
-        command += ["--peak-tflops", str(options.peak_tflops)]
-    return command
-
-
-def _anonymous(text: str) -> str:
-    """Without the places where this user keeps his files: results are made to be shared."""
-    for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
-        text = text.replace(place, name) if len(place) > 1 else text
-    return text

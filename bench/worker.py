@@ -7,29 +7,30 @@ Run by bench.runner in a fresh process per repetition; alone too, under torchrun
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import psutil
 
+from bench.child_side import Progress, enter_environment, give_way, leave, leave_with_runner, write
 from bench.ladder import Ladder, LadderError, Rung, load
-from bench.record import Outcome, progress_path
-from gpt2 import peaks
+from bench.record import Kind, Outcome, Proof
+from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import Toggles, UnsupportedToggle, environment, resolved
-from gpt2.workload import FLOPS_FORMULA
+from gpt2.toggles import Toggles, UnsupportedToggle, resolved
+from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
+    from bench.measure import Window
+    from bench.record import Environment
     from gpt2.device import Device
+    from gpt2.train import Training
 
 T = TypeVar("T")
 
@@ -39,16 +40,17 @@ def main() -> int:
     arguments = _arguments()
     try:
         ladder = load(arguments.ladder, arguments.set)
-        rung = ladder.rung(arguments.rung)
+        rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
+        if rung is None:
+            raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
     except LadderError as error:
         print(error, file=sys.stderr)
         return 2
-    _enter_environment(rung.toggles)
+    enter_environment(rung.toggles, "bench.worker")
     if os.environ.get("RANK", "0") == "0":
         arguments.out.unlink(missing_ok=True)  # of an earlier run
-    with contextlib.suppress(OSError):  # where memory runs out, Linux shall end this process and not the user's others
-        Path("/proc/self/oom_score_adj").write_text("500")
-    _leave_with_runner()
+    give_way()
+    leave_with_runner()
     outcome = _run(ladder, rung, arguments)
     if outcome.error:
         print(outcome.error, file=sys.stderr)
@@ -59,38 +61,13 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench.worker", description="Measure one rung of a ladder.")
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
+    parser.add_argument("--kind", choices=get_args(Kind), default="cumulative", help="see bench.schedule.variant")
+    parser.add_argument("--gradients", action="store_true", help="hold compiled gradients to eager ones")
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of one device, if not known")
     return parser.parse_args()
-
-
-def _enter_environment(toggles: Toggles) -> None:
-    """Start this interpreter anew where variables that must come before it are missing."""
-    wanted = environment(toggles)
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(sys.executable, [sys.executable, "-m", "bench.worker", *sys.argv[1:]], {**os.environ, **wanted})
-
-
-def _leave_with_runner() -> None:
-    """End this process when the runner that started it is gone: nobody would read what it measures."""
-    runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
-
-    def watch() -> None:
-        while psutil.pid_exists(runner):
-            time.sleep(2.0)
-        os._exit(1)
-
-    if runner:
-        threading.Thread(target=watch, daemon=True).start()
-
-
-def _write(out: Path, outcome: Outcome) -> None:
-    """Replace the file as a whole."""
-    part = out.with_name(f"{out.name}.{os.getpid()}")
-    part.write_text(outcome.model_dump_json(), encoding="utf-8")
-    part.replace(out)
 
 
 def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
@@ -112,13 +89,17 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
         out_of_memory = device is not None and device.is_out_of_memory(error)
         outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause)
     if not arguments.out.exists():  # the first failure is the cause of the others
-        _write(arguments.out, outcome)
+        write(arguments.out, outcome)
     return outcome
+
+
+PARITY_LOSSES = 5
+"""Steps of a process that exists for its losses alone."""
 
 
 def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
     from bench.environment import describe
-    from bench.measure import Waiting, combine, measure, more_losses, read
+    from bench.measure import Waiting, combine, first_losses, measure, more_losses, read
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
@@ -130,44 +111,83 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     compile_cache = _compile_cache()
     steps = train(workload, toggles, device, data)
     startup_seconds = time.time() - psutil.Process().create_time()
-    progress = _Progress(arguments.out) if rank == 0 else None
-    agree = _agreement(toggles.world_size, device)
-    window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
+    progress = Progress(arguments.out) if rank == 0 else None
+    if arguments.kind == "parity":
+        window = first_losses(steps, device, PARITY_LOSSES)
+    else:
+        agree = _agreement(toggles.world_size, device)
+        window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
     windows = _gather(replace(window, history=[]), toggles.world_size)
-    peak, source = _peak_flops(machine.chip, arguments.peak_tflops)
+    hardware_flops = hardware_flops_per_token(workload.config, workload.seq_len, toggles.recompute)
+    facts: dict[str, Any] = {
+        "tokens_per_step": tokens_per_step,
+        "startup_seconds": startup_seconds,
+        "compile_cache": compile_cache if device.compilations() else None,
+        "parameters": workload.config.parameters,
+        "flops_per_token": workload.flops_per_token,
+        "flops_formula": FLOPS_FORMULA,
+        "hardware_flops_per_token": hardware_flops if toggles.recompute != "none" else None,
+        "product_format": toggles.product_format(),
+        **_peak_flops(machine, toggles, device, arguments.peak_tflops),
+    }
+    warnings = list(batches.warnings)
 
     def tell() -> Outcome:
         """Say, on rank 0, what is known by now."""
-        measurement = combine(
-            windows,
-            _gather(read(step.loss for step in window.history), toggles.world_size),
-            read(step.grad_norm for step in window.history),
-            tokens_per_step=tokens_per_step,
-            startup_seconds=startup_seconds,
-            compile_cache=compile_cache if device.compilations() else None,
-            parameters=workload.config.parameters,
-            flops_per_token=workload.flops_per_token,
-            flops_formula=FLOPS_FORMULA,
-            peak_flops_bf16=peak,
-            peak_flops_source=source,
-        )
+        losses = _gather(read(step.loss for step in window.history), toggles.world_size)
+        grad_norms = read(step.grad_norm for step in window.history)
         outcome = Outcome(
             status="ok",
             environment=machine,
-            measurement=measurement,
+            measurement=combine(windows, losses, grad_norms, **facts),
             data_sha256=corpus.sha256,
             resolved=resolved(toggles, workload),
-            warnings=list(batches.warnings),
+            warnings=warnings,
         )
         if rank == 0:
-            _write(arguments.out, outcome)
+            write(arguments.out, outcome)
         return outcome
 
-    outcome = tell()  # before more losses, so that a time limit which ends those does not take the window with it
+    outcome = tell()  # before all that follows, so that a time limit which ends it does not take the window with it
+    if arguments.kind == "parity":
+        return outcome
+    if progress:
+        progress("proofs", len(window.history), None)
+    facts["proofs"] = _proofs(steps, window)
+    outcome = tell()
+    if arguments.gradients and toggles.compile != "eager":
+        facts["gradient_difference"] = _gradient_difference(steps, warnings)
+        outcome = tell()
     if len(window.history) < ladder.protocol.loss_steps:
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
         outcome = tell()
     return outcome
+
+
+def _proofs(steps: Training, window: Window) -> dict[str, Proof]:
+    """Take one more step, under the profiler, and see in it what each toggle did."""
+    from gpt2.ops import profile
+    from gpt2.proofs import prove
+
+    ops = profile(lambda: window.history.append(next(steps)), steps.device)
+    return {
+        toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
+        for toggle, finding in prove(steps, ops).items()
+    }
+
+
+def _gradient_difference(steps: Training, warnings: list[str]) -> float | None:
+    """Absent, with a warning, where a second set of gradients does not fit into memory."""
+    from gpt2.gradients import gradient_difference
+
+    assert steps.micro_batch is not None
+    try:
+        return gradient_difference(steps, *steps.micro_batch)
+    except Exception as error:
+        if not steps.device.is_out_of_memory(error):
+            raise
+        warnings.append("no memory was left to compare compiled gradients with eager ones")
+        return None
 
 
 def _compile_cache() -> Literal["cold", "warm"] | None:
@@ -203,27 +223,35 @@ def _gather(mine: T, world_size: int) -> list[T]:
     return everyone
 
 
-def _peak_flops(chip: str, given_tflops: float | None) -> tuple[float | None, str]:
+def _peak_flops(
+    machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
+) -> dict[str, float | int | str | None]:
+    """The peaks of one device, their source, and how many devices add up: fields of bench.record.Measurement."""
+    number_format = toggles.product_format()
+    devices = 1 if device.shared_by_ranks else toggles.world_size
     if given_tflops is not None:
-        return given_tflops * 1e12, "given with --peak-tflops"
-    if peak := peaks.lookup(chip):
-        return peak.bfloat16, f"{peak.chip}: {peak.source}"
-    return None, f"no published bfloat16 peak is known for {chip}; --peak-tflops gives one"
+        own = given_tflops * 1e12 if number_format == "bfloat16" else None
+        source = "given with --peak-tflops"
+        return _peaks(given_tflops * 1e12, own, source, devices)
+    chip = device.peaks(machine.cpu_flags)
+    if chip is None:
+        return _peaks(None, None, f"no published peak is known for {machine.chip}; --peak-tflops gives one", devices)
+    source = chip.source
+    if not source.startswith("derived"):
+        source = f"{chip.name}: {chip.source}"
+        if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
+            source += f" ({chip.note})"
+    return _peaks(chip.bfloat16, chip.peak(number_format), source, devices)
 
 
-class _Progress:
-    """Tells the runner how far this process is: one JSON object, written anew each time."""
-
-    def __init__(self, out: Path) -> None:
-        self._path = progress_path(out)
-
-    def __call__(self, phase: str, steps: int, tps: float | None) -> None:
-        self._path.write_text(json.dumps({"phase": phase, "steps": steps, "tps": tps}))
+def _peaks(bfloat16: float | None, own: float | None, source: str, devices: int) -> dict[str, Any]:
+    return {
+        "peak_flops_bf16": bfloat16,
+        "peak_flops_dtype": own,
+        "peak_flops_source": source,
+        "peak_devices": devices,
+    }
 
 
 if __name__ == "__main__":
-    exit_code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    # All is written. Taking the interpreter down in order could only fail: gloo's threads now and then abort it.
-    os._exit(exit_code)
+    leave(main())

@@ -14,13 +14,16 @@ import resource
 import subprocess
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import torch
+from torch.profiler import ProfilerActivity
 
+from gpt2 import peaks
+from gpt2.peaks import Chip
 from gpt2.toggles import Toggles, UnsupportedToggle, check
 
 
@@ -44,6 +47,10 @@ class Device(ABC):
     kind: str
     ddp_backend = "gloo"
     ddp_device_ids: list[int] | None = None
+    shared_by_ranks = False
+    """Whether all ranks of a machine work on one device, whose peak then counts once."""
+    profiler_activities = (ProfilerActivity.CPU,)
+    """What torch's profiler must watch to see all that runs."""
 
     def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
         self.torch_device = torch.device(self.kind)
@@ -65,9 +72,13 @@ class Device(ABC):
         return
 
     def compilations(self) -> int:
-        """Graphs compiled so far; steady once warmed up."""
+        """Times that torch set out to compile a function so far, in vain ones included; steady once warmed up."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
-        return dynamo.counters["stats"]["unique_graphs"] if dynamo else 0
+        return dynamo.counters["frames"]["total"] if dynamo else 0
+
+    def energy_joules(self) -> float | None:
+        """Energy that this device has used since some moment in the past: of interest is the difference of two."""
+        return None
 
     @abstractmethod
     def reset_peak_memory(self) -> None:
@@ -89,6 +100,10 @@ class Device(ABC):
         """Devices of this kind on this machine."""
         return 1
 
+    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+        """Datasheet figures of one device; None where it is not known. cpu_flags: see bench.environment."""
+        return peaks.lookup(self.chip())
+
     def memory_bytes(self) -> int | None:
         """Memory of one device."""
         return None
@@ -100,6 +115,7 @@ class Device(ABC):
 
 class Cpu(Device):
     kind = "cpu"
+    shared_by_ranks = True
 
     def reset_peak_memory(self) -> None:
         self._run_peak = _resident_peak()
@@ -129,6 +145,12 @@ class Cpu(Device):
     def count(self) -> int:
         return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
+    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+        # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
+        clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+        mhz = (clock.max or clock.current) if clock else None
+        return peaks.derived_cpu(self.count(), mhz, cpu_flags)
+
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total
 
@@ -144,6 +166,7 @@ def _resident_peak() -> int:
 class Cuda(Device):
     kind = "cuda"
     ddp_backend = "nccl"
+    profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
     def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
         if not torch.cuda.is_available():
@@ -213,6 +236,16 @@ class Cuda(Device):
 
     def memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch_device).total_memory
+
+    def energy_joules(self) -> float | None:
+        import pynvml
+
+        # NVML counts all devices of the machine, torch those of CUDA_VISIBLE_DEVICES: the UUID is common to both.
+        uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
+        with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
+            pynvml.nvmlInit()
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByUUID(uuid)) / 1e3
+        return None
 
     def versions(self) -> dict[str, str]:
         import pynvml  # the NVIDIA driver's own library; needed on NVIDIA machines only

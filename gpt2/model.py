@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -27,6 +29,11 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
     scores = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))
     scores = scores.masked_fill(future[:T, :T], float("-inf"))
     return scores.softmax(dim=-1) @ v
+
+
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+    """function(*inputs), keeping the inputs only: the backward pass computes again what it needs in between."""
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing here is random
 
 
 class Attention(nn.Module):
@@ -55,9 +62,17 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
         self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.recompute_gelu = config.recompute == "gelu"
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))
+        wide = self.c_fc(x)
+        # The projection keeps GELU's result for its own gradient, so it belongs to what is computed again; torch
+        # stops as soon as it has its inputs, before the product.
+        return recomputed(self.project, wide) if self.recompute_gelu else self.project(wide)
+
+    def project(self, wide: Tensor) -> Tensor:
+        """wide: (B, T, 4 d). Returns (B, T, d)."""
+        return self.c_proj(F.gelu(wide, approximate="tanh"))
 
 
 class Block(nn.Module):
@@ -100,7 +115,8 @@ class GPT2(nn.Module):
         T = tokens.size(1)
         x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
         for block in self.h:
-            x = block(x, self.future)
+            recompute = self.config.recompute == "block"
+            x = recomputed(block, x, self.future) if recompute else block(x, self.future)
         # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
         # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
         return F.linear(self.ln_f(x), self.wte.weight, self.pad_bias)

@@ -1,46 +1,200 @@
-"""Datasheet peaks: the denominator of MFU. Imports no torch.
+"""Datasheet figures of chips: peak matrix-product rates, memory and its bandwidth. Imports no torch.
 
-Dense products only: the figures that datasheets mark "with sparsity" are twice what a dense product can reach.
+Rates are of dense products: figures that a datasheet marks "with sparsity" are twice what a dense product can reach.
+A figure is of one device as torch or torch_xla counts them. What its maker does not publish is None, never a guess.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peak:
-    """Peak bfloat16 matrix-product rate of one chip, dense, accumulating in float32."""
+class Chip:
+    """Peaks of one device: FLOP/s by the format of a product's inputs, sums kept in float32.
 
-    chip: str
+    A rate is None where the chip has no units for that format or its maker publishes no figure; `note` says which.
+    Where one name covers builds of different speed, rates and bandwidth are the fastest one's, as `source` says.
+    """
+
+    name: str
     pattern: str
-    """Regular expression searched for in the name that the device gives itself."""
-    bfloat16: float
-    """FLOP/s."""
+    """Regular expression searched for in the name that the device gives itself; empty where none leads here."""
+    bfloat16: float | None
+    float16: float | None
+    tf32: float | None
+    float32: float | None
+    memory_bytes: int | None
+    """None where one name covers several sizes. As marketed, a GB taken as 2**30 bytes; torch finds slightly less."""
+    bandwidth: float | None
+    """Bytes per second between the device and its memory."""
     source: str
+    note: str = ""
+
+    def peak(self, number_format: str) -> float | None:
+        """FLOP/s for "float32", "tf32", "bfloat16" or "float16"; raises KeyError for any other format."""
+        rates = {"float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16}
+        return rates[number_format]
 
 
-# Most specific first: the first pattern that matches wins. One line a chip.
-PEAKS = (
-    Peak(chip="B200", pattern=r"\bB200\b", bfloat16=2250e12, source="NVIDIA HGX B200 datasheet, half of sparse"),
-    Peak(chip="GH200", pattern=r"\bGH200\b", bfloat16=989.4e12, source="NVIDIA GH200 datasheet, half of sparse"),
-    Peak(chip="H200 NVL", pattern=r"\bH200 NVL\b", bfloat16=835.5e12, source="NVIDIA H200 datasheet, half of sparse"),
-    Peak(chip="H200 SXM", pattern=r"\bH200\b", bfloat16=989.4e12, source="NVIDIA H200 datasheet, half of sparse"),
-    Peak(chip="H100 NVL", pattern=r"\bH100 NVL\b", bfloat16=835.5e12, source="NVIDIA H100 datasheet, half of sparse"),
-    Peak(chip="H100 PCIe", pattern=r"\bH100 PCIe\b", bfloat16=756e12, source="NVIDIA H100 whitepaper"),
-    Peak(chip="H100 SXM", pattern=r"\bH100 (SXM|80GB HBM3)", bfloat16=989.4e12, source="NVIDIA H100 whitepaper"),
-    Peak(chip="A100", pattern=r"\bA100\b", bfloat16=312e12, source="NVIDIA A100 datasheet, dense"),
-    Peak(chip="L40S", pattern=r"\bL40S\b", bfloat16=362.05e12, source="NVIDIA L40S datasheet, dense"),
-    Peak(chip="L4", pattern=r"\bL4\b", bfloat16=121e12, source="NVIDIA L4 datasheet, half of sparse"),
-    Peak(chip="A10", pattern=r"\bA10\b", bfloat16=125e12, source="NVIDIA A10 datasheet, dense"),
-    Peak(chip="RTX 4090", pattern=r"\bRTX 4090\b(?! Laptop| D)", bfloat16=165.2e12, source="NVIDIA Ada whitepaper"),
-    Peak(chip="RTX 3090", pattern=r"\bRTX 3090\b(?! Ti)", bfloat16=71e12, source="NVIDIA GA102 whitepaper, dense"),
+def _chip(
+    name: str,
+    name_ends_in: str,
+    bfloat16: float | None,
+    float16: float | None,
+    tf32: float | None,
+    float32: float | None,
+    gigabytes: int | None,
+    gigabytes_per_second: float | None,
+    source: str,
+    note: str = "",
+) -> Chip:
+    """One line of a datasheet, in its units: TFLOP/s, GB and GB/s.
+
+    The pattern holds to the end of the device's name, because what follows makes it another device: a MIG slice
+    ("MIG 1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
+    """
+
+    def flops(tera: float | None) -> float | None:
+        return None if tera is None else float(round(tera * 1e12))
+
+    return Chip(
+        name=name,
+        pattern=rf"\b(?:{name_ends_in})$",
+        bfloat16=flops(bfloat16),
+        float16=flops(float16),
+        tf32=flops(tf32),
+        float32=flops(float32),
+        memory_bytes=None if gigabytes is None else gigabytes * 2**30,
+        bandwidth=None if gigabytes_per_second is None else gigabytes_per_second * 1e9,
+        source=source,
+        note=note,
+    )
+
+
+VOLTA = "NVIDIA V100 datasheet"
+AMPERE = "NVIDIA A100 80GB datasheet, dense"
+AMPERE_40 = "NVIDIA A100 datasheet of 2020, dense"
+H100 = "NVIDIA H100 whitepaper, dense; memory: datasheet"
+H100_NVL = "NVIDIA H100 NVL datasheet, half of sparse"
+H200 = "NVIDIA H200 datasheet, half of sparse"
+GH200 = "NVIDIA GH200 datasheet, half of sparse"
+B200 = "NVIDIA HGX B200 datasheet, one GPU of eight, half of sparse; memory: DGX B200 datasheet"
+GA102 = "NVIDIA GA102 whitepaper, dense, FP32 accumulation"
+ADA = "NVIDIA Ada whitepaper, dense, FP32 accumulation"
+RTX_50 = "NVIDIA RTX Blackwell whitepaper, dense, FP32 accumulation"
+MI250X = "AMD Instinct MI250X datasheet, half of the module"
+MI300X = "AMD Instinct MI300X datasheet, dense"
+TPU = "Google Cloud TPU documentation"
+TPU_HALF = f"{TPU}, half of the chip"
+APPLE = "Apple's announcement of"
+MAC_2023 = "Apple's technical specifications of MacBook Pro (2023)"
+TENSOR_16 = "no bfloat16 or TF32 units"
+TPU_ONLY = "its matrix units take bfloat16 only"
+TPU_CORE = f"{TPU_ONLY}; torch_xla counts each of the chip's two cores as a device"
+SPX = "of the undivided GPU: a partition (DPX, CPX) goes by the same name and reaches a fraction"
+METAL = "Apple publishes no rate of matrix products; the chip's CPU goes by the same name as its GPU"
+SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves unsaid"
+M1_BANDWIDTH = f"{SHADERS}; bandwidth: not published"
+
+CHIPS = (
+    # name, what its own name ends in, TFLOP/s: bfloat16, float16, TF32, float32, memory in GB, in GB/s, source, note
+    _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, 900, VOLTA, TENSOR_16),
+    _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, 900, VOLTA, TENSOR_16),
+    _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, 900, VOLTA, TENSOR_16),
+    _chip("V100 PCIe 32 GB", "V100-PCIE-32GB", None, 112, None, 14, 32, 900, VOLTA, TENSOR_16),
+    _chip("V100S PCIe", "V100S-PCIE-32GB", None, 130, None, 16.4, 32, 1134, VOLTA, TENSOR_16),
+    _chip("T4", "T4", None, 65, None, 8.1, 16, 320, "NVIDIA T4 datasheet; memory: Turing whitepaper", TENSOR_16),
+    _chip("A10", "A10", 125, 125, 62.5, 31.2, 24, 600, "NVIDIA A10 datasheet, dense"),
+    _chip("A100 SXM 40 GB", "A100-SXM4?-40GB", 312, 312, 156, 19.5, 40, 1555, AMPERE_40),
+    _chip("A100 SXM 80 GB", "A100-SXM4?-80GB", 312, 312, 156, 19.5, 80, 2039, AMPERE),
+    _chip("A100 PCIe 40 GB", "A100-PCIE-40GB", 312, 312, 156, 19.5, 40, 1555, AMPERE_40),
+    _chip("A100 PCIe 80 GB", "A100 80GB PCIe|A100-PCIE-80GB", 312, 312, 156, 19.5, 80, 1935, AMPERE),
+    _chip("L4", "L4", 121, 121, 60, 30.3, 24, 300, "NVIDIA L4 datasheet, half of sparse"),
+    _chip("L40S", "L40S", 362.05, 362.05, 183, 91.6, 48, 864, "NVIDIA L40S datasheet, dense"),
+    _chip("H100 SXM", "H100 80GB HBM3", 989.4, 989.4, 494.7, 66.9, 80, 3350, H100),
+    _chip("H100 PCIe", "H100 PCIe", 756, 756, 378, 51.2, 80, 2000, H100),
+    _chip("H100 NVL", "H100 NVL", 835.5, 835.5, 417.5, 60, 94, 3900, H100_NVL),
+    _chip("H200 SXM", "H200", 989.5, 989.5, 494.5, 67, 141, 4800, H200),
+    _chip("H200 NVL", "H200 NVL", 835.5, 835.5, 417.5, 60, 141, 4800, H200),
+    # The 120 or 480 GB that these names hold is the CPU's memory.
+    _chip("GH200 96 GB", "GH200 (120|480)GB", 989.5, 989.5, 494.5, 67, 96, 4000, GH200),
+    _chip("GH200 144 GB", "GH200 144G HBM3e", 989.5, 989.5, 494.5, 67, 144, 4900, GH200),
+    _chip("B200", "B200", 2250, 2250, 1125, 75, 180, 8000, B200),
+    # Consumer cards halve the rate of float16 where sums are kept in float32, as training keeps them.
+    _chip("RTX 3090", "RTX 3090", 71, 71, 35.6, 35.6, 24, 936, GA102),
+    _chip("RTX 4090", "RTX 4090", 165.2, 165.2, 82.6, 82.6, 24, 1008, ADA),
+    _chip("RTX 5090", "RTX 5090", 209.5, 209.5, 104.8, 104.8, 32, 1792, RTX_50),
+    _chip("MI250X, one of two dies", "MI250X", 191.5, 191.5, None, 47.85, 64, 1600, MI250X,
+          "no TF32 units; torch counts each of the module's two dies as a device"),
+    _chip("MI300X", "MI300X( OAM| VF)?", 1307.4, 1307.4, 653.7, 163.4, 192, 5300, MI300X, SPX),
+    _chip("TPU v2, one of two cores", "TPU v2", 22.5, None, None, None, 8, 350, TPU_HALF, TPU_CORE),
+    _chip("TPU v3, one of two cores", "TPU v3", 61.5, None, None, None, 16, 450, TPU_HALF, TPU_CORE),
+    _chip("TPU v4", "TPU v4", 275, None, None, None, 32, 1200, TPU, TPU_ONLY),
+    _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, 819, TPU, TPU_ONLY),
+    _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, 2765, TPU, TPU_ONLY),
+    _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, 1638, TPU, TPU_ONLY),
+    _chip("M1", "Apple M1", None, None, None, 2.6, None, None, f"{APPLE} November 2020: 8 GPU cores", M1_BANDWIDTH),
+    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, 200, f"{APPLE} October 2021: 16 GPU cores", SHADERS),
+    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, 400, f"{APPLE} October 2021: 32 GPU cores", SHADERS),
+    _chip("M1 Ultra", "Apple M1 Ultra", None, None, None, None, None, 800, f"{APPLE} March 2022", METAL),
+    _chip("M2", "Apple M2", None, None, None, None, None, 100, f"{APPLE} June 2022", METAL),
+    _chip("M2 Pro", "Apple M2 Pro", None, None, None, None, None, 200, f"{APPLE} January 2023", METAL),
+    _chip("M2 Max", "Apple M2 Max", None, None, None, None, None, 400, f"{APPLE} January 2023", METAL),
+    _chip("M2 Ultra", "Apple M2 Ultra", None, None, None, None, None, 800, f"{APPLE} June 2023", METAL),
+    _chip("M3", "Apple M3", None, None, None, None, None, 100, MAC_2023, METAL),
+    _chip("M3 Pro", "Apple M3 Pro", None, None, None, None, None, 150, MAC_2023, METAL),
+    _chip("M3 Max", "Apple M3 Max", None, None, None, None, None, 400, f"{MAC_2023}: 40 GPU cores", METAL),
+    _chip("M3 Ultra", "Apple M3 Ultra", None, None, None, None, None, 819, f"{APPLE} March 2025", METAL),
+    _chip("M4", "Apple M4", None, None, None, None, None, 120, f"{APPLE} May 2024", METAL),
+    _chip("M4 Pro", "Apple M4 Pro", None, None, None, None, None, 273, f"{APPLE} October 2024", METAL),
+    _chip("M4 Max", "Apple M4 Max", None, None, None, None, None, 546, f"{APPLE} October 2024: 40 GPU cores", METAL),
 )  # fmt: skip
 
 
-def lookup(device_name: str) -> Peak | None:
-    """The peak of the chip that calls itself `device_name`, or None: an unknown chip has no MFU."""
-    if re.search(r"\bMIG\b", device_name):  # a slice of the chip
+def lookup(device_name: str) -> Chip | None:
+    """The chip that calls itself `device_name`, or None: an unknown chip has no peak rather than another chip's."""
+    return next((chip for chip in CHIPS if re.search(chip.pattern, device_name)), None)
+
+
+def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip | None:
+    """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
+
+    `cores` are physical ones, `flags` those of bench.environment. The units per core, which flags do not tell, are
+    taken to be a server core's, and the clock to hold under load: an upper bound, to be shown as derived.
+    """
+    if mhz is None or mhz <= 0 or cores < 1:
         return None
-    return next((peak for peak in PEAKS if re.search(peak.pattern, device_name)), None)
+    # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. No rate from asimd or sve: Arm cores have one to four
+    # such units, of a width that the flag does not tell.
+    if "avx512f" in flags:
+        float32, vectors = 2 * 2 * 16, "AVX-512 with two multiply-add units"
+    elif "avx2" in flags:
+        float32, vectors = 2 * 2 * 8, "AVX2 with two multiply-add units"
+    else:
+        return None
+    if "amx_tile" in flags and "amx_bf16" in flags:
+        bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a product of 16 x 32 and 32 x 16 every 16 cycles
+    elif "avx512_bf16" in flags:
+        bfloat16, tiles = 2 * float32, "AVX-512 BF16 on two units"  # two products a lane
+    else:
+        bfloat16, tiles = None, ""
+    speed = f"{cores} cores x {mhz / 1e3:.3g} GHz"
+    cycles = cores * mhz * 1e6
+    return Chip(
+        name=f"CPU, {speed}",
+        pattern="",
+        bfloat16=cycles * bfloat16 if bfloat16 else None,
+        float16=None,
+        tf32=None,
+        float32=cycles * float32,
+        memory_bytes=None,
+        bandwidth=None,
+        source=f"derived: {speed} x "
+        + (f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else "")
+        + f"{float32} FLOP/cycle in float32 ({vectors})",
+        note=("" if bfloat16 else "no bfloat16 units; ")
+        + "no TF32 units; float16: not derived, its vector units sum in float16; memory: not told by flags",
+    )

@@ -1,4 +1,4 @@
-"""The training loop: a generator of optimiser steps that holds no clock, no logger and no file.
+"""The training loop: an iterator of optimiser steps that holds no clock, no logger and no file.
 
 for step in itertools.islice(train(workload, toggles, device, micro_batches), 10):
     print(step.loss.item())
@@ -6,11 +6,9 @@ for step in itertools.islice(train(workload, toggles, device, micro_batches), 10
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,49 +46,54 @@ def micro_batches(batches: Batches, toggles: Toggles, *, rank: int = 0) -> Itera
             yield torch.from_numpy(x), torch.from_numpy(y)
 
 
-def train(
-    workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Iterator[Step]:
+class Training(Iterator[Step]):
+    """Optimiser steps without end, one per item, with what computes them open to be looked at; made by train().
+
+    It ends where its batches end. `model` is the plain GPT2 (compiled in place where that is asked for), `wrapped`
+    the module whose forward pass runs, one of several replicas where there are several ranks.
+    """
+
+    def __init__(
+        self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
+    ) -> None:
+        stages.configure_process(toggles)
+        self.workload, self.toggles, self.device = workload, toggles, device
+        self.model = build(stages.model_config(toggles, workload.config), workload.seed, device.torch_device)
+        self.wrapped = stages.wrap_model(toggles, self.model, device)
+        self.optimizer = stages.make_optimizer(toggles, workload, self.model)
+        self.autocast, self.scaler = stages.precision(toggles, device)
+        self.micro_batch: tuple[Tensor, Tensor] | None = None
+        """The last one trained on: inputs and targets on the device, strides and all as compiled code expects them."""
+        self._batches = iter(batches)
+        self._number = 0
+
+    def __next__(self) -> Step:
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.workload.lr_at(self._number)
+        accumulated = self.toggles.grad_accum_steps
+        loss = torch.zeros((), device=self.device.torch_device)
+        for micro_step in range(accumulated):
+            x, y = (self.device.put(tokens) for tokens in next(self._batches))
+            self.micro_batch = x, y
+            with stages.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
+                with self.autocast():
+                    micro_loss = self.wrapped(x, y) / accumulated
+                self.device.sample_memory()
+                self.scaler.scale(micro_loss).backward()
+            loss += micro_loss.detach()
+        self.scaler.unscale_(self.optimizer)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.grad_clip)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self._number += 1
+        return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
+
+
+def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]) -> Training:
     """Train without end, one optimiser step per item; the caller decides when to stop.
 
     `batches` gives grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process
     group must be up (see device.process_group). The model is built before this returns.
     """
-    stages.configure_process(toggles)
-    config = stages.model_config(toggles, workload.config)
-    plain = build(config, workload.seed, device.torch_device)
-    model = stages.wrap_model(toggles, plain, device)
-    optimizer = stages.make_optimizer(toggles, workload, plain)
-    autocast, scaler = stages.precision(toggles, device)
-    return _steps(workload, toggles, device, iter(batches), model, optimizer, autocast, scaler)
-
-
-def _steps(
-    workload: Workload,
-    toggles: Toggles,
-    device: Device,
-    batches: Iterator[tuple[Tensor, Tensor]],
-    model: torch.nn.Module,
-    optimizer: torch.optim.Optimizer,
-    autocast: Callable[[], AbstractContextManager[Any]],
-    scaler: torch.amp.GradScaler,
-) -> Iterator[Step]:
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for step in count():
-        for group in optimizer.param_groups:
-            group["lr"] = workload.lr_at(step)
-        loss = torch.zeros((), device=device.torch_device)
-        for micro_step in range(toggles.grad_accum_steps):
-            x, y = (device.put(tokens) for tokens in next(batches))
-            with stages.gradient_sync(model, last=micro_step == toggles.grad_accum_steps - 1):
-                with autocast():
-                    micro_loss = model(x, y) / toggles.grad_accum_steps
-                device.sample_memory()
-                scaler.scale(micro_loss).backward()
-            loss += micro_loss.detach()
-        scaler.unscale_(optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(parameters, workload.grad_clip)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
-        yield Step(loss=loss, grad_norm=grad_norm, tokens=toggles.tokens_per_step(workload.seq_len))
+    return Training(workload, toggles, device, batches)

@@ -14,7 +14,7 @@ STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """The shape of one GPT-2, and the two choices that toggles make inside the model."""
+    """The shape of one GPT-2, and the choices that toggles make inside the model."""
 
     n_layer: int
     n_head: int
@@ -27,6 +27,8 @@ class GPT2Config:
     """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the rows beyond are masked."""
     attention: str = "explicit"
     """explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention)."""
+    recompute: str = "none"
+    """What the backward pass computes again instead of keeping it: none, gelu or block."""
 
     def __post_init__(self) -> None:
         if not self.padded_vocab_size:
@@ -68,6 +70,19 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
     matmul_weights = config.n_layer * 12 * d * d + config.vocab_size * d
     attention = config.n_layer * 2 * 2 * seq_len * d
     return 3 * (2 * matmul_weights + attention)
+
+
+def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -> int:
+    """Floating-point operations of the products that really run for one token: the numerator of HFU.
+
+    To those of flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are computed
+    again, their forward products except the last, the MLP's projection, whose result no gradient needs; the lm_head
+    is in no block. What a fused attention kernel computes again within itself is not counted.
+    """
+    d = config.n_embd
+    padding = 3 * 2 * (config.padded_vocab_size - config.vocab_size) * d
+    again = config.n_layer * (2 * 8 * d * d + 2 * 2 * seq_len * d) if recompute == "block" else 0
+    return flops_per_token(config, seq_len) + padding + again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,6 +138,21 @@ class Workload:
     def flops_per_token(self) -> int:
         """See flops_per_token()."""
         return flops_per_token(self.config, self.seq_len)
+
+    @property
+    def other_flops_per_token(self) -> dict[str, int]:
+        """What other conventions count for the same token, by name: their MFU differs by that factor.
+
+        6 N without embeddings is Kaplan et al. (2020), without attention; llm.c's counts every parameter, embeddings
+        and padding included, and half of the attention: 6 L T d.
+        """
+        config, d = self.config, self.config.n_embd
+        embeddings = (config.vocab_size + config.n_ctx) * d
+        padded = -(-config.vocab_size // 128) * 128 - config.vocab_size
+        return {
+            "6 N without embeddings": 6 * (config.parameters - embeddings),
+            "llm.c": 6 * (config.parameters + padded * d) + 6 * config.n_layer * self.seq_len * d,
+        }
 
     def lr_at(self, step: int) -> float:
         """Learning rate of optimiser step `step`, counted from 0."""

@@ -23,6 +23,24 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
+def process_settings():
+    """Toggles set what torch keeps per process; put it back for the next test."""
+    import torch
+
+    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    yield
+    torch.set_num_threads(threads)
+    torch.set_float32_matmul_precision(precision)
+    for enable in (
+        torch.backends.cuda.enable_flash_sdp,
+        torch.backends.cuda.enable_math_sdp,
+        torch.backends.cuda.enable_mem_efficient_sdp,
+        torch.backends.cuda.enable_cudnn_sdp,
+    ):
+        enable(True)
+
+
+@pytest.fixture
 def vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     """tiktoken's GPT-2 vocabulary from disk."""
     folder = REAL / "tiktoken_cache"
@@ -44,7 +62,14 @@ def shakespeare(vocabulary: None) -> Path:
 def write_ladder(tmp_path: Path):
     """Write a ladder file; a tiny, quick one unless told otherwise."""
 
-    quick = {"repeats": 1, "block_seconds": 0.01, "blocks": 5, "max_window_seconds": 1, "timeout_seconds": 100}
+    quick = {
+        "repeats": 1,
+        "block_seconds": 0.01,
+        "blocks": 5,
+        "max_window_seconds": 1,
+        "timeout_seconds": 100,
+        "ceiling_seconds": 0,
+    }
 
     def write(rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float) -> Path:
         path = tmp_path / "ladder.yaml"

@@ -69,7 +69,7 @@ def record(rung: str = "baseline", index: int = 0, repetition: int = 1, **change
         "kind": "cumulative",
         "ladder": "h100",
         "ladder_hash": "1add",
-        "protocol": asdict(Protocol()),
+        "protocol": asdict(Protocol(repeats=1)),
         "rung": rung,
         "rung_index": index,
         "repetition": repetition,

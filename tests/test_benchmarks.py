@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -48,4 +49,17 @@ def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -
             record(f"rung {number % 10}", number % 10, number // 10, measurement=measurement(losses=losses)),
         )
     (board,), _ = benchmark.pedantic(lambda: load_boards([tmp_path]), rounds=1)
-    assert to_markdown(board).count("\n| rung") == 10
+    assert to_markdown(board).count("\n| rung") == 2 * 10  # the scoreboard, and the hours
+
+
+def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) -> None:
+    """In turn, on one model and one optimiser; the ratio and its interval are in extra_info."""
+    out = tmp_path / "overhead.json"
+    rounds, seconds = ("20", "2") if benchmark.enabled else ("3", "0.2")
+    script = Path(__file__).parent / "overhead.py"
+    command = [sys.executable, str(script), "--rounds", rounds, "--seconds", seconds, "--out", str(out)]
+    benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True), rounds=1)
+    found = json.loads(out.read_text())
+    benchmark.extra_info |= found["harness_over_bare_loop"]
+    assert {len(tps) for tps in found["tokens_per_second"].values()} == {int(rounds)}
+    assert 0 < found["harness_over_bare_loop"]["low"] < found["harness_over_bare_loop"]["high"]

@@ -211,3 +211,11 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     assert process.wait(timeout=30) == 0
     assert b"round 1/1  a: starting" in seen
     assert b"tokens/s, first step" in seen
+
+
+def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
+    done = bench("doctor", "--out", tmp_path / "results")
+    assert done.returncode == 0, done.stderr
+    for part in ("page faults", "other work", "noise", "What to do"):
+        assert part in done.stdout
+    assert not (tmp_path / "results").exists()

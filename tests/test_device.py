@@ -1,9 +1,10 @@
 import mmap
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Mps, process_group
+from gpt2.device import DEVICES, Cpu, Cuda, Mps, process_group
 from gpt2.toggles import Toggles, UnsupportedToggle
 
 MIB = 2**20
@@ -96,8 +97,6 @@ class Counters:
 def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     cuda_graphs: bool, peak: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gpt2.device import Cuda
-
     Turing.install(monkeypatch)
     Counters.install(monkeypatch)
     device = Cuda(cuda_graphs=cuda_graphs)
@@ -112,8 +111,6 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"],
 )
 def test_a_gpu_s_out_of_memory_is_known_in_the_driver_s_words_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpt2.device import Cuda
-
     Turing.install(monkeypatch)
     assert Cuda().is_out_of_memory(RuntimeError(text))
     assert not Cuda().is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
@@ -154,3 +151,69 @@ def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_the
         process_group(Toggles(world_size=2), Cpu()),
     ):
         pass
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """NVML's energy counters in mJ by UUID; torch sees the second device only, as its first."""
+    import pynvml
+
+    Turing.install(monkeypatch)
+    counters = {"GPU-aaaa": 1_000_000, "GPU-bbbb": 2_500}
+    monkeypatch.setattr("torch.cuda.get_device_properties", lambda device: SimpleNamespace(uuid="bbbb"))
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByUUID", lambda uuid: uuid)
+
+    def consumption(handle: str) -> int:
+        if handle not in counters:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return counters[handle]
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetTotalEnergyConsumption", consumption)
+    return counters
+
+
+def test_energy_is_that_of_the_device_that_torch_uses_in_joules(nvml: dict[str, int]) -> None:
+    assert Cuda().energy_joules() == 2.5
+
+
+def test_energy_of_a_gpu_that_does_not_count_it_is_unknown(nvml: dict[str, int]) -> None:
+    del nvml["GPU-bbbb"]
+    assert Cuda().energy_joules() is None
+
+
+def test_energy_of_a_cpu_is_unknown() -> None:
+    assert Cpu().energy_joules() is None
+
+
+def test_a_function_that_torch_gives_up_compiling_counts_as_compilations_that_come_to_an_end() -> None:
+    torch.compiler.reset()
+    before = Cpu().compilations()
+    counts = []
+
+    @torch.compile(backend="eager", dynamic=False)
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with torch._dynamo.config.patch(recompile_limit=2):
+        for size in range(1, 8):
+            double(torch.ones(size))
+            counts.append(Cpu().compilations() - before)
+    assert counts[:3] == [1, 2, 3]
+    assert counts[3:] == [3, 3, 3, 3]
+
+
+def test_a_graph_break_compiles_no_more_once_warmed_up() -> None:
+    torch.compiler.reset()
+
+    @torch.compile(backend="eager")
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x * 2
+        torch._dynamo.graph_break()
+        return x + 1
+
+    broken(torch.ones(3))
+    warm = Cpu().compilations()
+    for _ in range(3):
+        broken(torch.ones(3))
+    assert Cpu().compilations() == warm

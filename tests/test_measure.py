@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from bench.ladder import Protocol
-from bench.measure import MOST_WARMUP_STEPS, Waiting, combine, measure, more_losses, read
+from bench.measure import MOST_WARMUP_STEPS, Waiting, combine, first_losses, measure, more_losses, read
 from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 
@@ -131,6 +132,7 @@ def test_peak_memory_is_that_of_the_window() -> None:
 
 def test_losses_are_those_of_every_step_from_the_first() -> None:
     window = run(FakeDevice(0.5))
+    assert window.block_steps is not None
     steps = window.warmup_steps + window.block_steps * len(window.block_seconds)
     assert read(step.loss for step in window.history) == [float(n + 1) for n in range(steps)]
 
@@ -159,7 +161,7 @@ def test_waiting_for_data_is_counted_in_the_window_only() -> None:
     assert window.data_wait_seconds == 0.25 * 20
 
 
-def test_a_recompilation_in_the_window_stops_it() -> None:
+def test_a_recompilation_in_the_window_is_counted() -> None:
     def step(x: torch.Tensor) -> torch.Tensor:
         return x.sum()
 
@@ -174,8 +176,46 @@ def test_a_recompilation_in_the_window_stops_it() -> None:
         compilations = Device.compilations
 
     protocol = Protocol(min_warmup_steps=3, block_seconds=1e-9)
-    with pytest.raises(RuntimeError, match="recompile"):
-        measure(steps(), Real(0.5), protocol, Waiting([]))
+    assert measure(steps(), Real(0.5), protocol, Waiting([])).recompiles == 1
+
+
+def test_garbage_collections_in_the_window_are_counted_and_timed() -> None:
+    device = FakeDevice(0.5)
+
+    def steps() -> Iterator[Step]:
+        for number, step in enumerate(device.steps_of(), start=1):
+            if number in (2, 10, 15):  # once before the window
+                gc.collect()
+            yield step
+
+    window = measure(steps(), device, PROTOCOL, Waiting([]), clock=lambda: device.now)
+    assert window.gc_collections >= 2
+    assert 0 < window.gc_seconds < 60
+
+
+def test_energy_is_that_of_the_window_and_absent_without_a_counter() -> None:
+    class Metered(FakeDevice):
+        def energy_joules(self) -> float:
+            return 1000.0 + 3.0 * self.now
+
+    assert run(Metered(0.5)).energy_joules == pytest.approx(3.0 * 10.0)
+    assert run(FakeDevice(0.5)).energy_joules is None
+
+
+def test_ranks_add_up_their_energy_unless_one_has_no_counter() -> None:
+    window = replace(run(FakeDevice(0.5)), energy_joules=5.0)
+    losses, norms = [[1.0], [1.0]], [1.0]
+    assert combine([window, window], losses, norms, **FACTS).energy_joules == 10.0
+    assert combine([window, replace(window, energy_joules=None)], losses, norms, **FACTS).energy_joules is None
+
+
+def test_a_process_for_its_losses_alone_times_nothing_but_the_first_step() -> None:
+    device = FakeDevice(0.5)
+    window = first_losses(device.steps_of(), device, 5)
+    assert read(step.loss for step in window.history) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    found = combine([window], [[1.0] * 5], [1.0] * 5, **FACTS)
+    assert found.block_seconds == []
+    assert found.block_steps is found.tokens_per_second is found.peak_memory_bytes is None
 
 
 FACTS = {

@@ -128,3 +128,17 @@ def test_padding_rows_change_neither_loss_nor_gradients() -> None:
     assert padded.wte.weight.grad is not None
     torch.testing.assert_close(padded.wte.weight.grad[:509], plain.wte.weight.grad)
     assert not padded.wte.weight.grad[509:].any()
+
+
+@pytest.mark.parametrize("recompute", ["gelu", "block"])
+def test_recomputation_changes_neither_loss_nor_gradients(recompute: str) -> None:
+    plain, again = (build(replace(small(), recompute=r), 7, CPU) for r in ("none", recompute))
+    tokens = torch.randint(509, (2, 65), generator=torch.Generator().manual_seed(0))
+    losses = [model(tokens[:, :-1], tokens[:, 1:]) for model in (plain, again)]
+    assert torch.equal(losses[0], losses[1])
+    for loss in losses:
+        loss.backward()
+    for a, b in zip(plain.parameters(), again.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)

@@ -13,10 +13,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import runner
-from bench.ladder import Rung, load
+from bench import processes
+from bench.ladder import load
+from bench.processes import Options
 from bench.record import Record, read
-from bench.runner import Options, RunError, Schedule, run
+from bench.runner import MOST_ROUNDS_UNTIL, RunError, run
+from bench.schedule import Task
 from gpt2.data import DataError
 
 
@@ -26,7 +28,7 @@ class Silent:
     def __init__(self) -> None:
         self.phases: list[str] = []
 
-    def started(self, rung: Rung, repetition: int, repeats: int, seconds_left: float | None) -> None: ...
+    def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:
         self.phases.append(phase)
@@ -40,12 +42,12 @@ def run_with(
     """Run a ladder; with `script`, every process but one of a rung called `good` is that Python program instead."""
     ladder = load(write_ladder(rungs, **protocol))
     if monkeypatch:
-        genuine = runner.worker_command
+        genuine = processes.worker_command
 
-        def command(ladder, rung, repetition, options):
-            return genuine(ladder, rung, repetition, options) if rung.name == "good" else ["-c", script]
+        def command(ladder, task, options):
+            return genuine(ladder, task, options) if task.rung.name == "good" else ["-c", script]
 
-        monkeypatch.setattr(runner, "worker_command", command)
+        monkeypatch.setattr(processes, "worker_command", command)
     result = run(ladder, Options(out=tmp_path / "results"), Silent())
     records, warnings = read(result.path)
     assert warnings == []
@@ -56,15 +58,17 @@ def run_with(
 def test_every_process_becomes_a_record_round_by_round(write_ladder, tmp_path: Path) -> None:
     rungs = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
-    assert [(r.repetition, r.rung, r.status) for r in records] == [
-        (1, "a", "ok"),
-        (1, "b", "ok"),
-        (2, "a", "ok"),
-        (2, "b", "ok"),
+    assert [(r.repetition, r.kind, r.rung, r.status) for r in records] == [
+        (1, "cumulative", "a", "ok"),
+        (1, "cumulative", "b", "ok"),
+        (1, "control", "a", "ok"),
+        (2, "cumulative", "a", "ok"),
+        (2, "cumulative", "b", "ok"),
+        (2, "control", "a", "ok"),
     ]
     assert records[1].toggles.all["attention"] == "sdpa"
     assert records[1].changed == ["attention=sdpa"]
-    first, again = records[0].measurement, records[2].measurement
+    first, again = records[0].measurement, records[3].measurement
     assert first is not None
     assert again is not None
     assert first.losses[:8] == again.losses[:8]
@@ -93,21 +97,26 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
 
 def test_compiling_is_cold_in_the_first_round_and_warm_after(write_ladder, tmp_path: Path) -> None:
     records = run_with(write_ladder, tmp_path, "[{name: compiled, set: {compile: default}}]", repeats=2)
-    cold, warm = (r.measurement for r in records)
+    cold, control, warm, _ = (r.measurement for r in records)
     assert cold is not None
     assert warm is not None
-    assert (cold.compile_cache, warm.compile_cache) == ("cold", "warm")
+    assert control is not None
+    assert (cold.compile_cache, control.compile_cache, warm.compile_cache) == ("cold", "cold", "warm")
     assert cold.recompiles == warm.recompiles == 0
     assert cold.first_step_seconds > warm.first_step_seconds
 
 
 def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(write_ladder, tmp_path: Path) -> None:
     records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, loss_steps=150)
-    first, second = (r.measurement for r in records)
+    first, *others = (r.measurement for r in records)
     assert first is not None
-    assert second is not None
     assert len(first.losses) >= 150
-    assert len(second.losses) == second.warmup_steps + second.block_steps * len(second.block_seconds)
+    profiled = 1
+    for other in others:
+        assert other is not None
+        assert other.block_steps is not None
+        timed = other.block_steps * len(other.block_seconds)
+        assert len(other.losses) == other.warmup_steps + timed + profiled
 
 
 def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
@@ -115,7 +124,7 @@ def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_la
         "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
     )
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
-    assert [r.rung for r in records] == ["good", "tf32", "last", "good", "last"]
+    assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
     assert records[1].status == "unsupported"
     assert "on a CPU choose medium" in (records[1].error or "")
 
@@ -123,7 +132,7 @@ def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_la
 BAD_ENDS = {
     "a crash": ("raise SystemExit(7)", "failed", "exit code 7"),
     "an exception": ("raise ValueError('the reason')", "failed", "exit code 1: ValueError: the reason"),
-    "a segfault": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "failed", "killed by SIGSEGV"),
+    "a segfault": ("import ctypes; ctypes.string_at(0)", "failed", "killed by SIGSEGV"),
     "an unexplained kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "killed by SIGKILL"),
     "an exit without a result": ("pass", "failed", "exit code 0"),
 }
@@ -144,7 +153,7 @@ def test_out_of_memory_is_a_row_of_its_own_kind(write_ladder, tmp_path: Path, mo
     """A real worker under a real limit: the address space is too small for the batch."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
     path = write_ladder("[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128")
-    genuine = runner.worker_command
+    genuine = processes.worker_command
 
     def command(*arguments) -> list[str]:
         worker = genuine(*arguments)
@@ -154,7 +163,7 @@ def test_out_of_memory_is_a_row_of_its_own_kind(write_ladder, tmp_path: Path, mo
             *worker[2:],
         ]
 
-    monkeypatch.setattr(runner, "worker_command", command)
+    monkeypatch.setattr(processes, "worker_command", command)
     (record,) = run(load(path), Options(out=tmp_path / "results"), Silent()).records
     assert record.status == "out_of_memory", record.error
 
@@ -219,24 +228,6 @@ def test_many_interrupts_count_as_one(write_ladder, tmp_path: Path, monkeypatch:
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
-def test_a_worker_ends_when_its_runner_is_killed(write_ladder, tmp_path: Path) -> None:
-    ladder = write_ladder("[{name: long}]", block_seconds=100, max_window_seconds=1000, timeout_seconds=1000)
-    command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    workers: list[psutil.Process] = []
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline and not workers:
-        time.sleep(0.2)
-        children = psutil.Process(process.pid).children(recursive=True)
-        workers = [child for child in children if "bench.worker" in child.cmdline()]
-    time.sleep(4)  # it is training by now
-    process.kill()
-    process.wait()
-    assert workers
-    _, alive = psutil.wait_procs(workers, timeout=20)
-    assert alive == []
-
-
 def test_a_time_limit_during_further_losses_keeps_the_window(write_ladder, tmp_path: Path) -> None:
     records = run_with(write_ladder, tmp_path, "[{name: a}]", loss_steps=10**7, timeout_seconds=15)
     assert [r.status for r in records] == ["ok"]
@@ -269,14 +260,14 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
         "genuine, gpt2.train.micro_batches = gpt2.train.micro_batches, batches\n"
         "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
     )
-    genuine = runner.worker_command
+    genuine = processes.worker_command
 
     def command(*arguments) -> list[str]:
         worker = genuine(*arguments)
         place = worker.index("bench.worker")
         return [*worker[: place - 1], str(spoil), *worker[place + 1 :]]
 
-    monkeypatch.setattr(runner, "worker_command", command)
+    monkeypatch.setattr(processes, "worker_command", command)
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}]"))
     (record,) = run(ladder, Options(out=tmp_path / "results"), Silent()).records
     assert record.status == "failed"
@@ -317,13 +308,116 @@ def test_a_record_holds_no_path_of_the_corpus(write_ladder, tmp_path: Path) -> N
     assert record.data_sha256 is not None
 
 
-def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
+def test_a_rung_that_takes_larger_steps_is_followed_by_its_parity_process(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a}, {name: b, set: {micro_batch_size: 4}}]"
+    records = run_with(write_ladder, tmp_path, rungs, repeats=2)
+    kinds = [(r.repetition, r.kind, r.rung) for r in records]
+    assert kinds.count((1, "parity", "b")) == 1
+    assert (2, "parity", "b") not in kinds
+    (child,) = [r for r in records if r.kind == "parity"]
+    assert child.status == "ok", child.error
+    assert child.toggles.all["grad_accum_steps"] == 4
+    assert child.measurement is not None
+    larger = next(r.measurement for r in records if r.rung == "b" and r.kind == "cumulative")
+    assert larger is not None
+    assert child.measurement.losses == pytest.approx(larger.losses[:5], rel=1e-5)
+    assert child.measurement.block_seconds == []
+    assert child.measurement.tokens_per_second is None
+
+
+def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: a, set: {attention: sdpa, adamw: fused}}]")
+    assert record.measurement is not None
+    proofs = record.measurement.proofs
+    assert proofs is not None
+    assert set(proofs) == set(record.toggles.all)
+    assert all(proof.took_effect for proof in proofs.values()), proofs
+    assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
+
+
+def test_compiled_gradients_are_held_to_eager_ones_in_the_first_round(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: compiled, set: {compile: default}}]", repeats=2)
+    found = {(r.repetition, r.kind): r.measurement.gradient_difference for r in records if r.measurement}
+    difference = found[1, "cumulative"]
+    assert difference is not None
+    assert difference < 1e-3
+    assert found[1, "control"] is found[2, "cumulative"] is None
+
+
+def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]"
+    ladder = load(write_ladder(rungs))
+    records = run(ladder, Options(out=tmp_path, ablate=True), Silent()).records
+    assert [(r.kind, r.rung, r.status) for r in records] == [
+        ("cumulative", "a", "ok"),
+        ("cumulative", "b", "ok"),
+        ("cumulative", "c", "ok"),
+        ("alone", "c", "ok"),
+    ]  # b alone is b, b left out is c alone, c left out is b
+    assert "--kind alone" in records[3].command
+
+
+def test_the_ceiling_is_measured_in_a_process_of_its_own(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, ceiling_seconds=0.01)
+    ceilings = [r for r in records if r.ceiling]
+    assert [(r.repetition, r.kind, r.rung, r.status) for r in ceilings] == [
+        (1, "control", "ceiling", "ok"),
+        (2, "control", "ceiling", "ok"),
+    ]
+    assert all(r.ceiling and r.ceiling.best.flops_per_second > 1e9 for r in ceilings)
+
+
+def test_rounds_are_added_until_every_interval_is_narrow_enough(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes are made up: their noise allows 50 % at once, and 0.1 % never."""
+    rounds = made_up_rounds(write_ladder, tmp_path, monkeypatch)
+    assert rounds(0.5) == 5
+    assert rounds(0.001) == MOST_ROUNDS_UNTIL
+    assert 5 < rounds(0.02) < MOST_ROUNDS_UNTIL
+
+
+def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """How many rounds a run takes until its intervals are as narrow as given."""
+    import random
+
+    from samples import measurement, record
+
+    noise = random.Random(7)
+
+    def made_up(self, task: Task) -> Record:
+        speed = 1000.0 * (1 + task.rung.index) * noise.gauss(1.0, 0.02)
+        toggles = task.rung.toggles
+        facts = {"kind": task.kind, "toggles": toggles, "measurement": measurement(speed)}
+        return record(task.rung.name, task.rung.index, task.repetition, **facts)
+
+    monkeypatch.setattr(processes.Processes, "run", made_up)
+    numbers = iter(range(100))
+
+    def rounds(width: float) -> int:
+        ladder = load(write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]", until=width))
+        return max(r.repetition for r in run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records)
+
+    return rounds
+
+
+def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b}]"))
-    a, b = ladder.rungs
-    schedule = Schedule(ladder.rungs, repeats=2)
-    assert schedule.seconds_left(1, a) is None
-    schedule.ended(a, "ok", 10.0)
-    assert schedule.seconds_left(1, b) == 30.0  # b like a, then both again
-    schedule.ended(b, "ok", 20.0)
-    assert schedule.seconds_left(2, a) == 30.0
-    assert schedule.seconds_left(2, b) == 20.0
+    with pytest.raises(RunError, match="leave out --rungs"):
+        run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
+
+
+def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path: Path) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: a}]")
+    for state in (record.before, record.during, record.after):
+        assert state is not None
+        assert state.memory_available_bytes > 0
+
+
+def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = processes.warnings
+    monkeypatch.setattr(processes, "warnings", lambda *a, **k: genuine(*a, **{**k, "memory_bytes": 2**50}))
+    (record,) = run_with(write_ladder, tmp_path, "[{name: a}]")
+    assert any("GiB needed" in warning for warning in record.warnings)

@@ -4,7 +4,15 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from bench.stats import geometric_mean, loss_difference, paired_ratio
+from bench.stats import (
+    Estimate,
+    geometric_mean,
+    loss_difference,
+    narrow_enough,
+    noise_floor,
+    paired_ratio,
+    verdict,
+)
 
 
 def test_the_interval_is_scipy_s_t_interval_of_the_logarithms() -> None:
@@ -51,3 +59,111 @@ def test_losses_are_compared_over_the_steps_that_both_have() -> None:
 
 def test_a_loss_that_is_not_finite_differs_infinitely() -> None:
     assert loss_difference([10.0, math.nan], [10.0, 9.0]) == math.inf
+
+
+def within(low: float, high: float) -> Estimate:
+    return Estimate(math.sqrt(low * high), low, high, 5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "delta", "found"),
+    [
+        (1.02, 1.10, 0.01, "faster"),
+        (0.90, 0.98, 0.01, "slower"),
+        (0.995, 1.005, 0.01, "same"),
+        (1.002, 1.008, 0.01, "same"),  # excludes 1, but lies inside the noise floor
+        (1.002, 1.020, 0.01, "faster"),
+        (0.95, 1.05, 0.01, "unclear"),  # merely wide
+        (0.95, 1.05, 0.06, "same"),
+        (0.95, 1.06, 0.05, "unclear"),
+    ],
+)
+def test_a_verdict_follows_from_where_the_interval_lies(low: float, high: float, delta: float, found: str) -> None:
+    assert verdict(within(low, high), delta) == found
+
+
+@pytest.mark.parametrize("rounds", [1, 2])
+def test_too_few_rounds_for_an_interval_are_not_replicated_however_large_the_difference(rounds: int) -> None:
+    assert verdict(geometric_mean([3.0] * rounds), 0.01) == "not replicated"
+
+
+def test_the_noise_floor_is_the_control_s_half_width_but_never_below_one_percent() -> None:
+    assert noise_floor(None) == 0.01
+    assert noise_floor(geometric_mean([1.02])) == 0.01
+    assert noise_floor(within(0.999, 1.001)) == 0.01
+    assert noise_floor(within(1 / 1.04, 1.04)) == pytest.approx(0.04)
+
+
+def test_narrow_enough_looks_at_widths_and_never_at_values() -> None:
+    far, near = within(2.0, 2.0 * 1.01**2), within(1 / 1.01, 1.01)
+    assert narrow_enough([far, near], 0.011)
+    assert not narrow_enough([far, near], 0.009)
+    assert not narrow_enough([far, geometric_mean([1.0])], 0.5)
+
+
+def simulate(ratio: float, rounds: int, generator: np.random.Generator, noise: float = 0.03) -> tuple[dict, ...]:
+    """Tokens per second of a first rung, its control and another rung; each round has a speed of its own."""
+    drift = generator.normal(0.0, 0.1, rounds)
+
+    def rung(factor: float) -> dict[int, float]:
+        speeds = factor * np.exp(drift + generator.normal(0.0, noise, rounds))
+        return dict(enumerate(speeds, start=1))
+
+    return rung(1000.0), rung(1000.0), rung(1000.0 * ratio)
+
+
+@pytest.mark.parametrize("rounds", [3, 5, 10])
+def test_the_interval_covers_the_true_ratio_nineteen_times_in_twenty(rounds: int) -> None:
+    generator = np.random.default_rng(7)
+    covered = 0
+    for _ in range(4000):
+        first, _, other = simulate(1.3, rounds, generator)
+        found = paired_ratio(other, first)
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 1.3 <= found.high
+    assert covered / 4000 == pytest.approx(0.95, abs=0.012)
+
+
+def test_a_change_without_effect_is_called_faster_at_most_one_time_in_forty() -> None:
+    generator = np.random.default_rng(7)
+    called = {"faster": 0, "slower": 0, "same": 0, "unclear": 0}
+    for _ in range(4000):
+        first, control, other = simulate(1.0, 5, generator)
+        found = paired_ratio(other, first)
+        assert found is not None
+        called[verdict(found, noise_floor(paired_ratio(control, first)))] += 1
+    assert called["faster"] / 4000 < 0.025 + 0.005
+    assert called["slower"] / 4000 < 0.025 + 0.005
+
+
+def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
+    generator = np.random.default_rng(7)
+    called = 0
+    for _ in range(1000):
+        first, control, other = simulate(1.25, 5, generator)
+        found = paired_ratio(other, first)
+        assert found is not None
+        called += verdict(found, noise_floor(paired_ratio(control, first))) == "faster"
+    assert called / 1000 > 0.95
+
+
+def test_stopping_on_width_alone_leaves_the_interval_s_coverage_and_the_value_unbiased() -> None:
+    generator = np.random.default_rng(7)
+    covered, logs = 0, []
+    for _ in range(2000):
+        first, _, other = simulate(1.3, 20, generator)
+        found = paired_ratio(other, first)
+        for rounds in range(5, 21):
+            found = paired_ratio({n: other[n] for n in range(1, rounds + 1)}, first)
+            assert found is not None
+            if narrow_enough([found], 0.03):
+                break
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        covered += found.low <= 1.3 <= found.high
+        logs.append(math.log(found.value))
+    assert covered / 2000 > 0.90
+    assert np.mean(logs) == pytest.approx(math.log(1.3), abs=0.002)

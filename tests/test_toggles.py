@@ -10,6 +10,7 @@ from gpt2.toggles import (
     Toggles,
     UnsupportedToggle,
     check,
+    configure_process,
     environment,
     make_optimizer,
     model_config,
@@ -131,3 +132,27 @@ def test_ranks_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
     assert environment(Toggles())["OMP_NUM_THREADS"] == "8"
     assert environment(Toggles(world_size=2))["OMP_NUM_THREADS"] == "4"
     assert environment(Toggles(world_size=99))["OMP_NUM_THREADS"] == "1"
+
+
+@pytest.mark.usefixtures("process_settings")
+def test_no_kernel_stays_switched_off_from_a_rung_before() -> None:
+    configure_process(Toggles(attention="math"))
+    assert not torch.backends.cuda.flash_sdp_enabled()
+    configure_process(Toggles(attention="sdpa"))
+    assert torch.backends.cuda.flash_sdp_enabled()
+
+
+@pytest.mark.parametrize(
+    ("changes", "number_format"),
+    [
+        ({}, "float32"),
+        ({"autocast": "float16"}, "float16"),
+        ({"matmul_precision": "high"}, "tf32"),
+        ({"matmul_precision": "medium"}, "bfloat16"),
+        ({"autocast": "bfloat16", "matmul_precision": "high"}, "bfloat16"),
+    ],
+)
+def test_the_format_of_products_is_that_of_autocast_or_else_of_float32_products(
+    changes: dict, number_format: str
+) -> None:
+    assert Toggles(**changes).product_format() == number_format

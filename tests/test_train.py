@@ -3,49 +3,27 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
-from gpt2.device import Cpu, find
-from gpt2.toggles import LOSS_TOLERANCE, Toggles, UnsupportedToggle, check, environment
-from gpt2.train import Step, micro_batches, train
+from gpt2.toggles import LOSS_TOLERANCE, Toggles, environment
+from gpt2.train import Step
 from gpt2.workload import Workload
 
-WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
-FOUR = Toggles(micro_batch_size=4)
 STEPS = 8
-
-
-@pytest.fixture(autouse=True)
-def restore_process_settings():
-    """Toggles set what torch keeps per process; put it back for the next test."""
-    threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    yield
-    torch.set_num_threads(threads)
-    torch.set_float32_matmul_precision(precision)
-    for enable in (
-        torch.backends.cuda.enable_flash_sdp,
-        torch.backends.cuda.enable_math_sdp,
-        torch.backends.cuda.enable_mem_efficient_sdp,
-        torch.backends.cuda.enable_cudnn_sdp,
-    ):
-        enable(True)
+pytestmark = pytest.mark.usefixtures("process_settings")
 
 
 def steps(toggles: Toggles, workload: Workload = WORKLOAD, count: int = STEPS) -> list[Step]:
-    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
-    tokens = toggles.tokens_per_step(workload.seq_len)
-    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    training = train(workload, toggles, find(toggles), micro_batches(batches, toggles))
-    return list(itertools.islice(training, count))
+    return list(itertools.islice(start(toggles, workload), count))
 
 
 def losses(toggles: Toggles, workload: Workload = WORKLOAD, count: int = STEPS) -> list[float]:
@@ -61,23 +39,6 @@ def test_the_loss_falls_towards_the_entropy_of_the_corpus() -> None:
     found = losses(replace(FOUR, micro_batch_size=16, attention="sdpa", adamw="fused"), count=120)
     assert found[0] == pytest.approx(6.24, abs=0.05)  # ln(509) = 6.23: knows nothing
     assert found[-1] < 4.2  # knows more than the frequencies, 5.51
-
-
-def every_value() -> list[dict[str, object]]:
-    """One change of the baseline for each value of each toggle that a CPU can do in one process."""
-    changes: list[dict[str, object]] = []
-    hints = get_type_hints(Toggles)
-    for toggle in fields(Toggles):
-        named = [value for value in get_args(hints[toggle.name]) if isinstance(value, str | int)]
-        for value in named or [2]:
-            try:
-                check(replace(FOUR, **{toggle.name: value}), Cpu())
-            except UnsupportedToggle:
-                continue
-            if value != toggle.default:
-                changes.append({toggle.name: value})
-    assert {name for change in changes for name in change} >= {"autocast", "attention", "compile", "adamw"}
-    return [change for change in changes if not change.keys() & {"device", "world_size"}]
 
 
 SHAPES = {"micro_batch_size": {"grad_accum_steps": 2}, "grad_accum_steps": {"micro_batch_size": 2}}
@@ -169,6 +130,9 @@ RANKS = """
 import itertools, json, os, sys, torch
 from gpt2.data import Batches, open_corpus
 from gpt2.device import find, process_group
+from gpt2.gradients import gradient_difference
+from gpt2.ops import profile
+from gpt2.proofs import prove
 from gpt2.toggles import Toggles
 from gpt2.train import micro_batches, train
 from gpt2.workload import Workload
@@ -180,9 +144,14 @@ with process_group(toggles, device) as rank:
     tokens = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
     data = micro_batches(batches, toggles, rank=rank)
-    found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(train(workload, toggles, device, data), 8)]
+    training = train(workload, toggles, device, data)
+    found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(training, 8)]
+    findings = prove(training, profile(lambda: next(training), device))
+    inert = {name: found.evidence for name, found in findings.items() if not found.took_effect}
+    if rank == 1:  # one rank alone, for it exchanges nothing
+        assert gradient_difference(training, *training.micro_batch) < 1e-4
     everyone = [None] * toggles.world_size
-    torch.distributed.all_gather_object(everyone, found)
+    torch.distributed.all_gather_object(everyone, [found, inert])
     if rank == 0:
         print(json.dumps(everyone), flush=True)
 os._exit(0)  # as bench.worker leaves
@@ -213,7 +182,8 @@ def test_two_ranks_train_as_one_on_the_same_global_batch(changes: dict, baseline
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    first, second = json.loads(done.stdout)
+    (first, *inert), (second, *_) = json.loads(done.stdout)
+    assert inert == [{}]
     mean = [(a[0] + b[0]) / 2 for a, b in zip(first, second, strict=True)]
     assert loss_difference(mean, baseline) <= LOSS_TOLERANCE["float32"]
     assert [a[1] for a in first] == [b[1] for b in second]  # one gradient, the same everywhere

@@ -1,9 +1,11 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpt2.model import build
-from gpt2.workload import PRESETS, GPT2Config, Workload, flops_per_token
+from gpt2.workload import PRESETS, GPT2Config, Workload, flops_per_token, hardware_flops_per_token
 
 
 @pytest.mark.parametrize(
@@ -48,3 +50,17 @@ def test_learning_rate_rises_linearly_and_then_stays() -> None:
 
 def test_learning_rate_is_constant_without_a_warm_up() -> None:
     assert Workload(lr=0.5).lr_at(0) == 0.5
+
+
+@pytest.mark.parametrize("recompute", ["none", "gelu", "block"])
+def test_hardware_flops_per_token_are_what_torch_counts_for_what_really_runs(recompute: str) -> None:
+    config = replace(PRESETS["tiny"], padded_vocab_size=512, recompute=recompute)
+    model = build(config, 0, torch.device("cpu"))
+    tokens = torch.zeros(2, 64, dtype=torch.int64)
+    with FlopCounterMode(display=False) as counter:
+        model(tokens, tokens).backward()
+    assert counter.get_total_flops() == 2 * 64 * hardware_flops_per_token(config, 64, recompute)
+
+
+def test_hardware_flops_without_padding_and_recomputation_are_those_of_the_workload() -> None:
+    assert hardware_flops_per_token(PRESETS["gpt2"], 1024, "gelu") == flops_per_token(PRESETS["gpt2"], 1024)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import Record, RecordError, read
+from bench.record import CEILING, Record, RecordError, read
 from bench.report.scoreboard import Scoreboard, scoreboard
 
 
@@ -14,6 +14,7 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine) and ladder shows one: of the runs
     of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then the newest.
+    Files that hold nothing but a measured ceiling are passed over: they belong to bench roofline.
     Raises RecordError where there is nothing to show or a file cannot be read.
     """
     boards: list[Scoreboard] = []
@@ -26,7 +27,7 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
             if any(record.kind == "cumulative" for record in records):
                 board = scoreboard(records, source=file)
                 found.setdefault((file.parent, board.ladder), []).append(board)
-            else:
+            elif not records or any(record.rung != CEILING for record in records):
                 warnings.append(f"{file}: holds no records of rungs")
         boards += [_chosen(runs) for runs in found.values()]
     if not boards:
@@ -42,8 +43,12 @@ def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung's loss differs."""
+    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung's loss differs or it recompiled."""
     failures = ("failed", "timeout", "out_of_memory")
-    if any(record.status in failures and record.status != record.expect for record in records):
+    expected = {record.rung for record in records if record.expect == "out_of_memory"}
+    if any(
+        record.status in failures and not (record.status == "out_of_memory" and record.rung in expected)
+        for record in records
+    ):
         return 6
-    return 4 if any(row.status == "parity_failed" for row in scoreboard(records).rows) else 0
+    return 4 if any(row.status in ("parity_failed", "recompiled") for row in scoreboard(records).rows) else 0

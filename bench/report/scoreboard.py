@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import Environment, Measurement, Record
-from bench.stats import Estimate, geometric_mean, loss_difference, paired_ratio
-from gpt2.toggles import LOSS_TOLERANCE, Toggles, describe
+from bench.record import Environment, Matmul, Measurement, Record
+from bench.report.guards import judge, measured, parity, toggles_of
+from bench.stats import Estimate, Verdict, geometric_mean, noise_floor, paired_ratio, verdict
+from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -24,6 +25,7 @@ class Row:
     """One rung; None is what was not measured."""
 
     rung: str
+    toggles: Toggles
     changed: tuple[str, ...]
     """From the row above, as a reader sees it."""
     tokens_per_step: int | None
@@ -32,20 +34,39 @@ class Row:
     """Over the first rung."""
     gain: Estimate | None
     """Over the rung before."""
+    verdict: Verdict | None
+    """Of the gain."""
     mfu: float | None
-    """Share of the devices' dense bfloat16 peak."""
+    """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
+    mfu_own: float | None
+    """Share of the dense peak of the number format that this rung multiplies."""
+    hfu: float | None
+    """As mfu, with what is computed a second time to save memory; None where nothing is."""
+    ceiling_share: float | None
+    """Share of the matrix-product rate measured on this machine."""
     peak_memory_bytes: int | None
     loss: float | None
     """At Scoreboard.loss_step."""
     loss_difference: float | None
-    """Largest relative difference of the first losses, or of the first gradient norm, from those of the first rung
-    with as many tokens per step; None where there is no other."""
+    """Largest relative difference of the first losses, or of the first gradient norm, from those of the reference:
+    the rung before accumulating as many tokens per step, else the first rung with as many."""
+    joules_per_token: float | None
     status: str
-    """ok, parity_failed, or how the last failing process ended."""
+    """ok, a guard (see bench.report.guards), or how the last failing process ended."""
     error: str | None
     """Why it is not ok."""
     expect: str | None
     """The outcome that the ladder calls the point of this rung."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ceiling:
+    """The fastest matrix product measured on this machine, over the processes that measured it."""
+
+    flops_per_second: Estimate
+    """Of one device."""
+    product: Matmul
+    """The one that was fastest in the first process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +76,11 @@ class Scoreboard:
     ladder: str
     rows: tuple[Row, ...]
     records: tuple[Record, ...]
+    """All of the run, those of controls and of toggles alone included."""
+    control: Estimate | None
+    """The A/A control: the first rung run again, over the first rung."""
+    ceilings: dict[str, Ceiling]
+    """By kind of device."""
     loss_step: int | None
     """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has."""
     environment: Environment
@@ -63,116 +89,168 @@ class Scoreboard:
     """The results file."""
 
     @property
+    def delta(self) -> float:
+        """The noise floor: relative differences below it are no difference."""
+        return noise_floor(self.control)
+
+    @property
+    def fastest(self) -> Row | None:
+        """The rung with most tokens per second of those that nothing is held against."""
+        good = [row for row in self.rows if row.tps and row.status in ("ok", "inert")]
+        return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+
+    @property
+    def planned_rounds(self) -> int | None:
+        """As many as the run was told to take; None where it was to go on until its intervals are narrow."""
+        protocol = self.records[-1].protocol
+        return None if protocol.get("until") is not None else max(r.protocol["repeats"] for r in self.records)
+
+    @property
     def interrupted(self) -> bool:
-        """Whether the run was ended before its last process."""
-        return any(record.status == "interrupted" for record in self.records)
+        """Whether the run ended before its last process, by the user's will or because it was killed."""
+        if any(record.status == "interrupted" for record in self.records):
+            return True
+        # What is not supported is tried once only.
+        rounds = [
+            {r.repetition for r in self.records if r.kind == "cumulative" and r.rung == row.rung}
+            for row in self.rows
+            if row.status != "unsupported"
+        ]
+        return any(len(done) < max(self.rounds, self.planned_rounds or 0) for done in rounds)
 
     @property
     def has_gaps(self) -> bool:
         """Whether rungs below the last one shown are missing."""
         return len(self.rows) <= max(record.rung_index for record in self.records)
 
-    @property
-    def mixed_environments(self) -> bool:
-        """Whether software or code changed between records: their figures do not compare."""
-        return len({(r.environment.torch, r.environment.code_hash, r.environment.chip) for r in self.records}) > 1
-
 
 def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scoreboard:
-    """Summarise the cumulative records of one run of one ladder; there must be at least one."""
-    records = sorted((r for r in records if r.kind == "cumulative"), key=lambda r: (r.rung_index, r.repetition))
+    """Summarise the records of one run of one ladder; at least one must be cumulative."""
+    records = sorted(_latest(records), key=lambda r: (r.rung_index, r.repetition))
     by_rung: dict[int, list[Record]] = {}
     for record in records:
-        by_rung.setdefault(record.rung_index, []).append(record)
+        if record.kind == "cumulative":
+            by_rung.setdefault(record.rung_index, []).append(record)
     rungs = list(by_rung.values())
-    curves = [len(measured.losses) for rung in rungs if (measured := _measured(rung))]
+    children = [[record] for record in records if record.kind == "parity" and record.measurement]
+    curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
+    control = paired_ratio(
+        tps_by_round([r for r in records if r.kind == "control" and r.measurement]), tps_by_round(rungs[0])
+    )
+    ceilings = _ceilings(records)
     rows = [
-        _row(rung, rungs, before=rungs[place - 1] if place else None, loss_step=loss_step)
+        _row(
+            rung,
+            rungs,
+            before=rungs[place - 1] if place else None,
+            reference=_parity_reference(rung, [*children, *rungs]),
+            ceiling=ceilings.get(toggles_of(rung).device),
+            delta=noise_floor(control),
+            loss_step=loss_step,
+        )
         for place, rung in enumerate(rungs)
     ]
     return Scoreboard(
         ladder=records[0].ladder,
         rows=tuple(rows),
         records=tuple(records),
+        control=control,
+        ceilings=ceilings,
         loss_step=loss_step,
-        environment=records[-1].environment,
+        environment=rungs[-1][-1].environment,
         rounds=max(r.repetition for r in records),
         source=source,
     )
 
 
-def _row(rung: list[Record], rungs: list[list[Record]], *, before: list[Record] | None, loss_step: int | None) -> Row:
-    tps = _tps(rung)
-    measured = _measured(rung)
+def _latest(records: Sequence[Record]) -> list[Record]:
+    """Without interrupted processes that a resumed run has run again."""
+    done = {(r.kind, r.rung_index, r.repetition) for r in records if r.status != "interrupted"}
+    return [r for r in records if r.status != "interrupted" or (r.kind, r.rung_index, r.repetition) not in done]
+
+
+def _row(
+    rung: list[Record],
+    rungs: list[list[Record]],
+    *,
+    before: list[Record] | None,
+    reference: Sequence[Record] | None,
+    ceiling: Ceiling | None,
+    delta: float,
+    loss_step: int | None,
+) -> Row:
+    toggles = toggles_of(rung)
+    found = measured(rung)
+    tps = tps_by_round(rung)
     mean = geometric_mean(list(tps.values())) if tps else None
-    mfu = None
-    if mean and measured and measured.peak_flops_bf16:
-        mfu = measured.flops_per_token * mean.value / (measured.peak_flops_bf16 * _toggles(rung).world_size)
-    failed = [r for r in rung if r.status != "ok"]
-    status, error = (failed[-1].status, failed[-1].error) if failed else ("ok", None)
-    reference = _parity_reference(rung, rungs)
-    difference = _loss_difference(rung, reference) if reference else None
-    if status == "ok" and reference and difference is not None:
-        allowed = max(_tolerance(rung), _tolerance(reference))
-        if difference > allowed:
-            status = "parity_failed"
-            error = f"by {difference:.2%} from {reference[0].rung}'s; the number formats explain {allowed:.2%}"
+    status, error = judge(rung, rungs[0], toggles_of(before) if before else None, reference)
+    comparable = status != "not_comparable"
+    gain = paired_ratio(tps, tps_by_round(before)) if before and comparable else None
+    # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
+    rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
-        changed=tuple(describe(_toggles(rung), _toggles(before) if before else None, Workload(**rung[0].workload))),
-        tokens_per_step=measured.tokens_per_step if measured else None,
+        toggles=toggles,
+        changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
+        tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
-        speedup=paired_ratio(tps, _tps(rungs[0])),
-        gain=paired_ratio(tps, _tps(before)) if before else None,
-        mfu=mfu,
+        speedup=paired_ratio(tps, tps_by_round(rungs[0])) if comparable else None,
+        gain=gain,
+        verdict=verdict(gain, delta) if gain else None,
+        mfu=_share(rate, found, found and found.peak_flops_bf16),
+        mfu_own=_share(rate, found, found and found.peak_flops_dtype),
+        hfu=_share(rate, found, found and found.peak_flops_bf16, hardware=True),
+        ceiling_share=_share(rate, found, ceiling and ceiling.flops_per_second.value),
         peak_memory_bytes=max(peaks, default=None),
-        loss=measured.losses[loss_step - 1] if measured and loss_step else None,
-        loss_difference=difference,
+        loss=found.losses[loss_step - 1] if found and loss_step else None,
+        loss_difference=parity(rung, reference) if reference else None,
+        joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
         expect=rung[0].expect,
     )
 
 
-def _measured(rung: Sequence[Record]) -> Measurement | None:
-    """Of the first round that has one: the round with the longest loss curve."""
-    return next((r.measurement for r in rung if r.measurement), None)
+def _share(
+    rate: float | None, found: Measurement | None, peak: float | None, *, hardware: bool = False
+) -> float | None:
+    """Of `peak` FLOP/s, what `rate` tokens per second and device need."""
+    flops = (found.hardware_flops_per_token if hardware else found.flops_per_token) if found else None
+    return flops * rate / peak if flops and rate and peak else None
 
 
-def _tps(rung: Sequence[Record]) -> dict[int, float]:
+def _joules_per_token(rung: Sequence[Record]) -> float | None:
+    """Over all rounds; absent where no counter exists."""
+    windows = [r.measurement for r in rung if r.status == "ok" and r.measurement]
+    energies = [(m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows]
+    known = [(joules, tokens) for joules, tokens in energies if joules is not None and tokens]
+    return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None
+
+
+def tps_by_round(rung: Sequence[Record]) -> dict[int, float]:
     """Tokens per second by round."""
-    return {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
+    found = {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
+    return {repetition: tps for repetition, tps in found.items() if tps is not None}
 
 
-def _parity_reference(rung: list[Record], rungs: list[list[Record]]) -> list[Record] | None:
-    """The first measured rung whose steps have as many tokens; itself for the first one."""
-    mine = _measured(rung)
-    for other in rungs:
-        theirs = _measured(other)
+def _parity_reference(rung: list[Record], others: list[list[Record]]) -> list[Record] | None:
+    """The first of `others` whose steps have as many tokens."""
+    mine = measured(rung)
+    for other in others:
+        theirs = measured(other)
         if mine and theirs and mine.tokens_per_step == theirs.tokens_per_step:
             return other
     return None
 
 
-def _loss_difference(rung: list[Record], reference: list[Record]) -> float:
-    """The largest over all processes of the rung."""
-    expected = next(r.measurement for r in reference if r.measurement)
-    return max(
-        max(
-            loss_difference(r.measurement.losses, expected.losses),
-            loss_difference(r.measurement.grad_norms[:1], expected.grad_norms[:1]),
-        )
-        for r in rung
-        if r.measurement
-    )
-
-
-def _tolerance(rung: list[Record]) -> float:
-    return LOSS_TOLERANCE[_toggles(rung).precision_class()]
-
-
-def _toggles(rung: list[Record]) -> Toggles:
-    """Of a rung; a toggle that an older record does not know had its default."""
-    return Toggles(**rung[0].toggles.all)
+def _ceilings(records: Sequence[Record]) -> dict[str, Ceiling]:
+    by_device: dict[str, list[Matmul]] = {}
+    for record in records:
+        if record.ceiling:
+            by_device.setdefault(toggles_of([record]).device, []).append(record.ceiling.best)
+    return {
+        device: Ceiling(flops_per_second=geometric_mean([each.flops_per_second for each in best]), product=best[0])
+        for device, best in by_device.items()
+    }

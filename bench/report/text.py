@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from pathlib import Path
 
 DASH = "-"
 GIB = 2**30
@@ -32,3 +33,15 @@ def markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, in a table cell too."""
     escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Put `text` between the two markers of a file. Raises ValueError where it has none, OSError."""
+    before, start, rest = path.read_text(encoding="utf-8").partition(MARKERS[0])
+    _, end, after = rest.partition(MARKERS[1])
+    if not (start and end):
+        raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
+    path.write_text(f"{before}{start}\n\n{text}\n{end}{after}", encoding="utf-8")

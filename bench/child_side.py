@@ -1,0 +1,73 @@
+"""What every measuring process does for the parent that started it; its other side is bench.child.
+
+The two meet at files only: the Outcome, and beside it word of how far the process is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from bench.record import Outcome, progress_path
+from gpt2.toggles import Toggles, environment
+
+
+def enter_environment(toggles: Toggles, module: str) -> None:
+    """Start this interpreter anew, as `python -m module`, where variables that must come before it are missing."""
+    wanted = environment(toggles)
+    if any(os.environ.get(name) != value for name, value in wanted.items()):
+        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
+
+
+def give_way() -> None:
+    """Where memory runs out, let Linux end this process and not the user's others."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("500")
+
+
+def leave_with_runner() -> None:
+    """End this process when the runner that started it is gone: nobody would read what it measures."""
+    runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
+
+    def watch() -> None:
+        while psutil.pid_exists(runner):
+            time.sleep(2.0)
+        os._exit(1)
+
+    if runner:
+        threading.Thread(target=watch, daemon=True).start()
+
+
+def write(out: Path, outcome: Outcome) -> None:
+    """Replace the file as a whole."""
+    part = out.with_name(f"{out.name}.{os.getpid()}")
+    part.write_text(outcome.model_dump_json(), encoding="utf-8")
+    part.replace(out)
+
+
+class Progress:
+    """Tells the runner how far this process is: one JSON object, written anew each time."""
+
+    def __init__(self, out: Path) -> None:
+        self._path = progress_path(out)
+
+    def __call__(self, phase: str, steps: int, tps: float | None) -> None:
+        with contextlib.suppress(OSError):  # a full disk spoils the display only
+            self._path.write_text(json.dumps({"phase": phase, "steps": steps, "tps": tps}))
+
+
+def leave(exit_code: int) -> None:
+    """End at once, when all is written: taking the interpreter down in order could only fail.
+
+    gloo's threads now and then abort it.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(exit_code)

@@ -1,0 +1,84 @@
+"""Ask torch what a run must know beforehand, in a process of its own, so that the runner loads no torch.
+
+Run by bench.runner; alone too: python -m bench.probe cpu ladders/smoke.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from bench.child import tail
+from bench.ladder import Ladder, load
+from bench.record import Environment
+from gpt2.toggles import Toggles
+
+
+class ProbeError(Exception):
+    """torch does not start here; the message says why."""
+
+
+class Answer(BaseModel):
+    """What the runner asked."""
+
+    environment: Environment
+    """As a process sees it that trains on the last rung's device."""
+    memory_bytes: dict[str, int]
+    """By rung: what all its ranks together need of this machine's memory, estimated; rungs on a CPU only."""
+
+
+def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()) -> Answer:
+    """Ask in a child process; without a ladder about the machine only. Raises ProbeError."""
+    about = [] if ladder is None else [str(ladder)]
+    sets = [part for override in overrides for part in ("--set", override)]
+    command = [sys.executable, "-m", "bench.probe", device, *about, *sets]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    if answer.returncode:
+        raise ProbeError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
+    return Answer.model_validate_json(answer.stdout)
+
+
+def main() -> None:
+    from bench.environment import describe
+    from gpt2.device import DEVICES, Cpu
+    from gpt2.toggles import UnsupportedToggle
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("ladder", type=Path, nargs="?")
+    parser.add_argument("--set", action="append", default=[])
+    arguments = parser.parse_args()
+    try:
+        device = DEVICES.get(arguments.device, Cpu)()
+    except UnsupportedToggle:
+        device = Cpu()
+    memory = _memory(load(arguments.ladder, arguments.set)) if arguments.ladder else {}
+    print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
+
+
+def _memory(ladder: Ladder) -> dict[str, int]:
+    from gpt2.device import Cpu
+    from gpt2.memory import estimate
+
+    known: dict[Toggles, int] = {}
+    memory: dict[str, int] = {}
+    for rung in ladder.rungs:
+        toggles = rung.toggles
+        if toggles.device != Cpu.kind:
+            continue
+        # The same for all that changes nothing of what is kept.
+        kept = replace(toggles, compile="eager", adamw="for_loop", grad_accum_steps=1, world_size=1)
+        if kept not in known:
+            known[kept] = estimate(ladder.workload, kept).total
+        memory[rung.name] = known[kept] * toggles.world_size
+    return memory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""One process of a run: its command, its environment, and the record of how it ended. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol
+
+from bench.child import Ended, classify, supervise
+from bench.doctor import warnings
+from bench.ladder import Ladder
+from bench.probe import Answer
+from bench.record import Record, State, ToggleValues
+from bench.schedule import Task
+from bench.state import cpu_times, other_cores, state
+from gpt2.toggles import environment, threads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What `bench run` was asked besides the ladder."""
+
+    out: Path = Path("results")
+    data: Path | None = None
+    rungs: tuple[str, ...] = ()
+    """Names of the rungs to run; empty means all."""
+    overrides: tuple[str, ...] = ()
+    """As given with --set; workers need them again."""
+    ablate: bool = False
+    """Whether to measure each rung's changes alone and left out, too."""
+    resume: bool = False
+    """Whether to go on with the newest results file of this ladder."""
+    peak_tflops: float | None = None
+    price_per_hour: float | None = None
+
+
+class Watcher(Protocol):
+    """Is told how a run gets on (see bench.progress)."""
+
+    def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
+    def working(self, phase: str, steps: int, tps: float | None) -> None: ...
+    def finished(self, record: Record) -> None: ...
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Starts one process per task, and says how each ended."""
+
+    ladder: Ladder
+    options: Options
+    scratch: Path
+    run_id: str
+    asked: Answer
+    watcher: Watcher
+
+    def run(self, task: Task) -> Record:
+        """Measure one rung once, in a process of its own."""
+        ladder, rung = self.ladder, task.rung
+        out = self.scratch / f"{task.repetition}-{task.kind}-{rung.index}.json"
+        toggles = rung.toggles
+        command = (
+            ceiling_command(ladder, toggles.device) if task.is_ceiling else worker_command(ladder, task, self.options)
+        )
+        environ = {
+            **os.environ,
+            **environment(toggles),
+            # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
+            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"inductor-{task.kind}-{rung.index}"),
+            "BENCH_RUNNER_PID": str(os.getpid()),
+        }
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        timeout = ladder.protocol.timeout_seconds
+        before, times = state(), cpu_times()
+        during: list[State] = []
+        others = None
+
+        def working(phase: str, steps: int, tps: float | None) -> None:
+            self.watcher.working(phase, steps, tps)
+            if phase == "window" and not during:  # once: a loaded device shows what an idle one does not
+                during.append(state())
+
+        try:
+            others = other_cores()
+            argv = [sys.executable, *command, "--out", str(out)]
+            ended = supervise(argv, environ, out, timeout, working)
+        except KeyboardInterrupt:  # before the process was there
+            ended = Ended(exit_code=None, reason="interrupted", output="", kernel_killed=False)
+        after, stolen = state(), cpu_times().stolen_cores_since(times)
+        outcome = classify(out, ended, timeout)
+        noticed = warnings(
+            before,
+            _under_load(during, after),
+            device=toggles.device,
+            threads=threads(toggles),
+            ranks=toggles.world_size,
+            other_cores=others,
+            stolen_cores=stolen,
+            memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(rung.name),
+        )
+        data = self.options.data
+        shown = ["python", *command, "--out", "m.json"]
+        return Record(
+            run_id=self.run_id,
+            time=started,
+            kind=task.kind,
+            ladder=ladder.name,
+            ladder_hash=ladder.hash,
+            protocol=asdict(ladder.protocol),
+            rung=rung.name,
+            rung_index=rung.index,
+            repetition=task.repetition,
+            status=outcome.status,
+            expect=rung.expect,
+            error=_anonymous(outcome.error) if outcome.error else None,
+            exit_code=ended.exit_code,
+            command=_anonymous(shlex.join("DATA" if data and part == str(data) else part for part in shown)),
+            warnings=[*outcome.warnings, *noticed],
+            changed=rung.changed,
+            workload=asdict(ladder.workload),
+            data_sha256=outcome.data_sha256,
+            toggles=ToggleValues(all=asdict(toggles), resolved=outcome.resolved),
+            environment=outcome.environment or self.asked.environment,
+            measurement=outcome.measurement,
+            ceiling=outcome.ceiling,
+            before=before,
+            during=during[0] if during else None,
+            after=after,
+            price_per_hour=self.options.price_per_hour,
+        )
+
+
+def _under_load(during: list[State], after: State) -> State:
+    """The state after a process, but its GPUs as they were at work: then their own processes are the run's."""
+    if not during:
+        return after
+    gpus = [gpu.model_copy(update={"other_processes": None}) for gpu in during[0].gpus]
+    return after.model_copy(update={"gpus": gpus})
+
+
+def worker_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
+    """Arguments of the interpreter that measures one rung, --out excepted."""
+    toggles = task.rung.toggles
+    command = ["-m", "bench.worker", str(ladder.path), task.rung.name]
+    if task.kind not in ("cumulative", "control"):
+        command += ["--kind", task.kind]
+    if toggles.world_size > 1:
+        ranks = str(toggles.world_size)
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *command]
+    if options.data:
+        command += ["--data", str(options.data)]
+    overrides = list(options.overrides)
+    if task.repetition == 1 and task.kind != "control" and toggles.compile != "eager":
+        command.append("--gradients")
+    if (task.repetition > 1 or task.kind != "cumulative") and ladder.protocol.loss_steps:
+        overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
+    for override in overrides:
+        command += ["--set", override]
+    if options.peak_tflops is not None:
+        command += ["--peak-tflops", str(options.peak_tflops)]
+    return command
+
+
+MOST_TOKENS = 16384
+"""Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already."""
+
+
+def ceiling_command(ladder: Ladder, device: str) -> list[str]:
+    """Arguments of the interpreter that measures a device's ceiling, --out excepted."""
+    T = ladder.workload.seq_len
+    sizes = [rung.toggles.micro_batch_size for rung in ladder.rungs if rung.toggles.device == device]
+    tokens = min(max(sizes, default=1) * T, max(MOST_TOKENS, T))
+    return [
+        *("-m", "bench.ceiling", "--device", device, "--model", ladder.workload.model),
+        *("--tokens", str(tokens), "--seconds", f"{ladder.protocol.ceiling_seconds:g}"),
+    ]
+
+
+def _anonymous(text: str) -> str:
+    """Without the places where this user keeps his files: results are made to be shared."""
+    for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
+        text = text.replace(place, name) if len(place) > 1 else text
+    return text

@@ -1,0 +1,109 @@
+"""What spoils a rung's claim, found on reading its records: other losses, recompilation, toggles without effect."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+
+from bench.record import Measurement, Record
+from bench.stats import loss_difference
+from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Toggles
+
+
+def toggles_of(rung: Sequence[Record]) -> Toggles:
+    """Of a rung's records; a toggle that an older record does not know had its default."""
+    known = {toggle.name for toggle in fields(Toggles)}
+    return Toggles(**{name: value for name, value in rung[0].toggles.all.items() if name in known})
+
+
+def measured(rung: Sequence[Record]) -> Measurement | None:
+    """Of the first round that has one: the round with the longest loss curve."""
+    return next((r.measurement for r in rung if r.measurement), None)
+
+
+def judge(
+    rung: Sequence[Record], first: Sequence[Record], before: Toggles | None, reference: Sequence[Record] | None
+) -> tuple[str, str | None]:
+    """A rung's status, the gravest first, and why it is not ok.
+
+    first: the records of the first rung. before: toggles of the rung before. reference: the records whose losses
+    this rung's are held to.
+    """
+    failed = [record for record in rung if record.status != "ok"]
+    if failed:
+        return failed[-1].status, failed[-1].error
+    for status, error in (
+        ("not_comparable", _other_environment(rung, first)),
+        ("parity_failed", _other_loss(rung, reference) or _other_gradients(rung)),
+        ("recompiled", _recompiled(rung)),
+        ("inert", _inert(rung, before)),
+    ):
+        if error:
+            return status, error
+    return "ok", None
+
+
+def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str | None:
+    for record in rung:
+        theirs, mine = first[0].environment, record.environment
+        for what, there, here in (
+            ("torch", theirs.torch, mine.torch),
+            ("code", theirs.code_hash[:12], mine.code_hash[:12]),
+            ("machine", theirs.machine, mine.machine),
+        ):
+            # Rungs may be of different devices; of one and the same, the machine is to be the same.
+            if there != here and not (what == "machine" and toggles_of(rung).device != toggles_of(first).device):
+                return f"{what} {here}, but {there} for {first[0].rung}"
+    return None
+
+
+def parity(rung: Sequence[Record], reference: Sequence[Record]) -> float:
+    """The largest relative difference of the first losses and the first gradient norm, over all processes."""
+    expected = next(r.measurement for r in reference if r.measurement)
+    return max(
+        max(
+            loss_difference(r.measurement.losses, expected.losses),
+            loss_difference(r.measurement.grad_norms[:1], expected.grad_norms[:1]),
+        )
+        for r in rung
+        if r.measurement
+    )
+
+
+def _other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> str | None:
+    if not reference or not measured(rung):
+        return None
+    difference = parity(rung, reference)
+    allowed = max(LOSS_TOLERANCE[toggles_of(each).precision_class()] for each in (rung, reference))
+    if difference <= allowed:
+        return None
+    whose = reference[0].rung if reference[0].kind != "parity" else "the rung before, accumulating as many tokens"
+    return f"by {difference:.2%} from {whose}'s; the number formats explain {allowed:.2%}"
+
+
+def _other_gradients(rung: Sequence[Record]) -> str | None:
+    allowed = GRADIENT_TOLERANCE[toggles_of(rung).precision_class()]
+    for record in rung:
+        difference = record.measurement.gradient_difference if record.measurement else None
+        if difference is not None and not difference <= allowed:
+            return f"compiled gradients by {difference:.2%} from eager ones; the number formats explain {allowed:.2%}"
+    return None
+
+
+def _recompiled(rung: Sequence[Record]) -> str | None:
+    for record in rung:
+        if record.measurement and (graphs := record.measurement.recompiles):
+            return f"compiled {graphs} more graphs within the window of round {record.repetition}"
+    return None
+
+
+def _inert(rung: Sequence[Record], before: Toggles | None) -> str | None:
+    """The toggles changed by this rung that had no effect in some process, with what was seen there."""
+    now, was = toggles_of(rung), before or Toggles()
+    changed = [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
+    for record in rung:
+        proofs = (record.measurement.proofs if record.measurement else None) or {}
+        without = [name for name in changed if name in proofs and not proofs[name].took_effect]
+        if without:
+            return "; ".join(f"{name}={getattr(now, name)} had no effect: {proofs[name].evidence}" for name in without)
+    return None

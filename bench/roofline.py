@@ -1,0 +1,52 @@
+"""`bench roofline`: measure the ceiling of a machine once, outside any ladder, and keep it. Imports no torch."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from bench.ladder import Ladder, Protocol
+from bench.probe import probe
+from bench.processes import Options, Processes, Watcher
+from bench.record import Record, RecordError, append
+from bench.report.load import load_boards
+from bench.report.scoreboard import Scoreboard
+from bench.runner import results_file
+from bench.schedule import Task, ceiling_rung
+from gpt2.workload import Workload
+
+
+def measure(
+    ladder: Ladder | None, device: str | None, out: Path, seconds: float, watcher: Watcher
+) -> tuple[Path, Record]:
+    """Measure in a process of its own; gives the results file and its only record.
+
+    ladder: whose shapes are measured; GPT-2 124M at 1,024 tokens by default. device: default, that of its last rung,
+    else cpu. Raises ProbeError, RunError or OSError.
+    """
+    ladder = ladder or Ladder(path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=())
+    device = device or (ladder.rungs[-1].toggles.device if ladder.rungs else "cpu")
+    ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
+    asked = probe(device)
+    path = results_file(ladder, out, asked.environment)
+    task = Task(kind="control", rung=ceiling_rung(device), repetition=1)
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+        watcher.started(task, 1, None)
+        record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher).run(task)
+        append(path, record)
+        watcher.finished(record)
+    return path, record
+
+
+def measured(ladder: str, results: Path, machine: str) -> tuple[Scoreboard | None, str]:
+    """What earlier runs of a ladder on this machine measured, and a line that says where that is from."""
+    where = results / machine if (results / machine).is_dir() else results
+    try:
+        boards, _ = load_boards([where])
+    except RecordError:
+        boards = []
+    board = next((board for board in boards if board.ladder == ladder), None)
+    if board is None or board.source is None:
+        return None, f"Measured: nothing of {ladder} under {where.as_posix()}; bench run measures it."
+    return board, f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today."

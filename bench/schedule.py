@@ -1,0 +1,190 @@
+"""Which processes a run consists of, in order: rungs, their controls, and what attributes a gain to a toggle.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise
+from typing import Any
+
+from bench.ladder import Ladder, LadderError, Rung
+from bench.record import CEILING, Kind, Record
+from gpt2.toggles import Toggles, describe, resolve
+from gpt2.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One process to run."""
+
+    kind: Kind
+    rung: Rung
+    repetition: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """The same for the same process of a resumed run."""
+        return self.kind, self.rung.index, self.repetition
+
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether it trains nothing and measures the machine instead."""
+        return self.rung.index < 0
+
+    @property
+    def title(self) -> str:
+        """For a person who follows the run."""
+        names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
+        return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
+
+
+def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
+    """`rung` as a process of this kind trains it; None where there is no such thing.
+
+    alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung before,
+    accumulating as many tokens per step as this one takes. control and cumulative: as it is. Raises LadderError where
+    the toggles make no whole.
+    """
+    if kind not in ("alone", "left_out", "parity"):
+        return rung
+    before = ladder.rungs[rung.index - 1].toggles if rung.index else None
+    if before is None:
+        return None
+    if kind == "parity":
+        toggles = _same_step(before, rung.toggles)
+    else:
+        try:
+            toggles = ablated([each.toggles for each in ladder.rungs], rung.index, kind, ladder.workload)
+        except ValueError as error:
+            raise LadderError(f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}") from None
+        before = (ladder.rungs[0] if kind == "alone" else ladder.rungs[-1]).toggles
+    if toggles is None:
+        return None
+    return replace(rung, toggles=toggles, changed=describe(toggles, before, ladder.workload), expect=None)
+
+
+def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles:
+    """The first of `rungs` with the changes of one of them, or the last without them. Raises ValueError."""
+    changes = [_changes(before, after, workload) for before, after in pairwise(rungs)]
+    chosen = [changes[place - 1]] if kind == "alone" else [*changes[: place - 1], *changes[place:]]
+    toggles = rungs[0]
+    for change in chosen:
+        toggles = replace(toggles, **change)
+    return resolve(workload, toggles)
+
+
+def _changes(before: Toggles, after: Toggles, workload: Workload) -> dict[str, object]:
+    derived = {"grad_accum_steps"} if workload.tokens_per_step is not None else set()
+    was, now = asdict(before), asdict(after)
+    return {name: now[name] for name in now if now[name] != was[name] and name not in derived}
+
+
+def _same_step(before: Toggles, after: Toggles) -> Toggles | None:
+    """`before` accumulating the tokens per step of `after`; None where its ranks are too many for that."""
+    sequences, rest = divmod(after.tokens_per_step(1), before.world_size)
+    if rest:
+        return None
+    micro_batch = math.gcd(before.micro_batch_size, sequences)
+    toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:  # which cannot accumulate; the arithmetic is the same
+        toggles = replace(toggles, compile="default")
+    return toggles
+
+
+def ceiling_rung(device: str, index: int = -1) -> Rung:
+    """The measurement of a device's ceiling as if it were a rung."""
+    chosen: dict[str, Any] = {"device": device}
+    return Rung(name=CEILING, index=index, changed=[], expect=None, toggles=Toggles(**chosen))
+
+
+def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
+    """Each rung's changes alone, then each left out, except where some other process is the same."""
+    known = [rung.toggles for rung in ladder.rungs]
+    kinds: tuple[Kind, ...] = ("alone", "left_out")
+    for kind in kinds:
+        for rung in ladder.rungs[1:]:
+            changed = None
+            with contextlib.suppress(LadderError):  # steps of a given size that these toggles cannot take
+                changed = variant(ladder, rung, kind)
+            if changed and changed.toggles not in known:
+                known.append(changed.toggles)
+                yield kind, changed
+
+
+@dataclass
+class Schedule:
+    """The processes of a run, round by round, so that drift of the machine meets all rungs alike.
+
+    Tell it how each one ended, and it leaves out what is pointless and knows how long the rest will take.
+    """
+
+    ladder: Ladder
+    rungs: Sequence[Rung]
+    ablate: bool = False
+    _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    _done: set[tuple[str, int, int]] = field(default_factory=set)
+    _skipped: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._each: list[tuple[Kind, Rung]] = [("cumulative", rung) for rung in self.rungs]
+        if self.ablate:
+            self._each += _ablation(self.ladder)
+        protocol = self.ladder.protocol
+        if protocol.repeats > 1 or protocol.until is not None:
+            self._each.append(("control", self.rungs[0]))  # A/A: what the same thing twice differs by
+        self._once: list[tuple[Kind, Rung]] = []
+        sizes = {self.rungs[0].toggles.tokens_per_step(1)}
+        for rung in self.rungs[1:]:
+            size = rung.toggles.tokens_per_step(1)
+            child = variant(self.ladder, rung, "parity") if size not in sizes else None
+            sizes.add(size)
+            if child:
+                self._once.append(("parity", child))
+        self._ceilings: list[tuple[Kind, Rung]] = []
+        if protocol.ceiling_seconds:
+            devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
+            self._ceilings = [("control", ceiling_rung(device, -1 - place)) for place, device in enumerate(devices)]
+
+    def round(self, repetition: int) -> Iterator[Task]:
+        """What is still to be run of one round."""
+        yield from self._tasks([*self._each, *(self._once + self._ceilings if repetition == 1 else [])], repetition)
+
+    def closing(self, repetition: int) -> Iterator[Task]:
+        """What is still to be run after the last round."""
+        if repetition > 1:
+            yield from self._tasks(self._ceilings, repetition)
+
+    def _tasks(self, what: Sequence[tuple[Kind, Rung]], repetition: int) -> Iterator[Task]:
+        for kind, rung in what:
+            task = Task(kind=kind, rung=rung, repetition=repetition)
+            if task.key not in self._done and task.key[:2] not in self._skipped:
+                yield task
+
+    def ended(self, record: Record, seconds: float | None = None) -> None:
+        """Note an outcome; what this machine does not support is not tried again."""
+        key = (record.kind, record.rung_index)
+        if record.status == "interrupted":
+            return
+        self._done.add((*key, record.repetition))
+        if seconds is not None:
+            self._seconds.setdefault(key, []).append(seconds)
+        if record.status == "unsupported":
+            self._skipped.add(key)
+
+    def seconds_left(self, repetition: int, rounds: int) -> float | None:
+        """Of rounds `repetition` to `rounds`, as far as known; None before anything has ended."""
+        known = [seconds for times in self._seconds.values() for seconds in times]
+        if not known:
+            return None
+        left = [task for number in range(repetition, rounds + 1) for task in self.round(number)]
+        left += self.closing(rounds)
+        total = 0.0
+        for task in left:
+            times = self._seconds.get(task.key[:2], known)
+            total += sum(times) / len(times)
+        return total

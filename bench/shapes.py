@@ -1,0 +1,35 @@
+"""The matrix products in which GPT-2 spends its time. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpt2.workload import GPT2Config
+
+VOCAB_MULTIPLE = 64
+"""lm_head is measured at the vocabulary padded to this: 50304 of GPT-2's 50257, which divides evenly into tiles."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Linear:
+    """A linear layer: (tokens, k) by (k, n), `count` times in the model."""
+
+    name: str
+    k: int
+    n: int
+    padded_n: int
+    """As it is measured; n but for lm_head."""
+    count: int
+
+
+def linear_layers(config: GPT2Config) -> list[Linear]:
+    """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.workload counts."""
+    d, layers = config.n_embd, config.n_layer
+    padded = -(-config.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
+    return [
+        Linear(name="qkv", k=d, n=3 * d, padded_n=3 * d, count=layers),
+        Linear(name="attention projection", k=d, n=d, padded_n=d, count=layers),
+        Linear(name="MLP up", k=d, n=4 * d, padded_n=4 * d, count=layers),
+        Linear(name="MLP down", k=4 * d, n=d, padded_n=d, count=layers),
+        Linear(name="lm_head", k=d, n=config.vocab_size, padded_n=padded, count=1),
+    ]

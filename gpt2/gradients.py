@@ -1,0 +1,31 @@
+"""Are the gradients of compiled code those of eager code?"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gpt2.train import Training
+
+
+def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
+    """Largest relative difference of a parameter's gradient, compiled against eager, on one micro-batch.
+
+    x, y: int64 (micro_batch_size, seq_len) as the training takes them, such as its last micro_batch: of other strides
+    they would not fit the compiled code. For each parameter ||compiled - eager|| / ||eager||; where its eager gradient
+    is zero, against the norm of all gradients. Memory: two sets of gradients beside a training step's own. Weights,
+    their .grad and the optimiser stay as they are, no rank exchanges anything, and no mode of torch is left behind.
+    Raises RuntimeError if the compiled code would have to be compiled anew: it is not what trained then.
+    """
+    x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
+    parameters = list(training.model.parameters())
+
+    def gradients(stance: str) -> tuple[Tensor, ...]:
+        with torch.compiler.set_stance(stance), training.autocast():
+            loss = training.model(x, y)
+        return torch.autograd.grad(training.scaler.scale(loss), parameters)
+
+    compiled, eager = gradients("fail_on_recompile"), gradients("force_eager")
+    norms = torch.stack([gradient.norm() for gradient in eager])
+    differences = torch.stack([(a - b).norm() for a, b in zip(compiled, eager, strict=True)])
+    return (differences / torch.where(norms > 0, norms, norms.norm())).max().item()

@@ -1,0 +1,132 @@
+"""What ran in one training step: its ops under torch's profiler, and how to read matrix products out of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import torch
+
+from gpt2.device import Device
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op as the profiler saw it, or with on_device one kernel of an accelerator, which has no dtypes or shapes."""
+
+    name: str
+    dtypes: list[str]
+    """Of each argument, in the profiler's words: float, c10::BFloat16, long int, Scalar, ..."""
+    shapes: list[list[int]]
+    """Of each argument; empty where it is no tensor."""
+    on_device: bool = False
+
+
+def profile(step: Callable[[], object], device: Device) -> list[Op]:
+    """The ops of one call of `step`, in the order in which they began.
+
+    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept.
+    """
+    with torch.profiler.profile(activities=device.profiler_activities, record_shapes=True) as profiler:
+        step()
+        device.synchronize()
+    assert profiler.profiler is not None
+    assert profiler.profiler.kineto_results is not None
+    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.end_ns()))
+    within: dict[int, list] = {}  # per thread, the events that have not ended yet
+    outer: set[int] = set()
+    for index, event in enumerate(events):
+        stack = within.setdefault(event.start_thread_id(), [])
+        while stack and stack[-1][0].end_ns() <= event.start_ns():
+            stack.pop()
+        outer.update(number for enclosing, number in stack if enclosing.name() == event.name())
+        stack.append((event, index))
+    return [
+        Op(event.name(), list(event.dtypes()), list(event.shapes()), event.device_type().name != "CPU")
+        for index, event in enumerate(events)
+        if index not in outer
+    ]
+
+
+@dataclass(frozen=True)
+class Product:
+    """One matrix product, (m, k) by (k, n), perhaps of many such pairs at once."""
+
+    m: int
+    k: int
+    n: int
+    number_format: str
+    """That of its inputs: float32, bfloat16, float16."""
+    batched: bool = False
+
+
+FIRST_FACTOR = {"aten::mm": 0, "aten::addmm": 1, "aten::_addmm_activation": 1, "aten::bmm": 0, "aten::baddbmm": 1}
+"""Which argument of a product is the first factor; an argument before it is added to the product."""
+NUMBER_FORMATS = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+
+
+def products(ops: Iterable[Op]) -> list[Product]:
+    """All matrix products that the host asked for; what compiled code computes within its kernels is not seen."""
+    found = []
+    for op in ops:
+        if (first := FIRST_FACTOR.get(op.name)) is None:
+            continue
+        a, b = op.shapes[first], op.shapes[first + 1]
+        number_format = NUMBER_FORMATS.get(op.dtypes[first], op.dtypes[first])
+        found.append(Product(a[-2], a[-1], b[-1], number_format, batched=len(a) > 2))
+    if found:
+        return found
+    # Apple's GPU has a kernel for the whole linear layer: (..., k) by (n, k), transposed.
+    for op in ops:
+        if op.name == "aten::linear":
+            *rows, k = op.shapes[0]
+            number_format = NUMBER_FORMATS.get(op.dtypes[0], op.dtypes[0])
+            found.append(Product(torch.Size(rows).numel(), k, op.shapes[1][0], number_format))
+    return found
+
+
+def fused_attention(ops: Iterable[Op]) -> dict[str, str]:
+    """Attention kernels that never hold the score matrix: flash, efficient, cudnn or other, and the name seen."""
+    found: dict[str, str] = {}
+    for op in ops:
+        if op.on_device:
+            kind = next((kind for kind, pattern in ATTENTION_KERNELS.items() if re.search(pattern, op.name)), None)
+        elif match := re.match(r"aten::_(?:scaled_dot_product_)?(flash|efficient|cudnn)_attention", op.name):
+            kind = match.group(1)
+        else:
+            kind = "other" if op.name in OTHER_ATTENTION else None
+        if kind:
+            found.setdefault(kind, op.name.removeprefix("aten::"))
+    return found
+
+
+ATTENTION_KERNELS = {"cudnn": r"cudnn.*sdpa", "flash": r"flash", "efficient": r"fmha"}
+"""What the names of NVIDIA's kernels hold; the first that fits, for cuDNN's hold the word flash too."""
+OTHER_ATTENTION = {
+    "aten::_scaled_dot_product_attention_math_for_mps",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+}
+
+KERNEL_FORMATS = {
+    "bfloat16": r"bf16|nvjet_(sm\d+_)?t",
+    "float16": r"f16|fp16|h(16816|1688|884)?gemm|nvjet_(sm\d+_)?h",
+    "tf32": r"tf32|s1688gemm",
+    "float32": r"sgemm|f32f32_f32f32",
+}
+"""What the names of NVIDIA's matrix kernels say of their inputs; the first that fits."""
+
+
+def is_matmul_kernel(op: Op) -> bool:
+    """Whether an accelerator's kernel is a matrix product by a library, or one that the compiler generated."""
+    return op.on_device and bool(re.search(r"gemm|nvjet|triton_tem", op.name)) and not fused_attention([op])
+
+
+def kernel_formats(ops: Iterable[Op]) -> list[str]:
+    """Number format of each matrix kernel whose name tells it."""
+    found = []
+    for op in filter(is_matmul_kernel, ops):
+        told = (kind for kind, pattern in KERNEL_FORMATS.items() if re.search(pattern, op.name))
+        if kind := next(told, None):
+            found.append(kind)
+    return found

@@ -1,0 +1,287 @@
+"""Did each toggle take effect? Read from one profiled step, from torch's flags and counters, and from small probes.
+
+    ops = profile(lambda: next(training), training.device)
+    for toggle, finding in prove(training, ops).items(): ...
+
+A field of Toggles is proved by the function of PROOFS that bears its name.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+
+from gpt2.ops import Op, Product, fused_attention, kernel_formats, products
+from gpt2.toggles import Toggles
+from gpt2.toggles import threads as wanted_threads
+from gpt2.train import Training
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Whether a toggle did what it says, at whatever value it had, and by what that was seen."""
+
+    took_effect: bool
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the proofs look at: a training and the ops of one of its steps."""
+
+    training: Training
+    ops: list[Op]
+
+    @property
+    def toggles(self) -> Toggles:
+        return self.training.toggles
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one micro-batch."""
+        return self.toggles.micro_batch_size * self.training.workload.seq_len
+
+    @cached_property
+    def products(self) -> list[Product]:
+        return products(self.ops)
+
+    @cached_property
+    def linear(self) -> list[Product]:
+        """Products of a linear layer, forward and backward; those within attention are batched."""
+        return [product for product in self.products if not product.batched]
+
+    @cached_property
+    def formats(self) -> list[str]:
+        """Number formats of the linear products, or where the host saw none, of the matrix kernels."""
+        return [product.number_format for product in self.linear] or kernel_formats(self.ops)
+
+    @cached_property
+    def heads(self) -> list[Product]:
+        """The lm_head's product of each forward pass: no other has so many columns and so short a sum."""
+        config = self.training.model.config
+        return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
+
+    @cached_property
+    def forward_rows(self) -> list[int]:
+        """Tokens of each forward pass."""
+        if self.heads:
+            return [head.m for head in self.heads]
+        # A compiled graph's inputs are seen even where its kernels are not; tokens and targets are two of them.
+        whole = [
+            torch.Size(shape).numel()
+            for op in self.named("CompiledFunction")
+            for dtype, shape in zip(op.dtypes, op.shapes, strict=False)
+            if dtype == "long int" and len(shape) == 2
+        ]
+        return whole[::2]
+
+    @cached_property
+    def graph_launches(self) -> int:
+        """CUDA graphs replayed."""
+        return sum(op.name in ("cudaGraphLaunch", "hipGraphLaunch") for op in self.ops)
+
+    def named(self, name: str) -> list[Op]:
+        return [op for op in self.ops if op.name == name]
+
+    @cached_property
+    def wide_kept(self) -> int:
+        """Activations of the MLPs' width that one more forward pass keeps for its backward pass."""
+        assert self.training.micro_batch is not None
+        wide, kept = 4 * self.training.model.config.n_embd, set()
+        weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
+
+        def keep(tensor: torch.Tensor) -> torch.Tensor:
+            if wide in tensor.shape and tensor.numel() == self.rows * wide:
+                kept.add(tensor.data_ptr())
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.training.autocast():
+            loss = self.training.model(*self.training.micro_batch)
+        del loss  # and with it what was kept, which until now had addresses of its own
+        return len(kept - weights)
+
+    @cached_property
+    def product_error(self) -> float:
+        """Relative error of one float32 product on the device, as torch is set now."""
+        generator = torch.Generator().manual_seed(0)
+        a, b = (torch.randn(512, 512, generator=generator) for _ in range(2))
+        exact = a.double() @ b.double()
+        device = self.training.device.torch_device
+        found = (a.to(device) @ b.to(device)).cpu().double()
+        return ((found - exact).norm() / exact.norm()).item()
+
+
+EXACT_PRODUCT = 1e-5
+"""A float32 product's relative error is about 3e-7; that of TF32 4e-4, of bfloat16 2e-3."""
+
+
+def device(seen: Seen) -> Finding:
+    parameters = list(seen.training.model.parameters())
+    there = sum(parameter.device.type == seen.toggles.device for parameter in parameters)
+    kernels = sum(op.on_device for op in seen.ops)
+    ran = f"; {kernels:,} kernels ran there" if kernels else ""
+    return Finding(there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie there{ran}")
+
+
+def autocast(seen: Seen) -> Finding:
+    wanted = seen.toggles.autocast
+    if seen.formats:
+        taken = sum(found == wanted or (wanted, found) == ("float32", "tf32") for found in seen.formats)
+        return Finding(
+            taken == len(seen.formats), f"{taken} of {len(seen.formats)} linear products took {wanted} inputs"
+        )
+    one = torch.ones(1, 1, device=seen.training.device.torch_device)
+    with seen.training.autocast():
+        given = str((one @ one).dtype).removeprefix("torch.")
+    return Finding(given == wanted, f"generated kernels do not tell their format; a product in its place gave {given}")
+
+
+def matmul_precision(seen: Seen) -> Finding:
+    wanted, exact = seen.toggles.matmul_precision, seen.product_error < EXACT_PRODUCT
+    probe = f"a float32 product is {'exact' if exact else 'rounded'}: relative error {seen.product_error:.0e}"
+    try:
+        found = torch.get_float32_matmul_precision()
+    except RuntimeError:  # torch refuses to say once it was set through its newer API
+        found = "changed since"
+    if found != wanted:
+        return Finding(False, f"torch's setting is {found}; {probe}")
+    if exact != (wanted == Toggles().matmul_precision):
+        return Finding(False, f"torch's setting is {found}, but {probe}")
+    if not exact and seen.formats and not {"float32", "tf32"} & set(seen.formats):
+        return Finding(False, f"no float32 product ran: autocast made all of them {seen.formats[0]}")
+    return Finding(True, probe)
+
+
+def attention(seen: Seen) -> Finding:
+    wanted, T = seen.toggles.attention, seen.training.workload.seq_len
+    # The host names the kernel it asks for; under CUDA graphs it asks for none, and the kernels' own names must do.
+    fused = fused_attention(op for op in seen.ops if not op.on_device) or fused_attention(seen.ops)
+    ran = ", ".join(fused.values())
+    scores = sum(p.batched and (p.m, p.n) == (T, T) for p in seen.products)
+    materialised = f"scores materialised: {scores} products of {T} x {T}" if scores else "no fused kernel ran"
+    if wanted in ("explicit", "math"):
+        return Finding(False, f"torch replaced it by {ran}") if fused else Finding(True, materialised)
+    if wanted == "sdpa":
+        return Finding(True, f"ran {ran}") if fused else Finding(False, f"torch chose its math kernel: {materialised}")
+    return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)
+
+
+def compile(seen: Seen) -> Finding:
+    regions = sum(op.name.startswith("Torch-Compiled Region") for op in seen.ops)
+    if seen.toggles.compile == "eager":
+        return Finding(not regions, f"{regions} compiled regions ran" if regions else "nothing compiled ran")
+    if not regions:
+        return Finding(False, "nothing compiled ran: torch fell back to eager code")
+    graphs = len({op.name for op in seen.ops if "CompiledFxGraph" in op.name})
+    counters = sys.modules["torch._dynamo.utils"].counters
+    breaks = sum(counters["graph_break"].values())
+    ran = f"{_count(graphs, 'compiled graph')} ran, {_count(breaks, 'graph break')}"
+    if seen.toggles.cuda_graphs and not seen.graph_launches:
+        return Finding(False, f"{ran}, but no CUDA graph was launched")
+    if seen.graph_launches:
+        ran += f", {_count(seen.graph_launches, 'CUDA graph')} launched"
+    if tuned := counters["inductor"]["select_algorithm_autotune"]:
+        return Finding(True, f"{ran}, {_count(tuned, 'product')} autotuned")
+    cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    if seen.toggles.compile.startswith("max-autotune") and not cached and not any(op.on_device for op in seen.ops):
+        return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU other kernels are tuned too
+    return Finding(True, ran)
+
+
+def adamw(seen: Seen) -> Finding:
+    fused = len(seen.named("aten::_fused_adamw_"))
+    foreach = len(seen.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
+    single = len(seen.named("aten::addcdiv_"))
+    ran = "fused" if fused else "foreach" if foreach else "for_loop" if single else "none"
+    evidence = {
+        "fused": f"{_count(fused, 'call')} of _fused_adamw_",
+        "foreach": f"{_count(foreach, 'call')} of _foreach_addcdiv_, none fused",
+        "for_loop": f"{_count(single, 'call')} of addcdiv_, one for each tensor",
+        "none": "no update was seen",
+    }
+    return Finding(ran == seen.toggles.adamw, evidence[ran])
+
+
+def vocab_multiple(seen: Seen) -> Finding:
+    config = seen.training.model.config
+    logical, padded = config.vocab_size, seen.training.model.wte.weight.size(0)
+    columns = sorted({head.n for head in seen.heads})
+    ran = f"; lm_head gave {', '.join(f'{n}' for n in columns)} columns" if columns else ""
+    if seen.toggles.vocab_multiple == 1:
+        return Finding(padded == logical, f"{padded} rows{ran}")
+    if padded == logical:
+        return Finding(False, f"{logical} is already a multiple: nothing to pad")
+    right = padded % seen.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
+    return Finding(right, f"{padded} rows for {logical} tokens{ran}")
+
+
+def recompute(seen: Seen) -> Finding:
+    config = seen.training.model.config
+    wanted, layers = seen.toggles.recompute, config.n_layer
+    if seen.rows == config.n_embd and seen.toggles.autocast != "float32":
+        evidence = f"the model is built for {config.recompute}; its activations look like autocast's copies of weights"
+        return Finding(config.recompute == wanted, evidence)
+    # A layer's MLP has two such activations: what GELU takes and what it gives.
+    evidence = f"a forward pass keeps {seen.wide_kept} of the {2 * layers} activations of the MLPs"
+    if wanted == "none":
+        by_compiler = seen.wide_kept < 2 * layers and seen.toggles.compile != "eager"
+        return Finding(seen.wide_kept == 2 * layers or by_compiler, evidence)
+    return Finding(seen.wide_kept == {"gelu": layers, "block": 0}[wanted], evidence)
+
+
+def micro_batch_size(seen: Seen) -> Finding:
+    T = seen.training.workload.seq_len
+    sizes = sorted({rows / T for rows in seen.forward_rows})
+    evidence = f"forward passes of {', '.join(f'{size:g}' for size in sizes)} x {T} tokens"
+    return Finding(sizes == [seen.toggles.micro_batch_size], evidence if sizes else "no forward pass was told apart")
+
+
+def grad_accum_steps(seen: Seen) -> Finding:
+    passes = len(seen.forward_rows)
+    return Finding(passes == seen.toggles.grad_accum_steps, f"{_count(passes, 'forward pass', 'es')} in the step")
+
+
+def world_size(seen: Seen) -> Finding:
+    together = torch.distributed.is_available() and torch.distributed.is_initialized()
+    ranks = torch.distributed.get_world_size() if together else 1
+    exchanges = len(seen.named("c10d::allreduce_"))
+    right = ranks == seen.toggles.world_size and (ranks > 1) == (exchanges > 0)
+    return Finding(right, f"{_count(ranks, 'rank')}, {_count(exchanges, 'all-reduce')} seen in the step")
+
+
+def threads(seen: Seen) -> Finding:
+    count = torch.get_num_threads()
+    return Finding(count == wanted_threads(seen.toggles), f"torch computes with {_count(count, 'thread')}")
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+PROOFS: dict[str, Callable[[Seen], Finding]] = {
+    proof.__name__: proof
+    for proof in (
+        device,
+        autocast,
+        matmul_precision,
+        attention,
+        compile,
+        adamw,
+        vocab_multiple,
+        recompute,
+        micro_batch_size,
+        grad_accum_steps,
+        world_size,
+        threads,
+    )
+}
+
+
+def prove(training: Training, ops: list[Op]) -> dict[str, Finding]:
+    """A finding for each toggle, baseline values included. `ops`: those of one step of this very training."""
+    seen = Seen(training, ops)
+    return {toggle.name: PROOFS[toggle.name](seen) for toggle in fields(Toggles)}

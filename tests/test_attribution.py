@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+from samples import measurement, record
+
+from bench.report.attribution import attribution
+from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.tables import to_markdown
+from gpt2.toggles import Toggles
+
+FIRST = Toggles(device="cuda")
+BF16 = replace(FIRST, autocast="bfloat16")
+SDPA = replace(BF16, attention="sdpa")
+FULL = replace(SDPA, adamw="fused")
+
+
+def board(alone_sdpa: float, without_sdpa: float, *, rounds: int = 3) -> Scoreboard:
+    """Four rungs at 100, 200, 220 and 440 tokens per second, and what SDPA does alone and left out."""
+    records = []
+    for number in range(1, rounds + 1):
+        wobble = 1 + 0.001 * number  # of the whole round: pairing takes it out
+
+        def process(name, index, toggles, tps, kind="cumulative", number=number, wobble=wobble):
+            return record(name, index, number, toggles=toggles, kind=kind, measurement=measurement(tps * wobble))
+
+        records += [
+            process("baseline", 0, FIRST, 100.0),
+            process("bfloat16", 1, BF16, 200.0),
+            process("SDPA", 2, SDPA, 220.0),
+            process("fused", 3, FULL, 440.0),
+            process("SDPA", 2, replace(FIRST, attention="sdpa"), alone_sdpa, "alone"),
+            process("fused", 3, replace(FIRST, adamw="fused"), 150.0, "alone"),
+            process("bfloat16", 1, replace(FULL, autocast="float32"), 110.0, "left_out"),
+            process("SDPA", 2, replace(FULL, attention="explicit"), without_sdpa, "left_out"),
+            process("baseline", 0, FIRST, 100.0, "control"),
+        ]
+    return scoreboard(records)
+
+
+def test_three_answers_are_given_for_each_change() -> None:
+    bf16, sdpa, fused = attribution(board(130.0, 400.0))
+    for found, expected in ((bf16, (2.0, 2.0, 4.0)), (sdpa, (1.1, 1.3, 1.1)), (fused, (2.0, 1.5, 2.0))):
+        ratios = [gain.ratio.value for gain in (found.in_order, found.alone, found.last) if gain.ratio]
+        assert [round(ratio, 6) for ratio in ratios] == list(expected)
+        assert found.agreement == "agree"
+
+
+def test_a_process_that_is_some_rung_already_is_found_there() -> None:
+    """bfloat16 alone is the second rung, fused left out the third; neither was run again."""
+    bf16, _, fused = attribution(board(130.0, 400.0))
+    assert bf16.alone.ratio is not None
+    assert fused.last.ratio is not None
+    assert fused.last.ratio.rounds == 3
+
+
+def test_a_sign_that_differs_is_flagged() -> None:
+    _, sdpa, _ = attribution(board(80.0, 400.0))
+    assert sdpa.alone.verdict == "slower"
+    assert sdpa.agreement == "sign differs"
+
+
+def test_a_sign_that_differs_within_the_noise_is_called_that() -> None:
+    _, sdpa, _ = attribution(board(99.9, 400.0))
+    assert sdpa.alone.verdict == "same"
+    assert sdpa.agreement == "sign differs, within noise"
+
+
+def test_a_change_that_a_later_rung_sets_again_cannot_be_left_out() -> None:
+    foreach, fused = replace(FIRST, adamw="foreach"), replace(FIRST, adamw="fused")
+    records = [
+        record("a", 0, toggles=FIRST),
+        record("b", 1, toggles=foreach),
+        record("c", 2, toggles=fused),
+        record("c", 2, toggles=fused, kind="alone"),
+    ]
+    found, _ = attribution(scoreboard(records))
+    assert found.last.absent == "set again later"
+
+
+def test_what_failed_alone_says_how() -> None:
+    records = [
+        record("a", 0, toggles=FIRST),
+        record("b", 1, toggles=BF16),
+        record("c", 2, toggles=replace(BF16, attention="cudnn")),
+        record("c", 2, toggles=replace(FIRST, attention="cudnn"), kind="alone", status="unsupported"),
+    ]
+    _, cudnn = attribution(scoreboard(records))
+    assert cudnn.alone.absent == "unsupported"
+    assert "| unsupported |" in to_markdown(scoreboard(records))
+
+
+def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
+    assert attribution(scoreboard([record(), record("b", 1, toggles=BF16)])) == []
+    assert "What each change buys" not in to_markdown(scoreboard([record(), record("b", 1, toggles=BF16)]))
+
+
+def test_the_table_stands_below_the_scoreboard_with_verdicts() -> None:
+    text = to_markdown(board(80.0, 400.0))
+    (line,) = [line for line in text.splitlines() if line.startswith("| SDPA |") and "sign differs" in line]
+    assert line == ("| SDPA | 1.10x ±0.0% faster | 0.80x ±0.0% slower | 1.10x ±0.0% faster | sign differs |")

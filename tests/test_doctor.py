@@ -1,0 +1,523 @@
+"""What the doctor reads of a machine, and when it warns."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+from rich.console import Console
+
+from bench import doctor
+from bench import state as machine
+from bench.checks import Finding
+from bench.record import GpuState, State
+
+GIB = 2**30
+QUIET = State(load_average=9.0, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=8 * GIB)
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file system without /proc and /sys, on a machine of 4 cores and 16 GiB without any variable set."""
+    monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 4)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, available=8 * GIB))
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: {0, 1, 2, 3})
+    for name in machine.VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def files(root: Path, contents: dict[str, str]) -> None:
+    for name, text in contents.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+
+
+def warn(root: Path, before: State = QUIET, after: State | None = None, **facts: Any) -> list[str]:
+    return doctor.warnings(before, after, **{"device": "cpu", "threads": 4, "root": root, **facts})
+
+
+def gpu_state(**changes: Any) -> GpuState:
+    facts = {
+        "index": 0,
+        "temperature_celsius": 50,
+        "sm_clock_mhz": 1900,
+        "sm_clock_max_mhz": 1980,
+        "power_watts": 600,
+        "power_limit_watts": 700,
+        "power_limit_default_watts": 700,
+        "other_processes": 0,
+    }
+    return GpuState(**{**facts, **changes})
+
+
+def with_gpus(*gpus: GpuState) -> State:
+    return QUIET.model_copy(update={"gpus": list(gpus)})
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def test_this_machine_has_a_state() -> None:
+    state = machine.state()
+    assert state.memory_available_bytes > 0
+    assert state.swap_used_bytes >= 0
+
+
+def test_a_system_that_tells_nothing_gives_none_and_no_exception(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise RuntimeError("no such sensor")
+
+    monkeypatch.setattr(psutil, "cpu_freq", refuse, raising=False)
+    monkeypatch.setattr(psutil, "sensors_battery", refuse, raising=False)
+    assert machine.state(root=root).cpu_mhz is None
+    assert machine.governors(root) == set()
+    assert machine.cpu_quota(root) is None
+    assert machine.memory_limit(root) == 16 * GIB
+    assert machine.cpu_times(root).stolen is None
+    assert machine.cpu_times(root).stolen_cores_since(machine.cpu_times(root)) is None
+    assert warn(root) == []
+
+
+def test_the_clock_is_the_mean_over_cores(root: Path) -> None:
+    files(root, {"proc/cpuinfo": "processor: 0\ncpu MHz\t\t: 2000.0\n\nprocessor: 1\ncpu MHz\t\t: 3000.0\n"})
+    assert machine.cpu_mhz(root) == 2500
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "quota"),
+    [
+        ("0::/", {"cpu.max": "150000 100000"}, 1.5),
+        ("0::/", {"cpu.max": "max 100000"}, None),
+        ("0::/a/b", {"a/b/cpu.max": "max 100000", "a/cpu.max": "200000 100000"}, 2),
+        ("0::/a/b", {"a/b/cpu.max": "50000 100000", "a/cpu.max": "200000 100000"}, 0.5),
+        ("0::/docker/of/the/host", {"cpu.max": "300000 100000"}, 3),
+        ("0::/../elsewhere", {"cpu.max": "300000 100000"}, 3),
+        ("5:cpuacct,cpu:/a", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, 2.5),
+        ("5:cpu:/a", {"cpu/a/cpu.cfs_quota_us": "-1", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+        ("5:cpuset:/a", {"cpu/a/cpu.cfs_quota_us": "250000", "cpu/a/cpu.cfs_period_us": "100000"}, None),
+        ("1:name=systemd:/a\n0::/a", {"unified/a/cpu.max": "100000 100000"}, 1),
+    ],
+)
+def test_the_tightest_cpu_quota_of_all_groups_above_holds(
+    groups: str, limits: dict[str, str], quota: float | None, root: Path
+) -> None:
+    files(root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
+    assert machine.cpu_quota(root) == quota
+
+
+@pytest.mark.parametrize(
+    ("groups", "limits", "limit"),
+    [
+        ("0::/a", {"a/memory.max": f"{2 * GIB}\n"}, 2),
+        ("0::/a", {"a/memory.max": "max", "memory.max": f"{3 * GIB}"}, 3),
+        ("0::/a", {"a/memory.max": f"{99 * GIB}"}, 16),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": f"{4 * GIB}"}, 4),
+        ("4:memory:/a", {"memory/a/memory.limit_in_bytes": "9223372036854771712"}, 16),
+        ("4:memory:/gone", {"memory/memory.limit_in_bytes": f"{5 * GIB}"}, 5),
+    ],
+)
+def test_the_memory_limit_is_the_least_of_groups_and_machine(
+    groups: str, limits: dict[str, str], limit: int, root: Path
+) -> None:
+    files(root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
+    assert machine.memory_limit(root) == limit * GIB
+
+
+def test_a_file_cache_counts_as_available_within_a_group(root: Path) -> None:
+    group = {"memory.max": f"{4 * GIB}", "memory.current": f"{3 * GIB}", "memory.stat": f"anon 1\ninactive_file {GIB}"}
+    files(root, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in group.items()}})
+    assert machine.memory_available(root) == 2 * GIB
+
+
+def test_own_work_is_no_work_of_others() -> None:
+    before = machine.CpuTimes(clock=10, busy=100, own=50, stolen=1)
+    after = machine.CpuTimes(clock=12, busy=105, own=52, stolen=1.5)
+    assert after.other_cores_since(before) == 1.5
+    assert after.stolen_cores_since(before) == 0.25
+
+
+def test_cpu_times_are_those_of_the_allowed_cpus(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: {0, 2})
+    monkeypatch.setattr(machine.os, "sysconf", lambda _: 100)
+    lines = [f"cpu{n} 100 10 50 999 99 5 5 {20 * n} 7 7" for n in range(3)]
+    files(root, {"proc/stat": "cpu  1 1 1 1 1 1 1 1 1 1\n" + "\n".join(lines) + "\nintr 5\n"})
+    times = machine.cpu_times(root)
+    assert times.busy == pytest.approx(3.4)
+    assert times.stolen == pytest.approx(0.4)
+
+
+# --- NVIDIA GPUs --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """NVML with two GPUs, of which the second tells nothing about itself."""
+    fake: Any = ModuleType("pynvml")
+
+    class NVMLError(Exception):
+        pass
+
+    def only_the_first(answer: object) -> Any:
+        def ask(handle: str, *_: object) -> object:
+            if handle != "handle 0":
+                raise NVMLError("not supported")
+            return answer
+
+        return ask
+
+    fake.NVMLError, fake.NVML_CLOCK_SM, fake.NVML_CLOCK_MEM, fake.NVML_TEMPERATURE_GPU = NVMLError, 1, 2, 0
+    fake.nvmlInit = lambda: None
+    fake.nvmlDeviceGetCount = lambda: 2
+    fake.nvmlDeviceGetHandleByIndex = lambda index: f"handle {index}"
+    fake.nvmlDeviceGetUUID = lambda handle: "GPU-aa11" if handle == "handle 0" else "GPU-bb22"
+    fake.nvmlDeviceGetTemperature = only_the_first(61)  # without the later name of this call
+    fake.nvmlDeviceGetClockInfo = lambda handle, kind: only_the_first({1: 1755, 2: 2619}[kind])(handle)
+    fake.nvmlDeviceGetMaxClockInfo = only_the_first(1980)
+    fake.nvmlDeviceGetPowerUsage = only_the_first(123_400)
+    fake.nvmlDeviceGetPowerManagementLimit = only_the_first(600_000)
+    fake.nvmlDeviceGetPowerManagementDefaultLimit = only_the_first(700_000)
+    fake.nvmlDeviceGetCurrentClocksEventReasons = only_the_first(0x1 | 0x4 | 0x40)
+    fake.nvmlDeviceGetEccMode = only_the_first([1, 1])
+    fake.nvmlDeviceGetComputeRunningProcesses = only_the_first([SimpleNamespace(pid=7), SimpleNamespace(pid=8)])
+    fake.nvmlDeviceGetPersistenceMode = only_the_first(0)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return fake
+
+
+def test_a_gpu_is_described_and_one_that_tells_nothing_is_null(nvml: Any) -> None:
+    assert machine.gpus(own_pids={7}) == [
+        GpuState(
+            index=0,
+            temperature_celsius=61,
+            sm_clock_mhz=1755,
+            sm_clock_max_mhz=1980,
+            memory_clock_mhz=2619,
+            power_watts=123.4,
+            power_limit_watts=600,
+            power_limit_default_watts=700,
+            throttle_reasons=["power cap", "thermal (hardware)"],
+            ecc=True,
+            other_processes=1,
+        ),
+        GpuState(index=1),
+    ]
+
+
+def test_an_idle_gpu_is_not_held_down(nvml: Any) -> None:
+    nvml.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: 0x1
+    assert machine.gpus()[0].throttle_reasons == []
+
+
+def test_an_older_driver_is_asked_by_the_older_name(nvml: Any) -> None:
+    del nvml.nvmlDeviceGetCurrentClocksEventReasons
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda handle: 0x100
+    assert machine.gpus()[0].throttle_reasons == ["display clocks"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "indices"),
+    [("1,0", [1, 0]), ("GPU-bb", [1]), ("", []), ("-1", []), ("0,5,1", [0]), ("MIG-1234", [0, 1])],
+)
+def test_gpus_are_those_that_cuda_would_show(
+    chosen: str, indices: list[int], nvml: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert [gpu.index for gpu in machine.gpus()] == indices
+
+
+def test_a_machine_without_nvidia_driver_has_no_gpus(nvml: Any) -> None:
+    def absent() -> None:
+        raise nvml.NVMLError("library not found")
+
+    nvml.nvmlInit = absent
+    assert machine.gpus() == []
+    assert machine.persistence_modes() == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint", "advice"),
+    [
+        ({"other_processes": 2}, "other processes that compute on it: 2", "CUDA_VISIBLE_DEVICES"),
+        ({"throttle_reasons": ["power cap"]}, "held down: power cap", "same power limit"),
+        ({"throttle_reasons": ["thermal (hardware)"]}, "held down: thermal (hardware)", "cool it"),
+        ({"throttle_reasons": ["application clocks"]}, "held down: application clocks", "nvidia-smi -rgc"),
+        ({"temperature_celsius": 84}, "84 C", "cool it"),
+        ({"power_limit_watts": 500}, "power limit 500 W, by default 700 W", "-pl 700"),
+        ({"sm_clock_mhz": 1000}, "1000 of 1980 MHz under load", "nvidia-smi -i 0 -rgc"),
+    ],
+)
+def test_a_gpu_in_a_bad_state_is_named_with_what_to_do(
+    changes: dict[str, Any], complaint: str, advice: str, root: Path
+) -> None:
+    bad, good = gpu_state(**changes), gpu_state()
+    (line,) = warn(root, with_gpus(good), with_gpus(bad), device="cuda")
+    assert line.startswith("GPU 0: ")
+    assert complaint in line
+    assert advice in line
+    assert warn(root, with_gpus(good), with_gpus(good), device="cuda") == []
+    assert warn(root, with_gpus(bad), with_gpus(bad), device="cpu") == []
+
+
+def test_what_was_wrong_on_a_gpu_before_the_process_counts_too(root: Path) -> None:
+    (line,) = warn(root, with_gpus(gpu_state(other_processes=1)), with_gpus(gpu_state()), device="cuda")
+    assert "other processes" in line
+
+
+def test_an_idle_gpu_may_have_a_low_clock(root: Path) -> None:
+    idle = with_gpus(gpu_state(sm_clock_mhz=210, power_watts=70))
+    assert warn(root, idle, idle, device="cuda") == []
+
+
+def test_only_the_gpus_of_the_ranks_count(root: Path) -> None:
+    state = with_gpus(gpu_state(), gpu_state(index=1, temperature_celsius=90))
+    assert warn(root, state, state, device="cuda") == []
+    assert len(warn(root, state, state, device="cuda", ranks=2)) == 1
+
+
+def test_a_gpu_that_tells_nothing_is_no_reason_to_warn(root: Path) -> None:
+    assert warn(root, with_gpus(GpuState(index=0)), with_gpus(GpuState(index=0)), device="cuda") == []
+
+
+# --- warnings -----------------------------------------------------------------------------------------------------
+
+
+def test_the_load_that_earlier_processes_left_behind_is_no_warning(root: Path) -> None:
+    assert QUIET.load_average == 9.0
+    assert warn(root, QUIET, QUIET, other_cores=0.1, stolen_cores=0.0, memory_bytes=GIB) == []
+
+
+@pytest.mark.parametrize(
+    ("names", "warned"), [(["performance"] * 4, False), (["performance", "powersave"], True), (["ondemand"], True)]
+)
+def test_a_governor_other_than_performance_is_a_warning(names: list[str], warned: bool, root: Path) -> None:
+    for number, name in enumerate(names):
+        files(root, {f"sys/devices/system/cpu/cpu{number}/cpufreq/scaling_governor": f"{name}\n"})
+    lines = warn(root)
+    assert len(lines) == warned
+    assert all(f"CPU governor: {' and '.join(sorted(set(names)))}" in x and "cpupower" in x for x in lines)
+
+
+def test_work_of_others_is_a_warning_where_no_core_is_left_for_it(root: Path) -> None:
+    (line,) = warn(root, other_cores=0.5)
+    assert line.startswith("other work: others keep 0.50 cores busy; stop other programs")
+    assert warn(root, other_cores=0.5, threads=3) == []
+    assert warn(root, other_cores=0.2) == []
+    assert warn(root, other_cores=2.9, device="cuda") == []
+    assert len(warn(root, other_cores=2.9, device="cuda", ranks=4)) == 1
+
+
+def test_time_that_the_host_took_is_a_warning_by_its_share_of_the_threads(root: Path) -> None:
+    (line,) = warn(root, stolen_cores=0.1)
+    assert line.startswith("steal time: 2.5% of the CPU time; the host shares these CPUs")
+    assert warn(root, stolen_cores=0.03) == []
+
+
+@pytest.mark.parametrize(("threads", "ranks", "advice"), [(5, 1, "threads=4"), (3, 2, "threads=2"), (1, 5, "size=4")])
+def test_more_threads_than_cores_are_a_warning(threads: int, ranks: int, advice: str, root: Path) -> None:
+    (line,) = warn(root, threads=threads, ranks=ranks)
+    assert line.startswith(f"threads: {threads * ranks} on 4 physical cores")
+    assert advice in line
+    assert warn(root, threads=2, ranks=2) == []
+
+
+def test_more_threads_than_the_quota_or_the_affinity_allow_are_a_warning(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files(root, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "250000 100000"})
+    (line,) = warn(root, threads=3)
+    assert "2.5 CPUs of the control group's quota" in line
+    assert "set toggles.threads=2" in line
+    assert warn(root, threads=2) == []
+    monkeypatch.setattr(machine, "allowed_cpus", lambda: {1})
+    (line,) = warn(root, threads=2)
+    assert "1 CPUs allowed by affinity" in line
+
+
+def test_less_than_one_cpu_is_a_warning_that_asks_for_more(root: Path) -> None:
+    files(root, {"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "50000 100000"})
+    (line,) = warn(root, threads=1)
+    assert "raise the quota" in line
+
+
+def test_threads_of_a_cpu_do_not_matter_on_another_device(root: Path) -> None:
+    assert warn(root, threads=64, device="mps") == []
+
+
+def test_swap_that_grows_is_a_warning_and_swap_in_use_is_none(root: Path) -> None:
+    full = QUIET.model_copy(update={"swap_used_bytes": 2 * GIB})
+    (line,) = warn(root, QUIET, full)
+    assert line.startswith("swap: grew by 2.00 GiB; memory ran short")
+    assert warn(root, full, full) == []
+    assert warn(root, full, QUIET) == []
+
+
+@pytest.mark.parametrize(
+    ("needed", "advice"), [(9, "close other programs"), (20, "micro_batch_size"), (7, None), (None, None)]
+)
+def test_memory_that_is_not_there_is_a_warning(needed: int | None, advice: str | None, root: Path) -> None:
+    lines = warn(root, memory_bytes=None if needed is None else needed * GIB)
+    assert len(lines) == (advice is not None)
+    assert all(f"{needed}.0 GiB needed, 8.0 of 16.0 GiB available" in x and (advice or "") in x for x in lines)
+
+
+@pytest.mark.parametrize(("plugged", "warned"), [(False, True), (True, False), (None, False)])
+def test_running_on_battery_is_a_warning(
+    plugged: bool | None, warned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False)
+    lines = warn(root)
+    assert len(lines) == warned
+    assert all(line.startswith("power: battery; plug it in") for line in lines)
+
+
+def test_a_variable_left_over_from_debugging_is_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
+    assert warn(root) == ["environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"]
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
+    assert warn(root) == []
+
+
+# --- bench doctor -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is timed."""
+    monkeypatch.setattr(doctor, "_timed_blocks", lambda: [0.02, 0.02])
+    monkeypatch.setattr(doctor, "_fault_seconds", lambda advice=None: 0.2e-6)
+    monkeypatch.setattr(machine, "other_cores", lambda: 0.0)
+
+
+def by_name(findings: list[Finding]) -> dict[str, Finding]:
+    return {finding.name: finding for finding in findings}
+
+
+def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml: Any, root: Path) -> None:
+    files(root, {"sys/devices/system/cpu/smt/active": "1\n", "proc/self/cgroup": ""})
+    found = doctor.diagnose(root / "results", root=root)
+    assert all(finding.advice for finding in found if finding.ok is False)
+    screen = io.StringIO()
+    Console(width=250, file=screen).print(doctor.table(found))
+    text = screen.getvalue()
+    for part in ("61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off", "power cap", "beware", "good"):
+        assert part in text
+    bad = sum(finding.ok is False for finding in found)
+    assert f"{bad} of these can spoil a measurement." in text
+
+
+def test_a_machine_that_tells_nothing_can_be_looked_at(quick: None, root: Path) -> None:
+    found = by_name(doctor.diagnose(root / "results", root=root))
+    for name in ("CPU governor", "SMT", "steal time", "huge pages"):
+        assert found[name].value == "unknown"
+        assert found[name].ok is None
+
+
+def test_uneven_times_of_equal_work_are_noise() -> None:
+    assert doctor._noise([0.02, 0.02, 0.0201]).ok
+    noisy = doctor._noise([0.02, 0.03, 0.02])
+    assert noisy.ok is False
+    assert "--repeats" in noisy.advice
+
+
+def test_equal_blocks_are_timed_one_by_one() -> None:
+    times = doctor._timed_blocks(blocks=3, block_seconds=0.001)
+    assert len(times) == 3
+    assert all(seconds > 0 for seconds in times)
+
+
+def test_page_faults_cost_time_on_this_machine() -> None:
+    assert (doctor._fault_seconds() or 0) > 0
+
+
+def test_a_kernel_without_huge_pages_is_no_failure() -> None:
+    assert doctor._fault_seconds(advice=10_000) is None  # advice that no kernel knows
+    assert doctor._judge_faults(None, None).value == "unknown"
+
+
+def test_costly_page_faults_come_with_their_remedies(root: Path) -> None:
+    finding = doctor._judge_faults(1.3e-6, 0.5e-6)
+    assert finding.ok is False
+    assert finding.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
+    assert "THP_MEM_ALLOC_ENABLE=1, or preload tcmalloc" in finding.advice
+    assert doctor._judge_faults(0.3e-6, 0.1e-6).ok
+
+
+def test_huge_pages_that_do_not_help_are_not_advised(root: Path) -> None:
+    assert "THP" not in doctor._judge_faults(1.3e-6, 1.2e-6).advice
+    assert "THP" not in doctor._judge_faults(1.3e-6, None).advice
+
+
+def test_a_remedy_that_is_in_force_is_no_longer_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
+    assert doctor._judge_faults(1.3e-6, 0.4e-6).ok
+    monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
+    monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libtcmalloc_minimal.so.4")
+    assert doctor._judge_faults(1.3e-6, 0.4e-6).ok is None
+
+
+def test_page_faults_are_not_measured_where_that_could_kill_the_process() -> None:
+    assert "not measured" in doctor._page_faults(GIB // 2).value
+
+
+@pytest.mark.parametrize(("setting", "part"), [("always madvise [never]", "never: "), ("[always] madvise", "always")])
+def test_the_setting_of_huge_pages_is_read(setting: str, part: str, root: Path) -> None:
+    files(root, {"sys/kernel/mm/transparent_hugepage/enabled": setting})
+    assert doctor._huge_pages(root).value.startswith(part)
+
+
+@pytest.mark.parametrize(("source", "ok"), [("tsc", True), ("hpet", False), ("arch_sys_counter", True)])
+def test_a_clock_that_linux_fell_back_to_is_named(source: str, ok: bool, root: Path) -> None:
+    files(root, {"sys/devices/system/clocksource/clocksource0/current_clocksource": source})
+    finding = doctor._clock(root)
+    assert source in finding.value
+    assert finding.ok is ok
+
+
+def test_room_is_looked_for_where_a_folder_will_be_made(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=1))
+    finding = doctor._disk("disk", root / "not" / "yet")
+    assert asked == [root]
+    assert finding.ok is False
+    assert "make room" in finding.advice
+
+
+@pytest.mark.parametrize(
+    ("state", "ok", "part"),
+    [
+        (("abcdef0123456789", False), True, "abcdef0123"),
+        (("abc", True), False, "changed"),
+        ((None, None), None, "no git"),
+    ],
+)
+def test_code_that_differs_from_its_commit_is_named(
+    state: tuple[str | None, bool | None], ok: bool | None, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor, "git_state", lambda: state)
+    finding = doctor._git()
+    assert finding.ok is ok
+    assert part in finding.value
+
+
+def test_nvml_is_loaded_only_where_gpus_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = builtins.__import__
+
+    def refuse(name: str, *arguments: Any) -> Any:
+        if name == "pynvml":
+            raise AssertionError
+        return original(name, *arguments)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)
+    assert machine.cpu_times().busy >= 0
+    with pytest.raises(AssertionError):
+        machine.gpus()

@@ -1,0 +1,98 @@
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+from trainings import FOUR, start
+
+from gpt2.gradients import gradient_difference
+from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.train import Training
+
+pytestmark = pytest.mark.usefixtures("process_settings")
+
+
+def difference(training: Training) -> float:
+    assert training.micro_batch is not None
+    return gradient_difference(training, *training.micro_batch)
+
+
+def faulty(scale: float, place: int = -1) -> Callable:
+    """A backend of torch.compile whose backward graph scales one of the gradients."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    def forward(graph: GraphModule, inputs: list[Tensor]) -> Callable:
+        return graph.forward
+
+    def backward(graph: GraphModule, inputs: list[Tensor]) -> Callable:
+        def run(*arguments: Tensor) -> list[Tensor | None]:
+            gradients = list(graph.forward(*arguments))
+            places = [index for index, gradient in enumerate(gradients) if gradient is not None]
+            gradients[places[place]] = gradients[places[place]] * scale
+            return gradients
+
+        return run
+
+    return aot_autograd(fw_compiler=_boxed(forward), bw_compiler=_boxed(backward))
+
+
+def _boxed(compiler: Callable) -> Callable:
+    from functorch.compile import make_boxed_func  # type: ignore[attr-defined]
+
+    return lambda graph, inputs: make_boxed_func(compiler(graph, inputs))
+
+
+def trained(scale: float, autocast: str = "float32", place: int = -1) -> Training:
+    """Two steps with a backend of our own: quick to compile, and with a fault in it unless scale is 1."""
+    torch.compiler.reset()
+    training = start(replace(FOUR, autocast=autocast))
+    training.model.compile(backend=faulty(scale, place))
+    next(training)
+    next(training)
+    return training
+
+
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+def test_gradients_of_sound_compiled_code_are_within_the_tolerance(autocast: str) -> None:
+    assert difference(trained(1.0, autocast)) < GRADIENT_TOLERANCE[autocast]
+
+
+@pytest.mark.parametrize(("autocast", "place"), [("float32", -1), ("bfloat16", -1), ("float32", 5), ("float32", 0)])
+def test_one_gradient_that_is_a_tenth_too_large_is_found(autocast: str, place: int) -> None:
+    found = difference(trained(1.1, autocast, place))
+    assert found == pytest.approx(0.1, rel=0.1)
+    assert found > GRADIENT_TOLERANCE[autocast]
+
+
+def test_gradients_by_inductor_are_within_the_tolerance() -> None:
+    torch.compiler.reset()
+    training = start(replace(FOUR, compile="default"))
+    next(training)
+    assert 0 < difference(training) < GRADIENT_TOLERANCE["float32"]
+
+
+def test_comparing_gradients_leaves_the_training_as_it_was() -> None:
+    other = trained(1.0)
+    expected = [next(other).loss.item() for _ in range(3)]
+    training = trained(1.0)
+    compiled = training.device.compilations()
+    difference(training)
+    assert training.device.compilations() == compiled
+    assert all(parameter.grad is None for parameter in training.model.parameters())
+    with torch.compiler.set_stance("fail_on_recompile"):
+        losses = [next(training).loss.item() for _ in range(3)]
+    assert losses == expected
+
+
+def test_comparing_gradients_refuses_to_compile_anew() -> None:
+    training = trained(1.0)
+    assert training.micro_batch is not None
+    with pytest.raises(RuntimeError, match="recompile"):
+        gradient_difference(training, *(tokens[:3] for tokens in training.micro_batch))
+    next(training)
+
+
+def test_each_precision_has_a_tolerance_for_gradients() -> None:
+    assert set(GRADIENT_TOLERANCE) == set(LOSS_TOLERANCE)

@@ -1,0 +1,264 @@
+"""Each toggle's proof, on steps that really ran here, and on op lists made by hand for what cannot run here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields, replace
+from functools import cache
+from types import SimpleNamespace
+
+import pytest
+import torch
+from trainings import FOUR, every_value, start
+
+from gpt2.ops import Op, fused_attention, kernel_formats, products, profile
+from gpt2.proofs import PROOFS, Finding, Seen, prove
+from gpt2.toggles import Toggles, model_config
+from gpt2.train import Training
+
+pytestmark = pytest.mark.usefixtures("process_settings")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """torch's cache takes graphs for the same that were compiled for different attention kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
+        yield
+
+
+def findings(**changes: object) -> dict[str, Finding]:
+    """Of the second step of a tiny training."""
+    return _findings(tuple(changes.items()))
+
+
+@cache
+def _findings(changes: tuple[tuple[str, object], ...]) -> dict[str, Finding]:
+    torch.compiler.reset()
+    training = start(replace(FOUR, **dict(changes)))
+    next(training)
+    return prove(training, profile(lambda: next(training), training.device))
+
+
+def test_every_toggle_has_a_proof() -> None:
+    assert list(PROOFS) == [toggle.name for toggle in fields(Toggles)]
+
+
+@pytest.mark.parametrize("changes", every_value(), ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items()))
+def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(changes: dict) -> None:
+    assert {name: found for name, found in findings(**changes).items() if not found.took_effect} == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "toggle", "evidence"),
+    [
+        ({}, "autocast", "27 of 27 linear products took float32 inputs"),
+        ({"autocast": "bfloat16"}, "autocast", "27 of 27 linear products took bfloat16 inputs"),
+        ({"compile": "default"}, "autocast", "27 of 27 linear products took float32 inputs"),
+        ({}, "attention", "scores materialised: 4 products of 64 x 64"),
+        ({"compile": "default"}, "attention", "scores materialised: 4 products of 64 x 64"),
+        ({"attention": "sdpa"}, "attention", "ran _scaled_dot_product_flash_attention_for_cpu"),
+        ({"compile": "default"}, "compile", "2 compiled graphs ran, 0 graph breaks"),
+        ({"matmul_precision": "medium"}, "matmul_precision", "a float32 product is rounded: relative error 2e-03"),
+        ({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
+        ({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),
+        ({}, "adamw", "28 calls of addcdiv_, one for each tensor"),
+        ({"vocab_multiple": 64}, "vocab_multiple", "512 rows for 509 tokens; lm_head gave 512 columns"),
+        ({}, "recompute", "a forward pass keeps 4 of the 4 activations of the MLPs"),
+        ({"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
+        ({"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
+        ({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
+        ({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
+        ({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
+        ({}, "device", "28 of 28 tensors of weights lie there"),
+        ({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
+        ({"threads": 2}, "threads", "torch computes with 2 threads"),
+    ],
+)
+def test_evidence_says_what_was_seen(changes: dict, toggle: str, evidence: str) -> None:
+    assert findings(**changes)[toggle].evidence == evidence
+
+
+EVERYTHING = {
+    "autocast": "bfloat16",
+    "attention": "flash",
+    "compile": "default",
+    "adamw": "fused",
+    "vocab_multiple": 64,
+    "recompute": "gelu",
+    "grad_accum_steps": 2,
+}
+
+
+def test_all_proofs_hold_together_in_compiled_code() -> None:
+    assert all(found.took_effect for found in findings(**EVERYTHING).values())
+
+
+def test_reduced_float32_products_after_autocast_are_found_inert() -> None:
+    found = findings(autocast="bfloat16", matmul_precision="medium")["matmul_precision"]
+    assert found == Finding(False, "no float32 product ran: autocast made all of them bfloat16")
+
+
+# --- toggles that did not take effect, staged on a real step
+
+
+@pytest.fixture(scope="module")
+def plain() -> tuple[Training, list[Op]]:
+    training = start(FOUR)
+    next(training)
+    return training, profile(lambda: next(training), training.device)
+
+
+def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Finding]:
+    """What the proofs say where a step was the baseline's, but the toggles claim more."""
+    training, ops = plain
+    claimed = SimpleNamespace(**{**vars(training), "toggles": replace(training.toggles, **changes)})
+    return prove(claimed, ops)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "evidence"),
+    [
+        ({"device": "mps"}, "0 of 28 tensors of weights lie there"),
+        ({"autocast": "bfloat16"}, "0 of 27 linear products took bfloat16 inputs"),
+        (
+            {"matmul_precision": "medium"},
+            "torch's setting is highest; a float32 product is exact",
+        ),
+        ({"attention": "sdpa"}, "torch chose its math kernel: scores materialised: 4 products of 64 x 64"),
+        ({"attention": "flash"}, "scores materialised: 4 products of 64 x 64"),
+        ({"compile": "default"}, "nothing compiled ran: torch fell back to eager code"),
+        ({"adamw": "fused"}, "28 calls of addcdiv_, one for each tensor"),
+        ({"vocab_multiple": 64}, "509 is already a multiple: nothing to pad"),
+        ({"recompute": "gelu"}, "a forward pass keeps 4 of the 4 activations"),
+        ({"recompute": "block"}, "a forward pass keeps 4 of the 4 activations"),
+        ({"micro_batch_size": 8}, "forward passes of 4 x 64 tokens"),
+        ({"grad_accum_steps": 2}, "1 forward pass in the step"),
+        ({"world_size": 2}, "1 rank, 0 all-reduces seen in the step"),
+        ({"threads": 99}, "torch computes with"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_toggle_without_effect_is_found_out(changes: dict, evidence: str, plain: tuple) -> None:
+    (toggle,) = changes
+    found = claim(plain, **changes)[toggle]
+    assert not found.took_effect
+    assert evidence in found.evidence
+
+
+def test_sdpa_that_falls_back_to_its_math_kernel_is_found_inert() -> None:
+    training = start(replace(FOUR, attention="sdpa"))
+    torch.backends.cuda.enable_flash_sdp(False)
+    found = prove(training, profile(lambda: next(training), training.device))["attention"]
+    assert found == Finding(False, "torch chose its math kernel: scores materialised: 4 products of 64 x 64")
+
+
+def test_explicit_attention_that_was_replaced_is_found_inert(plain: tuple) -> None:
+    training, ops = plain
+    replaced = [*ops, Op("aten::_scaled_dot_product_efficient_attention", [], [])]
+    found = prove(training, replaced)["attention"]
+    assert found == Finding(False, "torch replaced it by _scaled_dot_product_efficient_attention")
+
+
+def test_a_reduced_precision_that_leaked_in_is_found_at_highest(plain: tuple) -> None:
+    torch.set_float32_matmul_precision("medium")
+    found = claim(plain)["matmul_precision"]
+    assert not found.took_effect
+    assert "torch's setting is medium" in found.evidence
+
+
+def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
+    from gpt2.model import build
+    from gpt2.workload import GPT2Config
+
+    toggles = Toggles(vocab_multiple=64)
+    config = model_config(toggles, GPT2Config(n_layer=1, n_head=1, n_embd=8, n_ctx=8, vocab_size=128))
+    training = SimpleNamespace(toggles=toggles, model=build(config, 0, torch.device("cpu")))
+    found = PROOFS["vocab_multiple"](Seen(training, []))  # type: ignore[arg-type]
+    assert found == Finding(False, "128 is already a multiple: nothing to pad")
+
+
+# --- CUDA, by hand: the names are those that its profiler shows
+
+
+def kernels(*names: str) -> list[Op]:
+    return [Op(name, [], [], on_device=True) for name in names]
+
+
+FLASH = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 64, 4> >"
+CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0"
+EFFICIENT = "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)"
+LAUNCH = Op("cudaGraphLaunch", [], [])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("flash", FLASH), ("cudnn", CUDNN), ("efficient", EFFICIENT)])
+def test_attention_under_cuda_graphs_is_told_by_its_kernel(kind: str, name: str, plain: tuple) -> None:
+    assert fused_attention(kernels(name)) == {kind: name}
+    training, _ = plain
+    claimed = SimpleNamespace(**{**vars(training), "toggles": replace(FOUR, device="cuda", attention=kind)})
+    found = PROOFS["attention"](Seen(claimed, [LAUNCH, *kernels(name)]))  # type: ignore[arg-type]
+    assert found == Finding(True, f"ran {name}")
+
+
+@pytest.mark.parametrize(
+    ("name", "number_format"),
+    [
+        ("nvjet_tst_128x256_64x6_2x1_2cta_v_bz_TNT", "bfloat16"),
+        ("nvjet_hsh_128x256_64x4_2x1_v_bz_coopA_TNN", "float16"),
+        ("ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x3_nn", "bfloat16"),
+        ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1", "bfloat16"),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_tn", "float16"),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize32x32x64_stage3", "tf32"),
+        ("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_128x128_16x4_nn_align4>", "tf32"),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize128x128x8_stage3", "float32"),
+        ("ampere_sgemm_128x64_nn", "float32"),
+        ("triton_tem_fused_addmm_3", None),
+        (EFFICIENT, None),
+        (CUDNN, None),
+    ],
+)
+def test_the_number_format_of_a_matrix_kernel_is_read_from_its_name(name: str, number_format: str | None) -> None:
+    assert kernel_formats(kernels(name)) == ([number_format] if number_format else [])
+
+
+def graphed(plain: tuple, ops: list[Op], **changes: object) -> dict[str, Finding]:
+    training, _ = plain
+    toggles = replace(FOUR, device="cuda", compile="reduce-overhead", **changes)
+    compiled = [
+        Op("Torch-Compiled Region: 0/0", [], []),
+        Op("CompiledFunction", ["long int", "float", "long int"], [[4, 64], [509, 64], [4, 64]]),
+    ]
+    seen = Seen(SimpleNamespace(**{**vars(training), "toggles": toggles}), [*compiled, *ops])  # type: ignore[arg-type]
+    return {name: proof(seen) for name, proof in PROOFS.items()}
+
+
+def test_under_cuda_graphs_kernels_and_the_inputs_of_the_graph_prove_the_toggles(plain: tuple) -> None:
+    found = graphed(plain, [LAUNCH, LAUNCH, *kernels("nvjet_tst_64x8_TNT", "nvjet_tst_64x8_NNN")], autocast="bfloat16")
+    assert found["autocast"] == Finding(True, "2 of 2 linear products took bfloat16 inputs")
+    assert found["compile"].took_effect
+    assert "2 CUDA graphs launched" in found["compile"].evidence
+    assert found["micro_batch_size"] == Finding(True, "forward passes of 4 x 64 tokens")
+    assert found["grad_accum_steps"].took_effect
+
+
+def test_cuda_graphs_that_were_asked_for_but_not_launched_are_found_out(plain: tuple) -> None:
+    found = graphed(plain, [])["compile"]
+    assert not found.took_effect
+    assert "no CUDA graph was launched" in found.evidence
+
+
+def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:
+    op = Op("aten::linear", ["c10::Half", "c10::Half", "c10::Half"], [[4, 64, 32], [128, 32], [128]])
+    (product,) = products([op])
+    assert (product.m, product.k, product.n, product.number_format) == (256, 32, 128, "float16")
+
+
+def test_an_op_that_autocast_passes_on_counts_once() -> None:
+    x, w = torch.ones(4, 8), torch.ones(8, 8)
+
+    def step() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            torch.nn.functional.linear(x, w)
+
+    linear = [op for op in profile(step, start(FOUR).device) if op.name == "aten::linear"]
+    assert [op.dtypes[0] for op in linear] == ["c10::BFloat16"]

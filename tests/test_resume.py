@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+from samples import MACHINE, record
+
+from bench.ladder import Ladder, load
+from bench.record import Environment, append, read
+from bench.resume import ResumeError, repair, unfinished
+
+
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]"))
+
+
+def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **changes) -> Path:
+    """A results file of one record, as a run of `ladder` would leave it."""
+    facts = {"ladder": ladder.name, "ladder_hash": ladder.hash, "protocol": asdict(ladder.protocol), **changes}
+    item = record(**facts)
+    path = out / item.environment.machine / f"{ladder.file_name}-{stamp}.jsonl"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    append(path, item)
+    return path
+
+
+def test_the_newest_run_of_the_ladder_is_gone_on_with(ladder: Ladder, tmp_path: Path) -> None:
+    results(tmp_path, ladder, "20260101T000000Z", time="2026-01-01T00:00:00+00:00")
+    newest = results(tmp_path, ladder, "20260102T000000Z", time="2026-01-02T00:00:00+00:00")
+    assert unfinished(tmp_path, ladder, MACHINE)[0] == newest
+
+
+def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_path: Path) -> None:
+    other = tmp_path / MACHINE.machine / f"{ladder.name}-other-20260103T000000Z.jsonl"
+    other.parent.mkdir()
+    append(other, record(ladder=f"{ladder.name}-other"))
+    mine = results(tmp_path, ladder)
+    assert unfinished(tmp_path, ladder, MACHINE)[0] == mine
+
+
+def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_path: Path) -> None:
+    with pytest.raises(ResumeError, match="no results of ladder 'test' to go on with; leave out --resume"):
+        unfinished(tmp_path, ladder, MACHINE)
+
+
+def here(**changes) -> Environment:
+    return MACHINE.model_copy(update=changes)
+
+
+@pytest.mark.parametrize(
+    ("machine", "difference"),
+    [
+        (here(chip="NVIDIA H200"), "the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"),
+        (here(device_count=2), "the number of devices was 1 and is 2"),
+        (here(memory_bytes=2**30), "the machine's memory was 68719476736 and is 1073741824"),
+        (here(torch="2.12.0"), "torch was 2.11.0 and is 2.12.0"),
+        (here(versions={"cuda": "13.0", "driver": "600.1"}), "driver was None and is 600.1"),
+        (here(code_hash="other"), "the code of gpt2/ and bench/ (hash) was c0de and is other"),
+        (here(variables={"LD_PRELOAD": "x.so"}), "the set environment was {} and is {'LD_PRELOAD': 'x.so'}"),
+    ],
+)
+def test_another_machine_or_code_is_refused_and_the_difference_named(
+    machine: Environment, difference: str, ladder: Ladder, tmp_path: Path
+) -> None:
+    path = results(tmp_path, ladder)
+    with pytest.raises(ResumeError) as refused:
+        unfinished(tmp_path, ladder, machine)
+    assert str(refused.value) == f"{path}: cannot go on with it: {difference}; leave out --resume to start anew"
+
+
+def test_another_ladder_of_the_same_name_is_refused(ladder: Ladder, tmp_path: Path) -> None:
+    results(tmp_path, ladder, ladder_hash="0" * 64)
+    with pytest.raises(ResumeError, match="the ladder's workload or toggles"):
+        unfinished(tmp_path, ladder, MACHINE)
+
+
+def test_another_window_is_refused_but_more_rounds_are_not(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a}]"
+    results(tmp_path, load(write_ladder(rungs)))
+    unfinished(tmp_path, load(write_ladder(rungs, repeats=9, timeout_seconds=7)), MACHINE)
+    unfinished(tmp_path, load(write_ladder(rungs, until=0.02)), MACHINE)
+    with pytest.raises(ResumeError, match=r"protocol\.block_seconds was 0\.01 and is 2\.0"):
+        unfinished(tmp_path, load(write_ladder(rungs, block_seconds=2.0)), MACHINE)
+
+
+def test_load_commit_and_a_changed_checkout_are_no_other_machine(ladder: Ladder, tmp_path: Path) -> None:
+    results(tmp_path, ladder)
+    unfinished(tmp_path, ladder, here(load_average=9.0, commit="def", dirty=True))
+
+
+def test_results_of_this_machine_come_before_newer_ones_of_another(ladder: Ladder, tmp_path: Path) -> None:
+    mine = results(tmp_path, ladder)
+    results(tmp_path, ladder, time="2027-01-01T00:00:00+00:00", environment=here(chip="NVIDIA H200"))
+    assert unfinished(tmp_path, ladder, MACHINE)[0] == mine
+
+
+def test_a_torn_last_line_is_cut_off_and_what_follows_stays_readable(ladder: Ladder, tmp_path: Path) -> None:
+    path = results(tmp_path, ladder)
+    whole = path.read_bytes()
+    path.write_bytes(whole + whole[: len(whole) // 2])
+    repair(path)
+    assert path.read_bytes() == whole
+    append(path, record())
+    records, warnings = read(path)
+    assert len(records) == 2
+    assert warnings == []
+
+
+def test_a_file_without_a_torn_line_is_left_as_it_is(ladder: Ladder, tmp_path: Path) -> None:
+    path = results(tmp_path, ladder)
+    whole = path.read_bytes()
+    repair(path)
+    assert path.read_bytes() == whole

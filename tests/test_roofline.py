@@ -1,0 +1,226 @@
+"""The bound computed from a ceiling, and the command that shows it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from samples import MACHINE, measurement, record
+
+from bench.environment import describe
+from bench.ladder import load
+from bench.record import Ceiling, Matmul, Record, ToggleValues, append, read
+from bench.report.load import load_boards
+from bench.report.roofline import (
+    Bound,
+    bound,
+    causal_attention_flops,
+    ladder_lines,
+    measured_ms,
+    product_flops,
+    share,
+)
+from bench.report.scoreboard import scoreboard
+from bench.shapes import linear_layers
+from gpt2.device import Cpu
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+ROOT = Path(__file__).parent.parent
+GPT2 = Workload(model="gpt2", seq_len=1024)
+
+
+def matmul(name: str, rate: float, number_format: str = "float32", k: int = 4096, n: int = 4096) -> Matmul:
+    return Matmul(name=name, number_format=number_format, m=1024, k=k, n=n, flops_per_second=rate)
+
+
+def ceiling(*matmuls: Matmul, **changes) -> Ceiling:
+    facts = {"chip": "c", "threads": None, "copy_bytes_per_second": 1e9, "seconds": 1.0, **changes}
+    return Ceiling(matmuls=list(matmuls), **facts)
+
+
+FLAT = ceiling(matmul("square", 1e12))
+"""One TFLOP/s for every product, one GB/s: milliseconds are GFLOPs, and megabytes."""
+
+
+def test_products_and_whole_attention_are_the_flops_that_mfu_counts() -> None:
+    products = sum(layer.count * product_flops(1024, layer.k, layer.n) for layer in linear_layers(GPT2.config))
+    attention = 3 * 12 * 2 * 2 * 1024 * 768 * 1024
+    assert products + attention == GPT2.flops_per_token * 1024
+
+
+def test_the_parts_are_those_worked_out_by_hand_for_gpt2() -> None:
+    found = bound(GPT2, Toggles(), FLAT)
+    weights = 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072) + 768 * 50257
+    assert weights == 123_532_032
+    assert found.products_ms == pytest.approx(6 * 1024 * weights / 1e9)
+    assert found.attention_ms == pytest.approx(3 * 4 * 12 * 768 * 1024 * 512.5 / 1e9)
+    assert found.optimizer_ms == pytest.approx(32 * 124_439_808 / 1e6)
+
+
+def test_the_bound_is_the_sum_of_its_parts() -> None:
+    assert Bound(number_format="float32", products_ms=1.0, attention_ms=2.0, optimizer_ms=4.0).total_ms == 7.0
+
+
+def test_causal_attention_is_the_half_with_the_diagonal_of_all_of_it() -> None:
+    every = GPT2.flops_per_token * 1024 - 6 * 1024 * 123_532_032
+    assert causal_attention_flops(GPT2, 1024) == every * 1025 // 2048
+
+
+def test_a_layers_own_shape_counts_where_it_is_faster_than_the_squares() -> None:
+    quick = ceiling(matmul("square", 1e12), matmul("lm_head", 2e12, k=768, n=50304))
+    saved = 6 * 1024 * 768 * 50257 / 2 / 1e9
+    slow, fast = bound(GPT2, Toggles(), FLAT).products_ms, bound(GPT2, Toggles(), quick).products_ms
+    assert slow is not None
+    assert fast == pytest.approx(slow - saved)
+
+
+def test_a_layers_own_shape_does_not_count_where_a_square_is_faster() -> None:
+    slow = ceiling(matmul("square", 1e12), matmul("lm_head", 0.5e12, k=768, n=50304))
+    assert bound(GPT2, Toggles(), slow) == bound(GPT2, Toggles(), FLAT)
+
+
+def test_the_shape_of_another_model_says_nothing() -> None:
+    other = ceiling(matmul("square", 1e12), matmul("qkv", 9e12, k=1024, n=3072))
+    assert bound(GPT2, Toggles(), other).products_ms == bound(GPT2, Toggles(), FLAT).products_ms
+
+
+def test_only_rates_of_the_rungs_number_format_count() -> None:
+    both = ceiling(matmul("square", 1e12), matmul("square", 4e12, "bfloat16"))
+    exact, rounded = bound(GPT2, Toggles(), both), bound(GPT2, Toggles(autocast="bfloat16"), both)
+    assert exact.products_ms is not None
+    assert rounded.products_ms == pytest.approx(exact.products_ms / 4)
+    assert rounded.optimizer_ms == exact.optimizer_ms
+
+
+def test_a_format_that_was_not_measured_leaves_the_bound_absent_with_the_reason() -> None:
+    found = bound(GPT2, Toggles(autocast="float16"), ceiling(matmul("square", 1e12), absent={"float16": "too slow"}))
+    assert found.total_ms is None
+    assert found.absent == "no ceiling for float16: too slow"
+    assert share(found, 100.0) is None
+
+
+def test_the_optimiser_moves_memory_as_fast_as_copy_or_change_in_place() -> None:
+    found = bound(GPT2, Toggles(), ceiling(matmul("square", 1e12), update_bytes_per_second=2e9))
+    assert found.optimizer_ms == pytest.approx(32 * 124_439_808 / 2e6)
+
+
+def test_tokens_multiply_products_but_not_the_optimiser() -> None:
+    one, many = (bound(GPT2, Toggles(micro_batch_size=b, grad_accum_steps=a), FLAT) for b, a in ((1, 1), (2, 3)))
+    assert one.products_ms is not None
+    assert one.attention_ms is not None
+    assert many.products_ms == pytest.approx(6 * one.products_ms)
+    assert many.attention_ms == pytest.approx(6 * one.attention_ms)
+    assert many.optimizer_ms == one.optimizer_ms
+
+
+def test_each_of_several_devices_has_its_own_share() -> None:
+    assert bound(GPT2, Toggles(world_size=4), FLAT) == bound(GPT2, Toggles(), FLAT)
+
+
+def test_ranks_on_a_cpu_share_it() -> None:
+    cpu = ceiling(matmul("square", 1e12), threads=2)
+    one, two = bound(GPT2, Toggles(), cpu), bound(GPT2, Toggles(world_size=2), cpu)
+    assert one.total_ms is not None
+    assert two.total_ms == pytest.approx(2 * one.total_ms)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, "float32"),
+        ({"matmul_precision": "high"}, "tf32"),
+        ({"matmul_precision": "medium"}, "bfloat16"),
+        ({"autocast": "float16", "matmul_precision": "high"}, "float16"),
+    ],
+)
+def test_the_product_format_is_autocasts_before_that_of_float32_products(changes: dict, expected: str) -> None:
+    assert Toggles(**changes).product_format() == expected
+
+
+def test_a_share_is_the_bound_over_what_was_measured() -> None:
+    assert share(Bound(number_format="f", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0), 40.0) == 0.25
+
+
+def test_measured_milliseconds_are_those_of_the_same_toggles_and_workload_only() -> None:
+    toggles = Toggles(device="cuda")
+    board = scoreboard([record(measurement=measurement(2048.0))])
+    assert measured_ms(board, "baseline", Workload(), toggles) == pytest.approx(500.0)
+    assert measured_ms(board, "baseline", Workload(), replace(toggles, attention="sdpa")) is None
+    assert measured_ms(board, "baseline", Workload(seq_len=512), toggles) is None
+    assert measured_ms(board, "another", Workload(), toggles) is None
+
+
+def test_a_rung_of_another_device_has_no_bound(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b, set: {device: cuda}}]"))
+    (_, here, _), (_, there, _) = ladder_lines(ladder, "cpu", FLAT, None)
+    assert here.total_ms is not None
+    assert there.total_ms is None
+    assert there.absent == "it trains on cuda, the ceiling is that of cpu"
+
+
+def ceiling_record(**changes) -> Record:
+    plain = record(kind="control", ladder="roofline", measurement=None)
+    return plain.model_copy(update={"rung": "ceiling", "rung_index": -1, "ceiling": FLAT, **changes})
+
+
+def test_a_folder_with_a_roofline_file_gives_no_warning(tmp_path: Path) -> None:
+    append(tmp_path / "roofline-1.jsonl", ceiling_record())
+    append(tmp_path / "roofline-2.jsonl", ceiling_record(status="failed", error="x", ceiling=None))
+    append(tmp_path / "h100-1.jsonl", record())
+    boards, warnings = load_boards([tmp_path])
+    assert [board.ladder for board in boards] == ["h100"]
+    assert warnings == []
+
+
+def test_a_file_of_other_records_without_rungs_still_gives_a_warning(tmp_path: Path) -> None:
+    append(tmp_path / "a.jsonl", record(kind="control"))
+    append(tmp_path / "h100-1.jsonl", record())
+    _, warnings = load_boards([tmp_path])
+    assert len(warnings) == 1
+
+
+def roofline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bench.cli", "roofline", "--seconds", "0.002", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+
+
+def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]")
+    here = MACHINE.model_copy(update={"chip": describe(Cpu()).chip, "device_count": Cpu().count()})
+    rung = load(ladder).rung("a")
+    workload = asdict(load(ladder).workload)
+    earlier = record("a", ladder="test", workload=workload, environment=here).model_copy(
+        update={"toggles": ToggleValues(all=asdict(rung.toggles), resolved={})}
+    )
+    folder = tmp_path / "out" / here.machine
+    folder.mkdir(parents=True)
+    append(folder / "test-1.jsonl", earlier)
+    done = roofline(ladder, "--out", tmp_path / "out", "--results", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    for part in ("TFLOP/s", "lm_head", "GB/s", "bfloat16", "Share of bound"):
+        assert part in done.stdout
+    measured, unmeasured = (line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["a"], ["b"]))
+    assert measured[-1].endswith("%")
+    assert unmeasured[-1] == "-"
+    (path,) = (tmp_path / "out").rglob("roofline-*.jsonl")
+    ((kept,), warnings) = read(path)
+    assert warnings == []
+    assert kept.ceiling is not None
+    assert kept.ceiling.best.flops_per_second > 0
+
+
+def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) -> None:
+    done = roofline(tmp_path / "nowhere.yaml", "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_device_that_cannot_be_measured_is_exit_code_6(tmp_path: Path) -> None:
+    done = roofline("--device", "xla", "--out", tmp_path / "out")
+    assert done.returncode == 6
+    assert "unsupported" in done.stderr

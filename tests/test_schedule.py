@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from samples import record
+
+from bench.ladder import Ladder, LadderError, load
+from bench.schedule import CEILING, Schedule, Task, ablated, variant
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+THREE = (
+    "[{name: first}, {name: bf16, set: {autocast: bfloat16}}, {name: foreach, set: {adamw: foreach}},"
+    " {name: fused, set: {adamw: fused}}]"
+)
+
+
+def names(tasks) -> list[str]:
+    return [task.title for task in tasks]
+
+
+def finish(schedule: Schedule, task: Task, status: str = "ok", seconds: float = 10.0) -> None:
+    done = record(task.rung.name, task.rung.index, task.repetition, kind=task.kind, status=status)
+    schedule.ended(done, seconds)
+
+
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder(THREE, repeats=3))
+
+
+def test_each_round_ends_with_the_first_rung_again(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs)
+    expected = ["first", "bf16", "foreach", "fused", "first (control)"]
+    assert names(schedule.round(1)) == names(schedule.round(2)) == expected
+
+
+def test_one_round_has_no_control_because_it_gives_no_interval(write_ladder) -> None:
+    ladder = load(write_ladder(THREE, repeats=1))
+    assert names(Schedule(ladder, ladder.rungs).round(1)) == ["first", "bf16", "foreach", "fused"]
+
+
+def test_the_control_is_the_first_rung_that_is_run(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs[2:])
+    assert names(schedule.round(1)) == ["foreach", "fused", "foreach (control)"]
+
+
+def test_the_ceiling_is_measured_in_the_first_and_the_last_round(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: only}]", repeats=3, ceiling_seconds=0.1))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert names(schedule.round(1))[-1] == f"{CEILING} (control)"
+    assert names(schedule.round(3)) == ["only", "only (control)"]
+    assert names(schedule.closing(3)) == [f"{CEILING} (control)"]
+
+
+def test_of_one_round_the_ceiling_is_measured_once(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: only}]", repeats=1, ceiling_seconds=0.1))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert len(names(schedule.round(1))) == 2
+    assert names(schedule.closing(1)) == []
+
+
+def test_every_kind_of_device_has_a_ceiling_of_its_own(write_ladder) -> None:
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {device: mps}}]"
+    ladder = load(write_ladder(rungs, ceiling_seconds=0.1))
+    ceilings = [task for task in Schedule(ladder, ladder.rungs).round(1) if task.is_ceiling]
+    assert [task.rung.toggles.device for task in ceilings] == ["cpu", "mps"]
+
+
+def test_what_is_unsupported_is_not_tried_again(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs)
+    for task in list(schedule.round(1)):
+        finish(schedule, task, "unsupported" if task.rung.name == "bf16" else "ok")
+    assert names(schedule.round(2)) == ["first", "foreach", "fused", "first (control)"]
+
+
+def test_what_failed_is_tried_again_in_the_next_round(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs)
+    for task in list(schedule.round(1)):
+        finish(schedule, task, "failed")
+    assert len(names(schedule.round(2))) == 5
+
+
+def test_a_resumed_schedule_holds_exactly_what_is_missing(ladder: Ladder) -> None:
+    before, after = Schedule(ladder, ladder.rungs), Schedule(ladder, ladder.rungs)
+    tasks = list(before.round(1))
+    for task in tasks[:3]:
+        finish(after, task)
+    finish(after, tasks[3], "interrupted")
+    assert names(after.round(1)) == ["fused", "first (control)"]
+    assert len(names(after.round(2))) == 5
+
+
+def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=2))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert schedule.seconds_left(1, 2) is None
+    a, b, _ = schedule.round(1)
+    finish(schedule, a, seconds=10.0)
+    assert schedule.seconds_left(1, 2) == 50.0  # b and the control like a, then all three again
+    finish(schedule, b, seconds=20.0)
+    assert schedule.seconds_left(1, 2) == 15.0 + 10.0 + 20.0 + 15.0
+
+
+# --- variants -----------------------------------------------------------------------------------------------------
+
+
+def test_alone_is_the_first_rung_with_one_rung_s_changes(ladder: Ladder) -> None:
+    found = variant(ladder, ladder.rung("fused"), "alone")
+    assert found is not None
+    assert found.toggles == Toggles(adamw="fused")
+
+
+def test_left_out_is_the_last_rung_without_one_rung_s_changes(ladder: Ladder) -> None:
+    found = variant(ladder, ladder.rung("bf16"), "left_out")
+    assert found is not None
+    assert found.toggles == Toggles(adamw="fused")
+    found = variant(ladder, ladder.rung("fused"), "left_out")
+    assert found is not None
+    assert found.toggles == Toggles(autocast="bfloat16", adamw="foreach")
+
+
+def test_an_ablation_runs_nothing_that_another_process_runs_already(ladder: Ladder) -> None:
+    """bf16 alone is the second rung; foreach left out changes nothing, for fused is set later; and so on."""
+    schedule = Schedule(ladder, ladder.rungs, ablate=True)
+    extra = [task for task in schedule.round(1) if task.kind in ("alone", "left_out")]
+    assert names(extra) == ["foreach (alone)", "fused (alone)"]
+    known = [rung.toggles for rung in ladder.rungs] + [task.rung.toggles for task in extra]
+    assert len({str(toggles) for toggles in known}) == len(known)
+
+
+def test_ablated_toggles_still_take_the_tokens_per_step_of_the_workload() -> None:
+    workload = Workload(model="tiny", seq_len=128, tokens_per_step=1024)
+    first = Toggles(grad_accum_steps=8)
+    rungs = [
+        first,
+        replace(first, autocast="bfloat16"),
+        Toggles(autocast="bfloat16", micro_batch_size=4, grad_accum_steps=2),
+    ]
+    assert ablated(rungs, 2, "alone", workload) == Toggles(micro_batch_size=4, grad_accum_steps=2)
+    assert ablated(rungs, 2, "left_out", workload) == replace(first, autocast="bfloat16")
+
+
+def test_an_ablation_that_makes_no_whole_is_named_and_left_out_of_the_run(write_ladder) -> None:
+    """Without its second rung, the last one takes 2 x 6 sequences at once, for steps of 6."""
+    workload = "model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 192"
+    rungs = "[{name: a, set: {micro_batch_size: 2}}, {name: b, set: {micro_batch_size: 1}}, "
+    rungs += "{name: c, set: {world_size: 6}}]"
+    ladder = load(write_ladder(rungs, workload=workload))
+    with pytest.raises(LadderError, match=r"rung 'c' alone: .* is not a multiple of"):
+        variant(ladder, ladder.rung("c"), "alone")
+    with pytest.raises(LadderError, match=r"rung 'b' left out: .* is not a multiple of"):
+        variant(ladder, ladder.rung("b"), "left_out")
+    assert names(Schedule(ladder, ladder.rungs, ablate=True).round(1)) == ["a", "b", "c"]
+
+
+# --- parity -------------------------------------------------------------------------------------------------------
+
+
+def parity(write_ladder, before: str, after: str) -> Toggles | None:
+    ladder = load(write_ladder(f"[{{name: a, set: {{{before}}}}}, {{name: b, set: {{{after}}}}}]"))
+    found = variant(ladder, ladder.rungs[1], "parity")
+    return found.toggles if found else None
+
+
+def test_the_parity_child_is_the_rung_before_accumulating_as_many_tokens(write_ladder) -> None:
+    found = parity(write_ladder, "adamw: fused", "micro_batch_size: 4, autocast: bfloat16")
+    assert found == Toggles(adamw="fused", grad_accum_steps=4)
+
+
+def test_the_parity_child_divides_its_micro_batch_where_the_steps_are_no_multiple(write_ladder) -> None:
+    assert parity(write_ladder, "micro_batch_size: 4", "micro_batch_size: 6") == Toggles(
+        micro_batch_size=2, grad_accum_steps=3
+    )
+
+
+def test_the_parity_child_keeps_the_ranks_of_the_rung_before(write_ladder) -> None:
+    assert parity(write_ladder, "world_size: 2", "world_size: 4") == Toggles(world_size=2, grad_accum_steps=2)
+
+
+def test_ranks_that_cannot_take_steps_of_that_size_leave_no_parity_child(write_ladder) -> None:
+    assert parity(write_ladder, "world_size: 2", "world_size: 3") is None
+
+
+def test_the_parity_child_of_cuda_graphs_does_without_them(write_ladder) -> None:
+    found = parity(write_ladder, "device: cuda, compile: reduce-overhead", "micro_batch_size: 8")
+    assert found == Toggles(device="cuda", compile="default", grad_accum_steps=8)
+
+
+def test_only_a_rung_that_changes_the_tokens_per_step_has_a_parity_child_and_only_once(write_ladder) -> None:
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 4}}, "
+    rungs += "{name: d, set: {attention: sdpa}}, {name: e, set: {micro_batch_size: 2, grad_accum_steps: 2}}]"
+    ladder = load(write_ladder(rungs, repeats=2))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert [task.title for task in schedule.round(1) if task.kind == "parity"] == ["c (parity)"]
+    assert [task.title for task in schedule.round(2) if task.kind == "parity"] == []

@@ -1,0 +1,39 @@
+"""Trainings of the tiny model, and every toggle value that they can take here."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from typing import get_args, get_type_hints
+
+from gpt2.data import Batches, open_corpus
+from gpt2.device import Cpu, find
+from gpt2.toggles import Toggles, UnsupportedToggle, check
+from gpt2.train import Training, micro_batches, train
+from gpt2.workload import Workload
+
+WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
+FOUR = Toggles(micro_batch_size=4)
+
+
+def start(toggles: Toggles, workload: Workload = WORKLOAD) -> Training:
+    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
+    tokens = toggles.tokens_per_step(workload.seq_len)
+    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+    return train(workload, toggles, find(toggles), micro_batches(batches, toggles))
+
+
+def every_value() -> list[dict[str, object]]:
+    """One change of the baseline for each value of each toggle that a CPU can do in one process."""
+    changes: list[dict[str, object]] = []
+    hints = get_type_hints(Toggles)
+    for toggle in fields(Toggles):
+        named = [value for value in get_args(hints[toggle.name]) if isinstance(value, str | int)]
+        for value in named or [2]:
+            try:
+                check(replace(FOUR, **{toggle.name: value}), Cpu())
+            except UnsupportedToggle:
+                continue
+            if value != toggle.default:
+                changes.append({toggle.name: value})
+    assert {name for change in changes for name in change} >= {"autocast", "attention", "compile", "adamw"}
+    return [change for change in changes if not change.keys() & {"device", "world_size"}]
