@@ -107,18 +107,20 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
     """How the process ended: by its own word where it left one, else by its exit."""
     said = _said(out)
     late = f"took longer than protocol.timeout_seconds {timeout:g}"
-    if ended.reason == "interrupted":
-        return Outcome(status="interrupted", error="interrupted by the user")
+    last = tail(ended.output)
     if said and said.status == "ok":
-        # The window was complete. What came after it, more losses or the exit, may have gone wrong.
-        wrong = late if ended.reason == "timeout" else _how(ended) if ended.exit_code else None
+        # The window was complete. What came after it, checks, more losses or the exit, may have gone wrong.
+        how = f"{_how(ended)}: {last[-1]}" if last else _how(ended)
+        ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
+        wrong = ends[ended.reason]
         warnings = [*said.warnings, f"after the window: {wrong}"] if wrong else said.warnings
         return said.model_copy(update={"warnings": warnings})
+    if ended.reason == "interrupted":
+        return Outcome(status="interrupted", error="by the user")
     if ended.reason == "timeout":
         return Outcome(status="timeout", error=late)
     if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
         return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
-    last = tail(ended.output)
     if said and not _signal(ended):
         lines = [said.error or said.status, *(last if said.status == "failed" else [])]
         return said.model_copy(update={"error": "\n".join(lines)})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -114,6 +115,7 @@ def run(
         typer.echo(f"bench: {outcome.error}", err=True)
         raise typer.Exit(6)
     if outcome.interrupted:
+        typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
         raise typer.Exit(130)
     code = exit_code(outcome.records)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
@@ -289,8 +291,9 @@ def _show(records: list[Record], path: Path) -> None:
 def _print(boards: list[Scoreboard], price_per_hour: float | None = None) -> None:
     from bench.report.tables import to_terminal
 
+    console = _console()
     for board in boards:
-        _console().print(to_terminal(board, price_per_hour))
+        console.print(to_terminal(board, price_per_hour, console.width))
 
 
 def _console() -> Console:
@@ -298,7 +301,9 @@ def _console() -> Console:
     from rich.console import Console
 
     console = Console(highlight=False)
-    return console if console.is_terminal else Console(highlight=False, width=200)
+    if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
+        return console
+    return Console(highlight=False, width=200)
 
 
 def _names(rungs: str | None) -> tuple[str, ...]:

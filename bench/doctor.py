@@ -71,6 +71,12 @@ def warnings(
     return [str(finding) for finding in findings if finding.ok is False]
 
 
+def costly_page_faults() -> tuple[str, ...]:
+    """A warning for every process of a run on a CPU, if this machine's page faults are expensive; takes a second."""
+    finding = _page_faults(machine.memory_available())
+    return (str(finding),) if finding.ok is False else ()
+
+
 def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM) -> list[Finding]:
     """All that warnings() looks at, as it is now, and what has to be measured first; takes about three seconds.
 
@@ -104,7 +110,9 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
 
 def table(findings: list[Finding]) -> Group:
     """What was found, for a terminal."""
-    result = Table("Looked at", "Found", "Verdict", "What to do")
+    result = Table()
+    for title in ("Looked at", "Found", "Verdict", "What to do"):
+        result.add_column(title, overflow="fold")
     words = {True: ("good", "green"), False: ("beware", "red"), None: ("-", "")}
     for finding in findings:
         word, style = words[finding.ok]

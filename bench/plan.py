@@ -10,8 +10,8 @@ from rich.text import Text
 
 from bench.ladder import Ladder, Rung
 from bench.report.text import GIB, plain
-from bench.runner import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from bench.schedule import Schedule
+from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import find
 from gpt2.memory import estimate
 from gpt2.toggles import UnsupportedToggle, describe
@@ -45,9 +45,9 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
         "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
-        f"{_rounds(ladder)} of {len(list(schedule.round(2)))} processes, controls included, and {once} once, "
-        f"each with a window of up to {p.blocks} blocks of about {p.block_seconds:g} s and a limit of "
-        f"{p.timeout_seconds:g} s.",
+        f"{_rounds(ladder)} of {len(list(schedule.round(2)))} processes, the A/A control included, and {once} more "
+        f"for loss parity and the measured ceiling; each with a window of up to {p.blocks} blocks of about "
+        f"{p.block_seconds:g} s and a limit of {p.timeout_seconds:g} s.",
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
 

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from bench.child import tail
 from bench.ladder import Ladder, load
 from bench.record import Environment
+from bench.schedule import Schedule
 from gpt2.toggles import Toggles
 
 
@@ -30,7 +31,7 @@ class Answer(BaseModel):
     environment: Environment
     """As a process sees it that trains on the last rung's device."""
     memory_bytes: dict[str, int]
-    """By rung: what all its ranks together need of this machine's memory, estimated; rungs on a CPU only."""
+    """By bench.schedule.Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
 
 
 def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()) -> Answer:
@@ -68,15 +69,16 @@ def _memory(ladder: Ladder) -> dict[str, int]:
 
     known: dict[Toggles, int] = {}
     memory: dict[str, int] = {}
-    for rung in ladder.rungs:
-        toggles = rung.toggles
-        if toggles.device != Cpu.kind:
+    schedule = Schedule(ladder, ladder.rungs, ablate=True)
+    for task in schedule.round(1):
+        toggles = task.rung.toggles
+        if task.is_ceiling or toggles.device != Cpu.kind:
             continue
         # The same for all that changes nothing of what is kept.
         kept = replace(toggles, compile="eager", adamw="for_loop", grad_accum_steps=1, world_size=1)
         if kept not in known:
             known[kept] = estimate(ladder.workload, kept).total
-        memory[rung.name] = known[kept] * toggles.world_size
+        memory[task.name] = known[kept] * toggles.world_size
     return memory
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from dataclasses import asdict, dataclass
+import time
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -41,12 +42,17 @@ class Options:
 class Watcher(Protocol):
     """Is told how a run gets on (see bench.progress)."""
 
+    def note(self, text: str) -> None: ...
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
     def working(self, phase: str, steps: int, tps: float | None) -> None: ...
     def finished(self, record: Record) -> None: ...
 
 
-@dataclass(frozen=True)
+GPU_SECONDS = 1.0
+"""Between looks at the GPUs during a window."""
+
+
+@dataclass
 class Processes:
     """Starts one process per task, and says how each ended."""
 
@@ -56,6 +62,11 @@ class Processes:
     run_id: str
     asked: Answer
     watcher: Watcher
+    session: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    standing: tuple[str, ...] = ()
+    """Warnings that hold for the whole run on a CPU."""
+    interrupted: bool = False
+    """Whether the user has ended the last process; its window may have been complete."""
 
     def run(self, task: Task) -> Record:
         """Measure one rung once, in a process of its own."""
@@ -74,14 +85,16 @@ class Processes:
         }
         started = datetime.now(UTC).isoformat(timespec="seconds")
         timeout = ladder.protocol.timeout_seconds
-        before, times = state(), cpu_times()
+        before, times, others = state(), cpu_times(), 0.0
         during: list[State] = []
-        others = None
+        looked = 0.0
 
         def working(phase: str, steps: int, tps: float | None) -> None:
+            nonlocal looked
             self.watcher.working(phase, steps, tps)
-            if phase == "window" and not during:  # once: a loaded device shows what an idle one does not
-                during.append(state())
+            if phase == "window" and time.monotonic() - looked > GPU_SECONDS:
+                looked = time.monotonic()  # at work a device shows what an idle one does not; the last look counts
+                during[:] = [state()]
 
         try:
             others = other_cores()
@@ -89,7 +102,8 @@ class Processes:
             ended = supervise(argv, environ, out, timeout, working)
         except KeyboardInterrupt:  # before the process was there
             ended = Ended(exit_code=None, reason="interrupted", output="", kernel_killed=False)
-        after, stolen = state(), cpu_times().stolen_cores_since(times)
+        self.interrupted = ended.reason == "interrupted"
+        after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
         noticed = warnings(
             before,
@@ -97,14 +111,16 @@ class Processes:
             device=toggles.device,
             threads=threads(toggles),
             ranks=toggles.world_size,
-            other_cores=others,
-            stolen_cores=stolen,
-            memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(rung.name),
+            other_cores=max(others, since.other_cores_since(times)),
+            stolen_cores=since.stolen_cores_since(times),
+            memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(task.name),
         )
         data = self.options.data
         shown = ["python", *command, "--out", "m.json"]
         return Record(
             run_id=self.run_id,
+            session=self.session,
+            chosen=list(self.options.rungs) or None,
             time=started,
             kind=task.kind,
             ladder=ladder.name,
@@ -118,7 +134,7 @@ class Processes:
             error=_anonymous(outcome.error) if outcome.error else None,
             exit_code=ended.exit_code,
             command=_anonymous(shlex.join("DATA" if data and part == str(data) else part for part in shown)),
-            warnings=[*outcome.warnings, *noticed],
+            warnings=[*outcome.warnings, *noticed, *self.standing],
             changed=rung.changed,
             workload=asdict(ladder.workload),
             data_sha256=outcome.data_sha256,

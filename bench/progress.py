@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.text import Text
 
 from bench.record import Record
-from bench.report.text import duration, number, plain
+from bench.report.text import NUMBER, duration, number, plain
 from bench.schedule import Task
 
 
@@ -44,8 +44,11 @@ class Progress:
             left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
             self._print(f"{self._title} ...{left}")
 
+    def note(self, text: str) -> None:
+        self._print(text)
+
     def working(self, phase: str, steps: int, tps: float | None) -> None:
-        speed = f", {number(tps)} tokens/s" if tps is not None else ""
+        speed = f", {number(tps)} tokens/s in the last block" if tps is not None else ""
         self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
@@ -55,15 +58,16 @@ class Progress:
             result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
         elif measured and record.status == "ok":
             tps = measured.tokens_per_second
-            first = f"first step {measured.first_step_seconds:.1f} s"
+            first = f"first step {number(measured.first_step_seconds)} s"
             result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
         else:
             reason = (record.error or "").strip().splitlines()
             result = f"{record.status}: {plain(reason[0])}" if reason else record.status
         self._print(f"{self._title}: {result}")
         for warning in record.warnings:
-            if warning not in self._warned:
-                self._warned.add(warning)
+            kind = NUMBER.sub("#", warning)  # once of a kind; the report counts them and gives the range
+            if kind not in self._warned:
+                self._warned.add(kind)
                 self._print(f"  warning: {plain(warning)}")
 
     def _print(self, line: str) -> None:

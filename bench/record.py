@@ -238,7 +238,11 @@ class Record(_Plain):
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
     run_id: str
-    """Shared by all records of one `bench run`."""
+    """Shared by all records of one `bench run`, resumed or not."""
+    session: str = ""
+    """UTC start of the `bench run` that ran this process: resuming begins another."""
+    chosen: list[str] | None = None
+    """Names of the rungs that the run was told to take; null means all."""
     time: str
     """UTC start of the process, ISO 8601."""
     kind: Kind

@@ -5,61 +5,129 @@ Imports no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.ladder import Ladder
-from bench.record import Environment, Record, read
+from bench.record import Environment, Record, RecordError, read
+
+MEMORY_TOLERANCE = 0.01
+"""A new kernel keeps a little more or less of the memory for itself."""
 
 
 class ResumeError(Exception):
     """There is nothing to go on with, or what there is does not belong to this run; the message says why."""
 
 
-def unfinished(out: Path, ladder: Ladder, machine: Environment) -> tuple[Path, list[Record]]:
-    """The newest results file of this ladder, on this machine if there is one, and its records.
+def unfinished(
+    out: Path,
+    ladder: Ladder,
+    machine: Environment,
+    *,
+    chosen: Sequence[str] = (),
+    data_sha256: str | None = None,
+    peak_tflops: float | None = None,
+) -> tuple[Path, list[Record]]:
+    """The newest results file of this ladder that this run can go on with, and its records.
 
-    Raises ResumeError where there is none, or where ladder, protocol, code or machine differ from its; RecordError
-    where it cannot be read.
+    chosen, data_sha256, peak_tflops: what this run takes. Raises ResumeError where there is none; where only others
+    are there, it says how the newest, one of this machine before those of others, differs.
     """
-    found = [(path, read(path)[0]) for path in sorted(out.glob(f"*/{ladder.file_name}-*.jsonl"))]
-    found = [(path, records) for path, records in found if records and records[0].ladder == ladder.name]
-    here = [(path, records) for path, records in found if path.parent.name == machine.machine]
+    found: list[tuple[Path, list[Record]]] = []
+    for path in out.glob(f"*/{ladder.file_name}-*.jsonl"):
+        with contextlib.suppress(RecordError):  # foreign, and of no use here
+            records = read(path)[0]
+            if records and records[0].ladder == ladder.name:
+                found.append((path, records))
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
-    path, records = max(here or found, key=lambda run: run[1][-1].time)
-    for what, there, now in _differences(records[0], ladder, machine):
-        raise ResumeError(
-            f"{path}: cannot go on with it: {what} was {there} and is {now}; leave out --resume to start anew"
-        )
-    return path, records
+    found.sort(key=lambda run: (run[0].parent.name == machine.machine, run[1][-1].time), reverse=True)
+    reasons = []
+    for path, records in found:
+        differences = [
+            *_machine(records[0], machine),
+            *_ladder(records, ladder),
+            *_asked(records, chosen, data_sha256, peak_tflops),
+        ]
+        if not differences:
+            return path, records
+        what, there, now = differences[0]
+        reason = f"{what} was {there} and is {now}"
+        reasons.append(f"{path}: cannot go on with it: {reason}; leave out --resume to start anew")
+    raise ResumeError(reasons[0])
 
 
-def _differences(record: Record, ladder: Ladder, machine: Environment) -> Iterator[tuple[str, str, str]]:
-    """What must be equal, and is not: its name, what it was, what it is."""
+Difference = tuple[str, object, object]
+"""What must be equal and is not, what it was and what it is."""
+
+
+def _machine(record: Record, machine: Environment) -> Iterator[Difference]:
     was = record.environment
+    versions = {**was.versions, **machine.versions}
     for name, there, now in (
         ("the chip", was.chip, machine.chip),
         ("the number of devices", was.device_count, machine.device_count),
-        ("the machine's memory", was.memory_bytes, machine.memory_bytes),
-        ("the device's memory", was.device_memory_bytes, machine.device_memory_bytes),
         ("torch", was.torch, machine.torch),
         ("Python", was.python, machine.python),
-        *((name, was.versions.get(name), machine.versions.get(name)) for name in {**was.versions, **machine.versions}),
+        *((name, was.versions.get(name), machine.versions.get(name)) for name in versions),
         ("the set environment", was.variables, machine.variables),
+        ("the code of gpt2/ and bench/ (hash)", was.code_hash[:12], machine.code_hash[:12]),
     ):
         if there != now:
-            yield name, str(there), str(now)
-    if record.ladder_hash != ladder.hash:
-        yield "the ladder's workload or toggles (hash)", record.ladder_hash[:12], ladder.hash[:12]
-    if was.code_hash != machine.code_hash:
-        yield "the code of gpt2/ and bench/ (hash)", was.code_hash[:12], machine.code_hash[:12]
+            yield name, there, now
+    for name, before, after in (
+        ("the machine's memory", was.memory_bytes, machine.memory_bytes),
+        ("the device's memory", was.device_memory_bytes or 0, machine.device_memory_bytes or 0),
+    ):
+        if abs(after - before) > MEMORY_TOLERANCE * before:
+            yield name, before, after
+
+
+def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
+    first = records[0]
+    if first.ladder_hash != ladder.hash:
+        workload = asdict(ladder.workload)
+        for key, value in workload.items():
+            if first.workload.get(key, value) != value:
+                yield f"workload.{key}", first.workload[key], value
+        rungs = {rung.index: rung for rung in ladder.rungs}
+        for record in records:
+            rung = rungs.get(record.rung_index)
+            if record.kind != "cumulative" or rung is None:
+                continue
+            if record.rung != rung.name:
+                yield f"rung {record.rung_index + 1}", record.rung, rung.name
+            for key, value in asdict(rung.toggles).items():
+                if record.toggles.all.get(key, value) != value:
+                    yield f"{key} of rung {rung.name!r}", record.toggles.all[key], value
+        yield "the ladder's workload or toggles (hash)", first.ladder_hash[:12], ladder.hash[:12]
     # More rounds, or more patience, change no figure; how long a window is does.
     free = {"repeats", "until", "timeout_seconds"}
     for key, value in asdict(ladder.protocol).items():
-        if key not in free and record.protocol.get(key, value) != value:
-            yield f"protocol.{key}", str(record.protocol[key]), str(value)
+        if key not in free and first.protocol.get(key, value) != value:
+            yield f"protocol.{key}", first.protocol[key], value
+
+
+def _asked(
+    records: Sequence[Record], chosen: Sequence[str], data_sha256: str | None, peak_tflops: float | None
+) -> Iterator[Difference]:
+    if (records[0].chosen or []) != list(chosen):
+        everything = "all rungs"
+        yield "--rungs", ",".join(records[0].chosen or []) or everything, ",".join(chosen) or everything
+    data = {record.data_sha256 for record in records if record.data_sha256}
+    if data and data_sha256 and data != {data_sha256}:
+        yield "the text (sha256)", min(data)[:12], data_sha256[:12]
+    for record in records:
+        if record.measurement is None:
+            continue
+        given = record.measurement.peak_flops_source == "given with --peak-tflops"
+        there = (record.measurement.peak_flops_bf16 or 0) / 1e12 if given else None
+        if not (there == peak_tflops or (there and peak_tflops and math.isclose(there, peak_tflops))):
+            yield "--peak-tflops", there or "not given", peak_tflops or "not given"
+        return
 
 
 def repair(path: Path) -> None:

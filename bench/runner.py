@@ -16,15 +16,18 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
 from bench.probe import probe
 from bench.processes import Options, Processes, Watcher
 from bench.record import Environment, Record, append
+from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
 from bench.schedule import Schedule, Task
-from bench.stats import narrow_enough
+from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL, narrow_enough
 from gpt2.data import Batches, DataError, open_corpus
+from gpt2.toggles import HOST
 
 
 class RunError(Exception):
@@ -52,22 +55,31 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     rungs = ladder.chosen(options.rungs)
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
-    schedule = Schedule(ladder, rungs, options.ablate)
-    _check_data(ladder, rungs, options.data)
+    data_sha256 = _check_data(ladder, rungs, options.data)
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides)
     machine = asked.environment
     if options.resume:
-        path, records = unfinished(options.out, ladder, machine)
+        path, records = unfinished(
+            options.out,
+            ladder,
+            machine,
+            chosen=options.rungs,
+            data_sha256=data_sha256,
+            peak_tflops=options.peak_tflops,
+        )
         _check_writable(path.parent)
         repair(path)
         records = [record for record in records if record.status != "interrupted"]
+        watcher.note(f"going on with {path}, which holds {len(records)} processes")
     else:
         path, records = results_file(ladder, options.out, machine), []
+    schedule = Schedule(ladder, rungs, options.ablate, resumed=options.resume)
     for record in records:
         schedule.ended(record)
     interrupted, error = False, None
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
-        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher)
+        standing = costly_page_faults() if any(rung.toggles.device == HOST for rung in rungs) else ()
+        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing)
         try:
             for task in _tasks(schedule, records):
                 rounds = max(planned_rounds(ladder), task.repetition)
@@ -78,7 +90,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
                 append(path, record)
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
-                if record.status == "interrupted":
+                if one.interrupted:
                     raise KeyboardInterrupt
         except KeyboardInterrupt:
             interrupted = True
@@ -88,10 +100,6 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
                 "goes on from there"
             )
     return Run(path=path, records=records, interrupted=interrupted, error=error)
-
-
-LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
-"""Of a run that goes on until its intervals are narrow."""
 
 
 def planned_rounds(ladder: Ladder) -> int:
@@ -112,13 +120,12 @@ def _tasks(schedule: Schedule, records: list[Record]) -> Iterator[Task]:
 
 
 def _narrow(records: list[Record], width: float) -> bool:
-    """Whether all speed-ups' intervals are as narrow as asked; their values play no part."""
-    rows = scoreboard(records).rows[1:]
-    return narrow_enough([row.speedup for row in rows if row.speedup], width)
+    """Whether the intervals of all ratios shown are as narrow as asked; their values play no part."""
+    return narrow_enough(ratios(scoreboard(records)), width)
 
 
-def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> None:
-    """Find, tokenise and fingerprint the corpus before any process starts. Raises DataError."""
+def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
+    """Find, tokenise and fingerprint the corpus before any process starts; its sha256. Raises DataError."""
     workload = ladder.workload
     where = f"{ladder.path}: workload.data"
     try:
@@ -129,6 +136,7 @@ def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> Non
             Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
+    return corpus.sha256
 
 
 def results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from bench.ladder import Ladder, LadderError, Rung
 from bench.record import CEILING, Kind, Record
@@ -39,8 +39,15 @@ class Task:
     @property
     def title(self) -> str:
         """For a person who follows the run."""
+        if self.is_ceiling:
+            return "measured ceiling"
         names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
         return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
+
+    @property
+    def name(self) -> str:
+        """Of what is trained: the same for a rung and its control."""
+        return f"{'cumulative' if self.kind == 'control' else self.kind} {self.rung.name}"
 
 
 def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
@@ -59,13 +66,30 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
         toggles = _same_step(before, rung.toggles)
     else:
         try:
-            toggles = ablated([each.toggles for each in ladder.rungs], rung.index, kind, ladder.workload)
+            rungs = full_set(ladder.rungs)
+            if rung not in rungs:
+                return None
+            toggles = ablated([each.toggles for each in rungs], rung.index, kind, ladder.workload)
         except ValueError as error:
             raise LadderError(f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}") from None
-        before = (ladder.rungs[0] if kind == "alone" else ladder.rungs[-1]).toggles
+        before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
     if toggles is None:
         return None
     return replace(rung, toggles=toggles, changed=describe(toggles, before, ladder.workload), expect=None)
+
+
+Expecting = TypeVar("Expecting", bound="_Expecting")
+
+
+class _Expecting(Protocol):
+    @property
+    def expect(self) -> str | None: ...
+
+
+def full_set(rungs: Sequence[Expecting]) -> Sequence[Expecting]:
+    """The rungs up to the last one that is meant to run: a ladder may end with one that is to run out of memory."""
+    meant = [place for place, rung in enumerate(rungs) if rung.expect != "out_of_memory"]
+    return rungs[: max(meant, default=-1) + 1]
 
 
 def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles:
@@ -126,6 +150,7 @@ class Schedule:
     ladder: Ladder
     rungs: Sequence[Rung]
     ablate: bool = False
+    resumed: bool = False
     _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     _done: set[tuple[str, int, int]] = field(default_factory=set)
     _skipped: set[tuple[str, int]] = field(default_factory=set)
@@ -135,7 +160,8 @@ class Schedule:
         if self.ablate:
             self._each += _ablation(self.ladder)
         protocol = self.ladder.protocol
-        if protocol.repeats > 1 or protocol.until is not None:
+        # A resumed run pairs what it measures with nothing that was measured before: the control is its first rung.
+        if protocol.repeats > 1 or protocol.until is not None or self.resumed:
             self._each.append(("control", self.rungs[0]))  # A/A: what the same thing twice differs by
         self._once: list[tuple[Kind, Rung]] = []
         sizes = {self.rungs[0].toggles.tokens_per_step(1)}
@@ -188,3 +214,8 @@ class Schedule:
             times = self._seconds.get(task.key[:2], known)
             total += sum(times) / len(times)
         return total
+
+    @property
+    def done(self) -> int:
+        """Processes that have ended."""
+        return len(self._done)

@@ -6,9 +6,9 @@ Imports no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 from scipy.special import stdtrit  # Student's t quantile; scipy.stats would take a second to import
 
@@ -17,6 +17,11 @@ LEAST_ROUNDS = 3
 """For an interval; from two rounds, with one degree of freedom, it would span a factor of two either way."""
 LEAST_DELTA = 0.01
 """Differences below this are of no interest even where they could be told from noise."""
+
+LOUD = 0.05
+"""A noise floor above this tells nothing about sameness."""
+LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
+"""Of a run that goes on until its intervals are narrow."""
 
 Verdict = Literal["faster", "slower", "same", "unclear", "not replicated"]
 
@@ -47,12 +52,15 @@ def geometric_mean(values: Sequence[float]) -> Estimate:
     return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
 
 
-def paired_ratio(values: Mapping[int, float], reference: Mapping[int, float]) -> Estimate | None:
+K = TypeVar("K", bound=Hashable)
+
+
+def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Estimate | None:
     """How many times `reference` is `values`, both by round; pairing takes out what a whole round has in common.
 
     None where no round has both.
     """
-    ratios = [values[round_] / reference[round_] for round_ in sorted(values.keys() & reference.keys())]
+    ratios = [value / reference[round_] for round_, value in values.items() if round_ in reference]
     return geometric_mean(ratios) if ratios else None
 
 
@@ -60,17 +68,25 @@ def noise_floor(control: Estimate | None) -> float:
     """delta: the relative difference below which two rungs count as the same.
 
     control: the ratio of the A/A control, that is the first rung run again at the end of each round, to the first
-    rung. The half-width of its interval is what this machine's noise makes of no difference at all.
+    rung. The half-width of its interval is what this machine's noise makes of no difference at all; where the
+    interval excludes 1, for the place in the round alone makes a difference, that counts too.
     """
-    return max(LEAST_DELTA, (control.half_width or 0.0) if control else 0.0)
+    if control is None or control.half_width is None or control.low is None or control.high is None:
+        return LEAST_DELTA
+    if control.low <= 1 <= control.high:
+        return max(LEAST_DELTA, control.half_width)
+    return max(LEAST_DELTA, control.high - 1, 1 / control.low - 1)
 
 
 def verdict(ratio: Estimate, delta: float) -> Verdict:
-    """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`."""
+    """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
+
+    Nor does a noise floor that is merely high: beyond LOUD, what lies within it is `unclear`.
+    """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
     if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
-        return "same"
+        return "same" if delta <= LOUD else "unclear"
     if ratio.low > 1:
         return "faster"
     return "slower" if ratio.high < 1 else "unclear"

@@ -153,10 +153,12 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
     if progress:
         progress("proofs", len(window.history), None)
-    facts["proofs"] = _proofs(steps, window)
+    facts["proofs"] = _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings)
     outcome = tell()
     if arguments.gradients and toggles.compile != "eager":
-        facts["gradient_difference"] = _gradient_difference(steps, warnings)
+        facts["gradient_difference"] = _optional(
+            lambda: _gradient_difference(steps), "compiled gradients could not be held to eager ones", warnings
+        )
         outcome = tell()
     if len(window.history) < ladder.protocol.loss_steps:
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
@@ -176,17 +178,21 @@ def _proofs(steps: Training, window: Window) -> dict[str, Proof]:
     }
 
 
-def _gradient_difference(steps: Training, warnings: list[str]) -> float | None:
-    """Absent, with a warning, where a second set of gradients does not fit into memory."""
+def _gradient_difference(steps: Training) -> float:
     from gpt2.gradients import gradient_difference
 
     assert steps.micro_batch is not None
+    return gradient_difference(steps, *steps.micro_batch)
+
+
+def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | None:
+    """What a check finds after the window; if it breaks, None and a warning: what was measured stands."""
     try:
-        return gradient_difference(steps, *steps.micro_batch)
+        return check()
     except Exception as error:
-        if not steps.device.is_out_of_memory(error):
-            raise
-        warnings.append("no memory was left to compare compiled gradients with eager ones")
+        traceback.print_exc()
+        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
+        warnings.append(f"{without}: {cause}")
         return None
 
 

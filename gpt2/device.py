@@ -24,7 +24,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2 import peaks
 from gpt2.peaks import Chip
-from gpt2.toggles import Toggles, UnsupportedToggle, check
+from gpt2.toggles import Toggles, UnsupportedToggle, check, usable_cores
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +149,7 @@ class Cpu(Device):
         # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
         clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
         mhz = (clock.max or clock.current) if clock else None
-        return peaks.derived_cpu(self.count(), mhz, cpu_flags)
+        return peaks.derived_cpu(usable_cores(), mhz, cpu_flags)
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total

@@ -163,7 +163,7 @@ def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip |
     """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
 
     `cores` are physical ones, `flags` those of bench.environment. The units per core, which flags do not tell, are
-    taken to be a server core's, and the clock to hold under load: an upper bound, to be shown as derived.
+    taken to be a server core's, and the clock to hold under load: to be shown as derived, and never ranked.
     """
     if mhz is None or mhz <= 0 or cores < 1:
         return None

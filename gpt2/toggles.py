@@ -27,6 +27,10 @@ if TYPE_CHECKING:
     from gpt2.model import GPT2
 
 
+HOST = "cpu"
+"""The device whose memory and threads are the machine's own."""
+
+
 class UnsupportedToggle(Exception):
     """A toggle that this device cannot do; the message says why and what to choose instead."""
 
@@ -163,7 +167,7 @@ LOSS_TOLERANCE = {"float32": 1e-3, "tf32": 3e-3, "float16": 3e-3, "bfloat16": 1e
 """Largest relative difference of a step's loss from the float32 baseline's that rounding explains, by class."""
 
 
-GRADIENT_TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 8e-2}
+GRADIENT_TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 3e-2}
 """Largest gpt2.gradients.gradient_difference() that another order of rounding explains, by class.
 
 Measured on a CPU with torch 2.13, largest of gpt2 (1 x 1024 tokens) and tiny (4 x 64) within their first steps:
@@ -194,9 +198,9 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
             raise UnsupportedToggle(toggle.name, value, only.otherwise)
         if device and (reason := device.refuses(toggle.name, value)):
             raise UnsupportedToggle(toggle.name, value, reason)
-    if toggles.threads != "default" and toggles.device != "cpu":
+    if toggles.threads != "default" and toggles.device != HOST:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
-    if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != "cpu":
+    if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
@@ -231,14 +235,18 @@ def resolved(toggles: Toggles, workload: Workload) -> dict[str, object]:
 # --- the stages, in the order they wrap ---------------------------------------------------------------------------
 
 
+def usable_cores() -> int:
+    """Physical cores that this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(psutil.cpu_count(logical=False) or allowed, allowed)
+
+
 def threads(toggles: Toggles) -> int:
-    """CPU threads of one rank; unless given, the physical cores this process may use, shared by the ranks here."""
+    """CPU threads of one rank; unless given, the usable cores shared by the ranks here."""
     if toggles.threads != "default":
         return toggles.threads
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    cores = min(psutil.cpu_count(logical=False) or allowed, allowed)
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))
-    return max(1, cores // ranks_here)
+    return max(1, usable_cores() // ranks_here)
 
 
 def environment(toggles: Toggles) -> dict[str, str]:

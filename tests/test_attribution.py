@@ -4,7 +4,9 @@ from dataclasses import replace
 
 from samples import measurement, record
 
+from bench.record import Proof
 from bench.report.attribution import attribution
+from bench.report.load import exit_code
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles
@@ -90,6 +92,28 @@ def test_what_failed_alone_says_how() -> None:
     assert "| unsupported |" in to_markdown(scoreboard(records))
 
 
+def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
+    records = list(board(100.0, 400.0).records)
+    place = next(n for n, r in enumerate(records) if (r.kind, r.rung) == ("alone", "SDPA"))
+    proof = Proof(took_effect=False, evidence="torch chose its math kernel")
+    idle = measurement(100.0, product_format="float32", proofs={"attention": proof})
+    records[place] = records[place].model_copy(update={"measurement": idle})
+    _, sdpa, _ = attribution(scoreboard(records))
+    assert (sdpa.in_order.flaw, sdpa.alone.flaw, sdpa.last.flaw) == ("", "inert", "")
+    assert ", inert |" in to_markdown(scoreboard(records))
+
+
+def test_running_out_of_memory_alone_is_an_answer_and_no_failure() -> None:
+    records = [
+        record("a", 0, toggles=FIRST),
+        record("b", 1, toggles=BF16),
+        record("c", 2, toggles=replace(BF16, micro_batch_size=64)),
+        record("c", 2, toggles=replace(FIRST, micro_batch_size=64), kind="alone", status="out_of_memory"),
+    ]
+    assert exit_code(records) == 0
+    assert "| OOM |" in to_markdown(scoreboard(records))
+
+
 def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
     assert attribution(scoreboard([record(), record("b", 1, toggles=BF16)])) == []
     assert "What each change buys" not in to_markdown(scoreboard([record(), record("b", 1, toggles=BF16)]))
@@ -98,4 +122,21 @@ def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
 def test_the_table_stands_below_the_scoreboard_with_verdicts() -> None:
     text = to_markdown(board(80.0, 400.0))
     (line,) = [line for line in text.splitlines() if line.startswith("| SDPA |") and "sign differs" in line]
-    assert line == ("| SDPA | 1.10x ±0.0% faster | 0.80x ±0.0% slower | 1.10x ±0.0% faster | sign differs |")
+    assert line == ("| SDPA | 1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs |")
+
+
+def test_a_last_rung_that_is_to_run_out_of_memory_is_not_part_of_the_full_set() -> None:
+    records = list(board(130.0, 400.0).records)
+    huge = replace(FULL, micro_batch_size=4096)
+    for number in (1, 2, 3):
+        oom = {"toggles": huge, "status": "out_of_memory", "expect": "out_of_memory"}
+        records.append(record("huge", 4, number, **oom))
+    found = attribution(scoreboard(records))
+    assert [each.rung for each in found] == ["bfloat16", "SDPA", "fused"]
+    assert found[1].last.ratio is not None
+
+
+def test_where_too_little_is_known_no_direction_is_told() -> None:
+    for each in attribution(board(130.0, 400.0, rounds=1)):
+        assert each.alone.verdict == "not replicated"
+        assert each.agreement == ""

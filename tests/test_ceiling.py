@@ -229,6 +229,8 @@ class Silent:
     def __init__(self) -> None:
         self.phases: set[str] = set()
 
+    def note(self, text: str) -> None: ...
+
     def started(self, task, rounds: int, seconds_left: float | None) -> None: ...
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:

@@ -217,3 +217,10 @@ def test_a_graph_break_compiles_no_more_once_warmed_up() -> None:
     for _ in range(3):
         broken(torch.ones(3))
     assert Cpu().compilations() == warm
+
+
+def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    flags = ["avx2", "avx512f"]
+    alone = Cpu().peaks(flags)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert Cpu().peaks(flags) == alone

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import Proof
+from bench.record import Measurement, Proof
 from bench.report.load import exit_code
 from bench.report.scoreboard import Row, scoreboard
 from bench.report.tables import to_markdown
@@ -29,12 +29,14 @@ def test_a_compilation_within_the_window_flags_the_rung_and_keeps_its_figures() 
     assert exit_code([record(), late]) == 4
 
 
-def proofs(**took_effect: bool) -> dict[str, Proof]:
-    return {name: Proof(took_effect=value, evidence=f"saw {name}") for name, value in took_effect.items()}
+def proved(tps: float = 1000.0, **took_effect: bool) -> Measurement:
+    """A measurement of this version, with proofs."""
+    proofs = {name: Proof(took_effect=value, evidence=f"saw {name}") for name, value in took_effect.items()}
+    return measurement(tps, product_format="float32", proofs=proofs)
 
 
 def test_a_changed_toggle_without_effect_makes_the_rung_inert_and_keeps_its_figures() -> None:
-    idle = record("b", 1, toggles=FUSED, measurement=measurement(2000.0, proofs=proofs(adamw=False, device=True)))
+    idle = record("b", 1, toggles=FUSED, measurement=proved(2000.0, adamw=False, device=True))
     row = second(idle)
     assert row.status == "inert"
     assert row.error == "adamw=fused had no effect: saw adamw"
@@ -45,18 +47,18 @@ def test_a_changed_toggle_without_effect_makes_the_rung_inert_and_keeps_its_figu
 
 
 def test_a_toggle_that_this_rung_did_not_change_does_not_make_it_inert() -> None:
-    idle = record("b", 1, toggles=FUSED, measurement=measurement(proofs=proofs(adamw=True, attention=False)))
+    idle = record("b", 1, toggles=FUSED, measurement=proved(adamw=True, attention=False))
     assert second(idle).status == "ok"
 
 
 def test_one_process_without_the_effect_is_enough() -> None:
-    good = record("b", 1, 1, toggles=FUSED, measurement=measurement(proofs=proofs(adamw=True)))
-    bad = record("b", 1, 2, toggles=FUSED, measurement=measurement(proofs=proofs(adamw=False)))
+    good = record("b", 1, 1, toggles=FUSED, measurement=proved(adamw=True))
+    bad = record("b", 1, 2, toggles=FUSED, measurement=proved(adamw=False))
     assert scoreboard([record(), record(repetition=2), good, bad]).rows[1].status == "inert"
 
 
 def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_inert_too() -> None:
-    idle = measurement(proofs=proofs(adamw=False))
+    idle = proved(adamw=False)
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert", measurement=idle)]))
     assert "| inert |" in text
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
@@ -123,3 +125,60 @@ def test_the_fastest_rung_is_one_that_nothing_is_held_against() -> None:
     fastest = scoreboard([record(), broken, good]).fastest
     assert fastest is not None
     assert fastest.rung == "good"
+
+
+def test_a_proof_that_reads_as_that_of_the_rung_before_proves_nothing() -> None:
+    """64 and 128 both pad to 50304 rows."""
+    pads = [replace(CUDA, vocab_multiple=64), replace(CUDA, vocab_multiple=128)]
+    records = [record(f"pad {n}", n, toggles=t, measurement=proved(vocab_multiple=True)) for n, t in enumerate(pads)]
+    row = scoreboard(records).rows[1]
+    assert (row.status, row.error) == ("inert", "vocab_multiple=128 had no effect: saw vocab_multiple, as before")
+
+
+def test_a_mode_of_compilation_may_leave_the_same_traces() -> None:
+    modes = [replace(CUDA, compile=mode) for mode in ("default", "max-autotune-no-cudagraphs")]
+    records = [record(f"mode {n}", n, toggles=t, measurement=proved(compile=True)) for n, t in enumerate(modes)]
+    assert scoreboard(records).rows[1].status == "ok"
+
+
+def test_a_rung_without_any_proof_is_inert_and_one_of_an_older_version_is_not() -> None:
+    without = measurement(product_format="float32")
+    row = second(record("b", 1, toggles=FUSED, measurement=without))
+    assert (row.status, row.error) == ("inert", "no proof was taken in round 1")
+    assert second(record("b", 1, toggles=FUSED, measurement=measurement())).status == "ok"
+
+
+def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
+    both = replace(FUSED, compile="default")
+    found = measurement(
+        product_format="float32",
+        proofs={
+            "adamw": Proof(took_effect=True, evidence="fused"),
+            "compile": Proof(took_effect=False, evidence="nothing compiled ran"),
+        },
+    )
+    records = [record(toggles=replace(CUDA, compile="default")), record("b", 1, toggles=both, measurement=found)]
+    assert scoreboard(records).rows[1].status == "ok"
+    assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(scoreboard(records))
+
+
+def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
+    """The parity process trains like the broken rung, and so does the larger batch: they agree with each other."""
+    wrong, big = [10.9, 9.0, 8.0, 7.0], [10.9, 8.8, 7.7]
+    child = measurement(tokens_per_step=4096, losses=big, block_seconds=[], block_steps=None)
+    records = [
+        record(),
+        record("broken", 1, toggles=FUSED, measurement=measurement(2000.0, losses=wrong)),
+        record("batch of 4", 2, kind="parity", measurement=child),
+        record("batch of 4", 2, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)),
+        record("next", 3, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)),
+    ]
+    board = scoreboard(records)
+    assert [row.status for row in board.rows] == ["ok", "parity_failed", "parity_failed", "parity_failed"]
+    assert board.rows[2].error == "its losses are held to broken's, which differ themselves"
+    assert board.fastest is board.rows[0]
+
+
+def test_other_text_under_the_same_name_is_not_compared() -> None:
+    row = second(record("b", 1, data_sha256="other"))
+    assert (row.status, row.error) == ("not_comparable", "text other, but da7a for baseline")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import MACHINE, record
@@ -18,7 +19,15 @@ def ladder(write_ladder) -> Ladder:
 
 def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **changes) -> Path:
     """A results file of one record, as a run of `ladder` would leave it."""
-    facts = {"ladder": ladder.name, "ladder_hash": ladder.hash, "protocol": asdict(ladder.protocol), **changes}
+    facts = {
+        "ladder": ladder.name,
+        "ladder_hash": ladder.hash,
+        "protocol": asdict(ladder.protocol),
+        "workload": asdict(ladder.workload),
+        "toggles": ladder.rungs[0].toggles,
+        "rung": ladder.rungs[0].name,
+        **changes,
+    }
     item = record(**facts)
     path = out / item.environment.machine / f"{ladder.file_name}-{stamp}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -70,10 +79,50 @@ def test_another_machine_or_code_is_refused_and_the_difference_named(
     assert str(refused.value) == f"{path}: cannot go on with it: {difference}; leave out --resume to start anew"
 
 
-def test_another_ladder_of_the_same_name_is_refused(ladder: Ladder, tmp_path: Path) -> None:
-    results(tmp_path, ladder, ladder_hash="0" * 64)
-    with pytest.raises(ResumeError, match="the ladder's workload or toggles"):
-        unfinished(tmp_path, ladder, MACHINE)
+@pytest.mark.parametrize(
+    ("rungs", "workload", "difference"),
+    [
+        ("[{name: a}]", "model: tiny, seq_len: 32, seed: 7", r"workload\.seed was 1337 and is 7"),
+        ("[{name: x}]", "model: tiny, seq_len: 32", "rung 1 was a and is x"),
+        (
+            "[{name: a, set: {adamw: fused}}]",
+            "model: tiny, seq_len: 32",
+            "adamw of rung 'a' was for_loop and is fused",
+        ),
+        ("[{name: a}, {name: b}]", "model: tiny, seq_len: 32", "workload or toggles"),
+    ],
+)
+def test_another_ladder_of_the_same_name_is_refused_and_the_difference_named(
+    rungs: str, workload: str, difference: str, write_ladder, tmp_path: Path
+) -> None:
+    results(tmp_path, load(write_ladder("[{name: a}]", workload="model: tiny, seq_len: 32")))
+    with pytest.raises(ResumeError, match=difference):
+        unfinished(tmp_path, load(write_ladder(rungs, workload=workload)), MACHINE)
+
+
+def test_other_rungs_another_text_and_another_peak_are_refused(ladder: Ladder, tmp_path: Path) -> None:
+    asked: dict[str, Any]
+    results(tmp_path, ladder)
+    unfinished(tmp_path, ladder, MACHINE, data_sha256="da7a")
+    for asked, difference in (
+        ({"chosen": ["a"]}, "--rungs was all rungs and is a"),
+        ({"data_sha256": "0ther"}, r"the text \(sha256\) was da7a and is 0ther"),
+        ({"peak_tflops": 7.0}, r"--peak-tflops was not given and is 7\.0"),
+    ):
+        with pytest.raises(ResumeError, match=difference):
+            unfinished(tmp_path, ladder, MACHINE, **asked)
+
+
+def test_of_several_files_the_newest_that_fits_is_gone_on_with(ladder: Ladder, tmp_path: Path) -> None:
+    fits = results(tmp_path, ladder, time="2026-01-01T00:00:00+00:00")
+    results(tmp_path, ladder, "20260102T000000Z", time="2026-01-02T00:00:00+00:00", ladder_hash="0" * 64)
+    (fits.parent / f"{ladder.name}-broken.jsonl").write_text("no json\n")
+    assert unfinished(tmp_path, ladder, MACHINE)[0] == fits
+
+
+def test_a_little_less_memory_after_a_new_kernel_is_the_same_machine(ladder: Ladder, tmp_path: Path) -> None:
+    results(tmp_path, ladder)
+    unfinished(tmp_path, ladder, here(memory_bytes=int(MACHINE.memory_bytes * 0.995)))
 
 
 def test_another_window_is_refused_but_more_rounds_are_not(write_ladder, tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import pytest
 from samples import record
 
 from bench.ladder import Ladder, LadderError, load
-from bench.schedule import CEILING, Schedule, Task, ablated, variant
+from bench.schedule import Schedule, Task, ablated, variant
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -49,9 +49,9 @@ def test_the_control_is_the_first_rung_that_is_run(ladder: Ladder) -> None:
 def test_the_ceiling_is_measured_in_the_first_and_the_last_round(write_ladder) -> None:
     ladder = load(write_ladder("[{name: only}]", repeats=3, ceiling_seconds=0.1))
     schedule = Schedule(ladder, ladder.rungs)
-    assert names(schedule.round(1))[-1] == f"{CEILING} (control)"
+    assert names(schedule.round(1))[-1] == "measured ceiling"
     assert names(schedule.round(3)) == ["only", "only (control)"]
-    assert names(schedule.closing(3)) == [f"{CEILING} (control)"]
+    assert names(schedule.closing(3)) == ["measured ceiling"]
 
 
 def test_of_one_round_the_ceiling_is_measured_once(write_ladder) -> None:
@@ -101,6 +101,14 @@ def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
     assert schedule.seconds_left(1, 2) == 50.0  # b and the control like a, then all three again
     finish(schedule, b, seconds=20.0)
     assert schedule.seconds_left(1, 2) == 15.0 + 10.0 + 20.0 + 15.0
+
+
+def test_a_resumed_run_of_one_round_measures_the_first_rung_again(write_ladder) -> None:
+    """What was measured before the interruption pairs with nothing that comes after it."""
+    ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=1))
+    schedule = Schedule(ladder, ladder.rungs, resumed=True)
+    schedule.ended(record("a", 0, 1))
+    assert names(schedule.round(1)) == ["b", "a (control)"]
 
 
 # --- variants -----------------------------------------------------------------------------------------------------
@@ -153,6 +161,15 @@ def test_an_ablation_that_makes_no_whole_is_named_and_left_out_of_the_run(write_
     with pytest.raises(LadderError, match=r"rung 'b' left out: .* is not a multiple of"):
         variant(ladder, ladder.rung("b"), "left_out")
     assert names(Schedule(ladder, ladder.rungs, ablate=True).round(1)) == ["a", "b", "c"]
+
+
+def test_a_rung_that_is_to_run_out_of_memory_at_the_end_takes_no_part_in_the_ablation(write_ladder) -> None:
+    rungs = THREE[:-1] + ", {name: huge, set: {micro_batch_size: 4096}, expect: out_of_memory}]"
+    ladder = load(write_ladder(rungs, repeats=1))
+    found = variant(ladder, ladder.rung("bf16"), "left_out")
+    assert found is not None
+    assert found.toggles == Toggles(adamw="fused")
+    assert variant(ladder, ladder.rung("huge"), "alone") is None
 
 
 # --- parity -------------------------------------------------------------------------------------------------------

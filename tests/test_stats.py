@@ -74,7 +74,8 @@ def within(low: float, high: float) -> Estimate:
         (1.002, 1.008, 0.01, "same"),  # excludes 1, but lies inside the noise floor
         (1.002, 1.020, 0.01, "faster"),
         (0.95, 1.05, 0.01, "unclear"),  # merely wide
-        (0.95, 1.05, 0.06, "same"),
+        (0.97, 1.03, 0.04, "same"),
+        (0.95, 1.05, 0.06, "unclear"),  # so high a noise floor tells nothing about sameness
         (0.95, 1.06, 0.05, "unclear"),
     ],
 )
@@ -92,6 +93,12 @@ def test_the_noise_floor_is_the_control_s_half_width_but_never_below_one_percent
     assert noise_floor(geometric_mean([1.02])) == 0.01
     assert noise_floor(within(0.999, 1.001)) == 0.01
     assert noise_floor(within(1 / 1.04, 1.04)) == pytest.approx(0.04)
+    assert noise_floor(within(1 / 1.02, 1.04)) == pytest.approx(0.03, abs=0.001)
+
+
+def test_a_control_whose_interval_excludes_1_raises_the_floor_as_far_as_it_reaches() -> None:
+    assert noise_floor(within(1.02, 1.03)) == pytest.approx(0.03)
+    assert noise_floor(within(1 / 1.05, 1 / 1.04)) == pytest.approx(0.05)
 
 
 def test_narrow_enough_looks_at_widths_and_never_at_values() -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.record import Kind, Record
-from bench.report.guards import toggles_of
-from bench.report.scoreboard import Scoreboard, tps_by_round
-from bench.schedule import ablated
+from bench.report.guards import judge, toggles_of
+from bench.report.scoreboard import Scoreboard, cumulative, parity_reference, tps_by_round
+from bench.schedule import ablated, full_set
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -25,6 +25,8 @@ class Gain:
     verdict: Verdict | None
     absent: str = ""
     """Why there is no ratio."""
+    flaw: str = ""
+    """What is held against it, such as inert (see bench.report.guards)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,35 +40,54 @@ class Attribution:
     """The whole ladder over the whole ladder without this rung's changes."""
 
     @property
+    def gains(self) -> list[Gain]:
+        return [gain for gain in (self.in_order, self.alone, self.last) if gain.ratio]
+
+    @property
     def agreement(self) -> str:
-        """Whether the three agree on the direction, in words for a table."""
-        gains = [gain for gain in (self.in_order, self.alone, self.last) if gain.ratio]
-        if {"faster", "slower"} <= {gain.verdict for gain in gains}:
+        """Whether the three agree on the direction, in words for a table; nothing where too little is known."""
+        verdicts = {gain.verdict for gain in self.gains}
+        if {"faster", "slower"} <= verdicts:
             return "sign differs"
-        signs = {gain.ratio.value > 1 for gain in gains if gain.ratio}
-        return "sign differs, within noise" if len(signs) > 1 else "agree" if len(gains) > 1 else ""
+        if len(self.gains) < 2 or verdicts & {None, "unclear", "not replicated"}:
+            return ""
+        signs = {gain.ratio.value > 1 for gain in self.gains if gain.ratio}
+        return "sign differs, within noise" if len(signs) > 1 else "agree"
 
 
 def attribution(board: Scoreboard) -> list[Attribution]:
     """One entry for each rung but the first; empty where the run was not told to find out."""
     records = [record for record in board.records if record.kind in ("cumulative", "alone", "left_out")]
+    rows = full_set(board.rows)
     if board.has_gaps or not any(record.kind in ("alone", "left_out") for record in records):
         return []
-    rungs = [row.toggles for row in board.rows]
+    toggles = [row.toggles for row in rows]
     workload = Workload(**records[0].workload)
     result = []
-    for place, row in enumerate(board.rows):
+    for place, row in enumerate(rows):
         if not place:
             continue
         result.append(
             Attribution(
                 rung=row.rung,
-                in_order=Gain(ratio=row.gain, verdict=row.verdict, absent=row.status),
-                alone=_gain(board, records, _ablated(rungs, place, "alone", workload), rungs[0]),
-                last=_gain(board, records, rungs[-1], _ablated(rungs, place, "left_out", workload)),
+                in_order=Gain(
+                    ratio=row.gain,
+                    verdict=row.verdict,
+                    absent=row.status if row.status != "ok" else rows[place - 1].status,
+                    flaw="" if row.status == "ok" else row.status,
+                ),
+                alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
+                last=_gain(board, records, toggles[-1], _ablated(toggles, place, "left_out", workload)),
             )
         )
     return result
+
+
+def ratios(board: Scoreboard) -> list[Estimate]:
+    """All that the report shows: speed-ups, gains over the rung before, the A/A control, alone and left out."""
+    shown = [row.speedup for row in board.rows[1:]] + [row.gain for row in board.rows[1:]] + [board.control]
+    shown += [gain.ratio for each in attribution(board) for gain in each.gains]
+    return [ratio for ratio in shown if ratio]
 
 
 def _ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles | None:
@@ -85,7 +106,15 @@ def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None,
     these, those = _with(records, toggles), _with(records, over)
     ratio = paired_ratio(tps_by_round(these), tps_by_round(those))
     if ratio:
-        return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
+        first = cumulative(board.records)[0]
+        flaw, _ = judge(these, first, those, parity_reference(these, board.records))
+        if flaw == "ok":  # what is left out may itself be broken; without effect it cannot be, nothing was added to it
+            flaw, _ = judge(those, first, those, parity_reference(those, board.records))
+        return Gain(
+            ratio=ratio,
+            verdict=verdict(ratio, board.delta) if flaw == "ok" else None,
+            flaw="" if flaw == "ok" else flaw,
+        )
     failed = [record.status for record in (*these, *those) if record.status != "ok"]
     return Gain(ratio=None, verdict=None, absent=failed[-1] if failed else "not measured")
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from bench.report.guards import measured
-from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import GIB, number, plain
-from bench.stats import LEAST_DELTA, LEAST_ROUNDS
+from collections.abc import Sequence
+
+from bench.record import Record
+from bench.report.guards import lost, measured
+from bench.report.scoreboard import Row, Scoreboard, cumulative
+from bench.report.text import GIB, NUMBER, plain
+from bench.stats import LEAST_DELTA, LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.workload import Workload
 
 STATUS = {
@@ -15,8 +18,6 @@ STATUS = {
 }
 BUSY = 2.0
 """Runnable processes per core, before a process starts, above which something else must have been running."""
-LOUD = 0.05
-"""Noise floor from which a verdict of `same` says little."""
 GC_SHARE = 0.01
 """Share of the window that Python's garbage collector may take before it is worth a warning."""
 
@@ -30,6 +31,12 @@ def status_of(row: Row) -> str:
 def other_step(row: Row, board: Scoreboard) -> bool:
     """Whether the row's optimiser steps are of another size than the first row's."""
     return row.tokens_per_step is not None and row.tokens_per_step != board.rows[0].tokens_per_step
+
+
+def other_method(row: Row, board: Scoreboard) -> bool:
+    """Whether the row's peak memory was found out otherwise than the first row's."""
+    first = next((r.peak_memory_method for r in board.rows if r.peak_memory_bytes is not None), None)
+    return row.peak_memory_bytes is not None and row.peak_memory_method != first
 
 
 def derived_peak(board: Scoreboard) -> bool:
@@ -52,19 +59,27 @@ def caption(board: Scoreboard) -> list[str]:
             f"{row.tokens_per_step:,} ({plain(row.rung)})" for row in board.rows if other_step(row, board)
         )
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
-    lines += [_counting(board), *_verdicts(board), *_mfu(board), *_ceilings(board)]
-    methods = sorted({r.measurement.peak_memory_method for r in board.records if r.measurement and r.kind != "parity"})
-    if methods:
-        lines.append(f"Peak memory: {'; '.join(methods)}; of the rank that needed most.")
+    lines += [_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
+    lines += _memory(board)
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
     for row in board.rows:
         if row.error:
             lines.append(f"{row.rung}: {status_of(row)}: {row.error.strip().splitlines()[0]}")
+    lines += _fastest(board)
     lines += [f"Warning: {warning}." for warning in _warnings(board)]
     if board.source:
         lines.append(f"From {board.source.as_posix()}, where each record holds the command that runs its rung again.")
     return [plain(line) for line in lines]
+
+
+def _memory(board: Scoreboard) -> list[str]:
+    methods = [row.peak_memory_method for row in board.rows if row.peak_memory_bytes is not None]
+    if not methods:
+        return []
+    line = f"Peak memory: {methods[0]}, of the rank that needed most."
+    others = sorted({method for method in methods if method and method != methods[0]})
+    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else line]
 
 
 def _counting(board: Scoreboard) -> str:
@@ -83,12 +98,12 @@ def _verdicts(board: Scoreboard) -> list[str]:
         return [f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more."] if len(board.rows) > 1 else []
     control = board.control
     if control is None or control.half_width is None or control.low is None or control.high is None:
-        why = f"no A/A control was measured, noise floor taken as {LEAST_DELTA:.0%}"
-        return [f"Verdict on the rung before: {why}."]
+        measured = f"of the A/A control only {control.rounds} rounds are here" if control else "without an A/A control"
+        return [f"Verdicts on the rung before: {measured}, the noise floor is taken as {LEAST_DELTA:.0%}."]
     inside = control.low <= 1 <= control.high
     lines = [
         f"Noise floor: ±{board.delta:.1%}. The first rung again, at the end of each round (A/A control), ran "
-        f"{control.value:.3f}x ±{control.half_width:.1%} as fast. Verdict on the rung before: same, if the interval "
+        f"{control.value:.3f}x ±{control.half_width:.1%} as fast. Verdicts on the rung before: same, if the interval "
         "lies within the noise floor; faster or slower, if it excludes 1; else unclear."
     ]
     if not inside:
@@ -98,31 +113,39 @@ def _verdicts(board: Scoreboard) -> list[str]:
         )
     if board.delta > LOUD:
         lines.append(
-            "Warning: the noise floor is high: what is called same may yet differ by that much. Quieten the machine "
+            f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the machine "
             "(bench doctor) or take more rounds (--until 2%)."
         )
     return lines
+
+
+def _until(board: Scoreboard) -> list[str]:
+    """Whether a run that was to go on until its intervals are narrow got there."""
+    width = board.records[-1].protocol.get("until")
+    if width is None or board.interrupted:
+        return []
+    if board.rounds < MOST_ROUNDS_UNTIL:
+        return [f"Rounds were added until every interval was ±{width:.1%} or narrower."]
+    return [f"Rounds were to be added until every interval is ±{width:.1%}; {MOST_ROUNDS_UNTIL} did not do."]
 
 
 def _mfu(board: Scoreboard) -> list[str]:
     found = measured(board.records)
     if not found:
         return []
-    counted = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula}"
+    counted = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})"
+    if not found.peak_flops_bf16 and not found.peak_flops_dtype:
+        return [f"MFU is absent: {found.peak_flops_source}. {counted}."]
     others = ", ".join(
         f"{name} {flops:,} (x {flops / found.flops_per_token:.3f})"
         for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
     )
-    counted += f"; by other conventions: {others}"
-    counted += ")"
-    if not found.peak_flops_bf16 and not found.peak_flops_dtype:
-        return [f"MFU is absent: {found.peak_flops_source}. {counted}."]
     peak = (
         f"the devices' dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s each"
         if found.peak_flops_bf16
         else "a bfloat16 peak that the device does not have (absent)"
     )
-    lines = [f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source})."]
+    lines = [f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}."]
     own = {
         m.product_format: m.peak_flops_dtype
         for m in (r.measurement for r in board.records)
@@ -141,26 +164,47 @@ def _mfu(board: Scoreboard) -> list[str]:
 def _ceilings(board: Scoreboard) -> list[str]:
     lines = []
     for device, ceiling in board.ceilings.items():
-        rate, best = ceiling.flops_per_second, ceiling.product
-        spread = ""
-        if rate.low is not None and rate.high is not None:
-            spread = f" ({rate.low / 1e12:.3g} to {rate.high / 1e12:.3g})"
+        best = ceiling.product
+        each = " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
+        when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else "in the first and the last round"
+        when = "once" if len(ceiling.rates) == 1 and not ceiling.elsewhere else when
         lines.append(
-            f"Measured ceiling ({device}): {rate.value / 1e12:.3g} TFLOP/s{spread}, sustained by {best.name} "
-            f"{best.m} x {best.k} x {best.n} in {best.number_format}; {rate.rounds} "
-            f"process{'es' if rate.rounds > 1 else ''}, in the first and last round."
+            f"Measured ceiling of this {device}: {each} TFLOP/s, {when}, sustained by {best.name} "
+            f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
+        if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
+            lines.append(f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough.")
+    for record in board.records:
+        if record.rung_index < 0 and record.status != "ok" and record.error:
+            lines.append(f"Measured ceiling: {record.status}: {record.error.splitlines()[0]}")
     return lines
+
+
+def _fastest(board: Scoreboard) -> list[str]:
+    best = board.fastest
+    if best is None or best.speedup is None or len(board.rows) == 1:
+        return []
+    return [f"Fastest of those that nothing is held against: {best.rung}, {best.speedup.value:.2f}x the first rung."]
 
 
 def _warnings(board: Scoreboard) -> list[str]:
     records, machine = board.records, board.environment
-    warnings = _grouped([warning for record in records for warning in record.warnings], len(records))
+    warnings = _grouped(records)
     if board.interrupted:
-        planned = f" of {board.planned_rounds}" if board.planned_rounds else ""
         warnings.append(
-            f"the run was interrupted in round {board.rounds}{planned}; bench run with --resume runs what is missing"
+            f"the run was interrupted in round {board.rounds} of {max(board.planned_rounds, board.rounds)}; bench run "
+            "with --resume runs what is missing"
         )
+    if len({record.session for record in records}) > 1:
+        warnings.append(
+            "the run was resumed: a round that was cut in two is paired within its parts only, its second part with "
+            "the control as first rung"
+        )
+    rungs = cumulative(records)
+    for row, rung, before in zip(board.rows, rungs, [None, *rungs], strict=False):
+        warnings += [f"{row.rung}: {what}" for what in lost(rung, before)]
+        if row.tps and row.loss_difference is None:
+            warnings.append(f"{row.rung}: its losses are held to nothing: no other process took steps of that size")
     if board.has_gaps:
         warnings.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
@@ -180,15 +224,29 @@ def _warnings(board: Scoreboard) -> list[str]:
     return warnings
 
 
-def _grouped(warnings: list[str], processes: int) -> list[str]:
-    """One line for warnings that begin alike, up to the first colon: their figures differ from process to process."""
+def _grouped(records: Sequence[Record]) -> list[str]:
+    """One line for warnings that differ in figures only, which become ranges."""
     kinds: dict[str, list[str]] = {}
-    for warning in warnings:
-        kinds.setdefault(warning.partition(":")[0], []).append(warning)
-    return [
-        f"{alike[0]} (in {len(alike)} of {processes} processes)" if len(alike) > 1 else alike[0]
-        for alike in kinds.values()
-    ]
+    processes: dict[str, set[int]] = {}
+    for place, record in enumerate(records):
+        for warning in record.warnings:
+            kind = NUMBER.sub("#", warning)
+            kinds.setdefault(kind, []).append(warning)
+            processes.setdefault(kind, set()).add(place)
+    lines = []
+    for kind, alike in kinds.items():
+        line = _range(alike)
+        count = len(processes[kind])
+        lines.append(f"{line} (in {count} of {len(records)} processes)" if len(records) > 1 else line)
+    return lines
+
+
+def _range(alike: Sequence[str]) -> str:
+    """Texts that differ in figures only, as one."""
+    figures = zip(*(NUMBER.findall(text) for text in alike), strict=True)
+    ends = ((min(each, key=float), max(each, key=float)) for each in figures)
+    ranges = (low if low == high else f"{low} to {high}" for low, high in ends)
+    return NUMBER.sub(lambda match: next(ranges), alike[0])
 
 
 def _machine(board: Scoreboard) -> str:
@@ -208,17 +266,11 @@ def attribution_notes(board: Scoreboard) -> list[str]:
     ]
 
 
-def cost_notes(board: Scoreboard, price: float | None) -> list[str]:
-    """Of the table of hours, energy and money."""
+def cost_notes(board: Scoreboard) -> list[str]:
+    """Of the table of energy and money."""
     notes = ["Hours at the TPS above, without evaluation or checkpoints."]
-    if all(row.joules_per_token is None for row in board.rows):
-        notes.append("Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one).")
-    else:
+    if any(row.joules_per_token is not None for row in board.rows):
         notes.append("Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it.")
-    if price is None:
-        notes.append("--price-per-hour X adds the cost.")
-    elif price:
-        best = board.fastest
-        if best and best.tps:
-            notes.append(f"The fastest rung gives {number(best.tps.value * 3600 / price)} tokens per unit of money.")
+    else:
+        notes.append("Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one).")
     return notes

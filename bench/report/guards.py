@@ -22,12 +22,15 @@ def measured(rung: Sequence[Record]) -> Measurement | None:
 
 
 def judge(
-    rung: Sequence[Record], first: Sequence[Record], before: Toggles | None, reference: Sequence[Record] | None
+    rung: Sequence[Record],
+    first: Sequence[Record],
+    before: Sequence[Record] | None,
+    reference: Sequence[Record] | None,
 ) -> tuple[str, str | None]:
     """A rung's status, the gravest first, and why it is not ok.
 
-    first: the records of the first rung. before: toggles of the rung before. reference: the records whose losses
-    this rung's are held to.
+    first, before: the records of the first rung and of the one before. reference: those whose losses this rung's are
+    held to.
     """
     failed = [record for record in rung if record.status != "ok"]
     if failed:
@@ -44,15 +47,18 @@ def judge(
 
 
 def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str | None:
+    same_device = toggles_of(rung).device == toggles_of(first).device
     for record in rung:
         theirs, mine = first[0].environment, record.environment
-        for what, there, here in (
+        differences = [
             ("torch", theirs.torch, mine.torch),
             ("code", theirs.code_hash[:12], mine.code_hash[:12]),
-            ("machine", theirs.machine, mine.machine),
-        ):
-            # Rungs may be of different devices; of one and the same, the machine is to be the same.
-            if there != here and not (what == "machine" and toggles_of(rung).device != toggles_of(first).device):
+            ("text", (first[0].data_sha256 or "")[:12], (record.data_sha256 or "")[:12]),
+        ]
+        if same_device:  # rungs may be of several devices; of one and the same, the machine is to be the same
+            differences.append(("machine", theirs.machine, mine.machine))
+        for what, there, here in differences:
+            if there and here and there != here:
                 return f"{what} {here}, but {there} for {first[0].rung}"
     return None
 
@@ -97,13 +103,48 @@ def _recompiled(rung: Sequence[Record]) -> str | None:
     return None
 
 
-def _inert(rung: Sequence[Record], before: Toggles | None) -> str | None:
+def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
+    """Names of the toggles that differ from the rung before, or from the baseline."""
+    now, was = toggles_of(rung), toggles_of(before) if before else Toggles()
+    return [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
+
+
+TELLING = {"autocast", "matmul_precision", "attention", "adamw", "vocab_multiple", "threads", "recompute"}
+"""Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
+torch.compile may differ in ways that one step does not show."""
+
+
+def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """The toggles changed by this rung that had no effect in some process, with what was seen there."""
-    now, was = toggles_of(rung), before or Toggles()
-    changed = [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
+    now, changed = toggles_of(rung), changed_toggles(rung, before)
+    earlier = next((r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), None) or {}
     for record in rung:
-        proofs = (record.measurement.proofs if record.measurement else None) or {}
-        without = [name for name in changed if name in proofs and not proofs[name].took_effect]
+        if record.measurement is None or record.measurement.product_format is None:
+            continue  # of a version that took no proofs
+        proofs = record.measurement.proofs
+        if proofs is None:
+            return f"no proof was taken in round {record.repetition}"
+        without = []
+        for name in changed:
+            proof = proofs.get(name)
+            if proof is None:
+                continue
+            as_before = name in TELLING and name in earlier and earlier[name].evidence == proof.evidence
+            if not proof.took_effect or as_before:
+                seen = f"{proof.evidence}, as before" if as_before and proof.took_effect else proof.evidence
+                without.append(f"{name}={getattr(now, name)} had no effect: {seen}")
         if without:
-            return "; ".join(f"{name}={getattr(now, name)} had no effect: {proofs[name].evidence}" for name in without)
+            return "; ".join(without)
     return None
+
+
+def lost(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
+    """Toggles that an earlier rung switched on and that are no longer in effect here, with what was seen."""
+    toggles, changed = toggles_of(rung), changed_toggles(rung, before)
+    found: dict[str, str] = {}
+    for record in rung:
+        for name, proof in ((record.measurement.proofs if record.measurement else None) or {}).items():
+            value = getattr(toggles, name, None)
+            if not proof.took_effect and name not in changed and value != getattr(Toggles(), name, None):
+                found.setdefault(name, f"{name}={value} is not in effect: {proof.evidence}")
+    return list(found.values())

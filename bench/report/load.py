@@ -2,53 +2,92 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from bench.record import CEILING, Record, RecordError, read
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.stats import LEAST_ROUNDS
 
 
 def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine) and ladder shows one: of the runs
-    of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then the newest.
-    Files that hold nothing but a measured ceiling are passed over: they belong to bench roofline.
-    Raises RecordError where there is nothing to show or a file cannot be read.
+    of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then one with
+    rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold nothing but
+    a measured ceiling belong to bench roofline and lend it to runs that measured none. Raises RecordError where there
+    is nothing to show or a file cannot be read.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
     for path in paths:
+        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+        contents = {file: read(file) for file in files}
+        warnings += [warning for _, torn in contents.values() for warning in torn]
         found: dict[tuple[Path, str], list[Scoreboard]] = {}
-        for file in sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]:
-            records, torn = read(file)
-            warnings += torn
+        for file, (records, _) in contents.items():
             if any(record.kind == "cumulative" for record in records):
-                board = scoreboard(records, source=file)
+                board = scoreboard(records, source=file, elsewhere=_rooflines(file, records))
                 found.setdefault((file.parent, board.ladder), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
                 warnings.append(f"{file}: holds no records of rungs")
-        boards += [_chosen(runs) for runs in found.values()]
+        for runs in found.values():
+            chosen = _chosen(runs)
+            boards.append(chosen)
+            warnings += _passed_over(runs, chosen)
     if not boards:
         shown = ", ".join(str(path) for path in paths)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some")
     return boards, warnings
 
 
+def _rooflines(file: Path, records: Sequence[Record]) -> list[Record]:
+    """What `bench roofline` measured on the same machine with the same torch, the newest last."""
+    machine = records[0].environment
+    found: list[Record] = []
+    for other in sorted(file.parent.glob("roofline-*.jsonl")):
+        with contextlib.suppress(RecordError):  # another's trouble
+            found += [
+                record
+                for record in read(other)[0]
+                if record.ceiling
+                and (record.environment.machine, record.environment.torch) == (machine.machine, machine.torch)
+                and record.workload["model"] == records[0].workload["model"]
+            ]
+    return found
+
+
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
-    newest = max(runs, key=lambda board: board.records[0].time)
+    newest = max(runs, key=_begun)
     same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
-    return max(same, key=lambda board: (not board.interrupted, len(board.rows), board.records[0].time))
+    return max(
+        same, key=lambda board: (not board.interrupted, len(board.rows), board.rounds >= LEAST_ROUNDS, _begun(board))
+    )
+
+
+def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
+    """A line for each newer run that is not shown."""
+    newer = [board for board in runs if _begun(board) > _begun(chosen)]
+    why = {True: "interrupted", False: "shorter"}
+    return [f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer]
+
+
+def _begun(board: Scoreboard) -> str:
+    return min(record.time for record in board.records)
+
+
+ABLATION = ("alone", "left_out")
 
 
 def exit_code(records: Sequence[Record]) -> int:
     """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung's loss differs or it recompiled."""
-    failures = ("failed", "timeout", "out_of_memory")
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
-    if any(
-        record.status in failures and not (record.status == "out_of_memory" and record.rung in expected)
-        for record in records
-    ):
-        return 6
+    for record in records:
+        if record.status in ("failed", "timeout"):
+            return 6
+        # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks.
+        if record.status == "out_of_memory" and record.kind not in ABLATION and record.rung not in expected:
+            return 6
     return 4 if any(row.status in ("parity_failed", "recompiled") for row in scoreboard(records).rows) else 0

@@ -12,7 +12,15 @@ from pathlib import Path
 
 from bench.record import Environment, Matmul, Measurement, Record
 from bench.report.guards import judge, measured, parity, toggles_of
-from bench.stats import Estimate, Verdict, geometric_mean, noise_floor, paired_ratio, verdict
+from bench.stats import (
+    LEAST_ROUNDS_UNTIL,
+    Estimate,
+    Verdict,
+    geometric_mean,
+    noise_floor,
+    paired_ratio,
+    verdict,
+)
 from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
@@ -25,6 +33,8 @@ class Row:
     """One rung; None is what was not measured."""
 
     rung: str
+    index: int
+    """In the ladder."""
     toggles: Toggles
     changed: tuple[str, ...]
     """From the row above, as a reader sees it."""
@@ -35,7 +45,7 @@ class Row:
     gain: Estimate | None
     """Over the rung before."""
     verdict: Verdict | None
-    """Of the gain."""
+    """Of the gain; None where something is held against this rung or the one before."""
     mfu: float | None
     """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
     mfu_own: float | None
@@ -45,11 +55,12 @@ class Row:
     ceiling_share: float | None
     """Share of the matrix-product rate measured on this machine."""
     peak_memory_bytes: int | None
+    peak_memory_method: str | None
     loss: float | None
     """At Scoreboard.loss_step."""
     loss_difference: float | None
     """Largest relative difference of the first losses, or of the first gradient norm, from those of the reference:
-    the rung before accumulating as many tokens per step, else the first rung with as many."""
+    the rung before accumulating as many tokens per step, else the first rung with as many. None: held to nothing."""
     joules_per_token: float | None
     status: str
     """ok, a guard (see bench.report.guards), or how the last failing process ended."""
@@ -63,10 +74,14 @@ class Row:
 class Ceiling:
     """The fastest matrix product measured on this machine, over the processes that measured it."""
 
-    flops_per_second: Estimate
-    """Of one device."""
+    flops_per_second: float
+    """Of one device: the geometric mean over the processes."""
+    rates: tuple[float, ...]
+    """Each process's."""
     product: Matmul
     """The one that was fastest in the first process."""
+    elsewhere: str | None
+    """The run that measured it, where it was not this one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,23 +115,31 @@ class Scoreboard:
         return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
-    def planned_rounds(self) -> int | None:
-        """As many as the run was told to take; None where it was to go on until its intervals are narrow."""
-        protocol = self.records[-1].protocol
-        return None if protocol.get("until") is not None else max(r.protocol["repeats"] for r in self.records)
+    def planned_rounds(self) -> int:
+        """As many as the run was told to take, at least."""
+        until = self.records[-1].protocol.get("until")
+        return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
 
     @property
     def interrupted(self) -> bool:
         """Whether the run ended before its last process, by the user's will or because it was killed."""
         if any(record.status == "interrupted" for record in self.records):
             return True
-        # What is not supported is tried once only.
-        rounds = [
-            {r.repetition for r in self.records if r.kind == "cumulative" and r.rung == row.rung}
-            for row in self.rows
-            if row.status != "unsupported"
-        ]
-        return any(len(done) < max(self.rounds, self.planned_rounds or 0) for done in rounds)
+        wanted = max(self.rounds, self.planned_rounds)
+        rounds: dict[tuple[str, int], set[int]] = {}
+        for record in self.records:
+            rounds.setdefault((record.kind, record.rung_index), set()).add(record.repetition)
+            if record.status == "unsupported":  # tried once only
+                rounds[record.kind, record.rung_index] |= set(range(1, wanted + 1))
+        for (kind, index), done in rounds.items():
+            if index < 0 and not {1, wanted} <= done:  # a ceiling
+                return True
+            if kind == "cumulative" and len(done) < wanted:
+                return True
+            if kind in ("alone", "left_out") and len(done) < max(done):
+                return True
+        controls = rounds.get(("control", self.rows[0].index), set())
+        return bool(controls) and len(controls) < wanted
 
     @property
     def has_gaps(self) -> bool:
@@ -124,33 +147,30 @@ class Scoreboard:
         return len(self.rows) <= max(record.rung_index for record in self.records)
 
 
-def scoreboard(records: Sequence[Record], source: Path | None = None) -> Scoreboard:
-    """Summarise the records of one run of one ladder; at least one must be cumulative."""
+def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()) -> Scoreboard:
+    """Summarise the records of one run of one ladder; at least one must be cumulative.
+
+    elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
+    """
     records = sorted(_latest(records), key=lambda r: (r.rung_index, r.repetition))
-    by_rung: dict[int, list[Record]] = {}
-    for record in records:
-        if record.kind == "cumulative":
-            by_rung.setdefault(record.rung_index, []).append(record)
-    rungs = list(by_rung.values())
-    children = [[record] for record in records if record.kind == "parity" and record.measurement]
+    rungs = cumulative(records)
     curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
-    control = paired_ratio(
-        tps_by_round([r for r in records if r.kind == "control" and r.measurement]), tps_by_round(rungs[0])
-    )
-    ceilings = _ceilings(records)
-    rows = [
-        _row(
-            rung,
-            rungs,
-            before=rungs[place - 1] if place else None,
-            reference=_parity_reference(rung, [*children, *rungs]),
-            ceiling=ceilings.get(toggles_of(rung).device),
-            delta=noise_floor(control),
-            loss_step=loss_step,
+    control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
+    ceilings = _ceilings([*records, *elsewhere])
+    rows: list[Row] = []
+    for rung in rungs:
+        rows.append(
+            _row(
+                rung,
+                rungs,
+                records,
+                above=rows,
+                ceiling=ceilings.get(toggles_of(rung).device),
+                delta=noise_floor(control),
+                loss_step=loss_step,
+            )
         )
-        for place, rung in enumerate(rungs)
-    ]
     return Scoreboard(
         ladder=records[0].ladder,
         rows=tuple(rows),
@@ -173,37 +193,42 @@ def _latest(records: Sequence[Record]) -> list[Record]:
 def _row(
     rung: list[Record],
     rungs: list[list[Record]],
+    records: Sequence[Record],
     *,
-    before: list[Record] | None,
-    reference: Sequence[Record] | None,
+    above: Sequence[Row],
     ceiling: Ceiling | None,
     delta: float,
     loss_step: int | None,
 ) -> Row:
-    toggles = toggles_of(rung)
-    found = measured(rung)
-    tps = tps_by_round(rung)
+    toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
+    before = rungs[len(above) - 1] if above else None
     mean = geometric_mean(list(tps.values())) if tps else None
-    status, error = judge(rung, rungs[0], toggles_of(before) if before else None, reference)
+    reference = parity_reference(rung, records)
+    status, error = judge(rung, rungs[0], before, reference)
+    if status == "ok" and reference and (wrong := _broken_reference(reference, above)):
+        status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
     comparable = status != "not_comparable"
     gain = paired_ratio(tps, tps_by_round(before)) if before and comparable else None
+    sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
+        index=rung[0].rung_index,
         toggles=toggles,
         changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
         tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
-        speedup=paired_ratio(tps, tps_by_round(rungs[0])) if comparable else None,
+        speedup=paired_ratio(tps, _first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
-        verdict=verdict(gain, delta) if gain else None,
+        verdict=verdict(gain, delta) if gain and sound else None,
         mfu=_share(rate, found, found and found.peak_flops_bf16),
         mfu_own=_share(rate, found, found and found.peak_flops_dtype),
         hfu=_share(rate, found, found and found.peak_flops_bf16, hardware=True),
-        ceiling_share=_share(rate, found, ceiling and ceiling.flops_per_second.value),
+        ceiling_share=_share(rate, found, ceiling and ceiling.flops_per_second),
         peak_memory_bytes=max(peaks, default=None),
+        peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step else None,
         loss_difference=parity(rung, reference) if reference else None,
         joules_per_token=_joules_per_token(rung),
@@ -211,6 +236,23 @@ def _row(
         error=error,
         expect=rung[0].expect,
     )
+
+
+def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:
+    """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
+    index = reference[0].rung_index - (reference[0].kind == "parity")
+    for row in above:
+        if row.index == index and row.status == "parity_failed":
+            return row.rung
+    return None
+
+
+def _first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
+    """The first rung's; where an interruption cut a round in two, in the later part its control's."""
+    controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == first[0].rung_index])
+    mine = tps_by_round(first)
+    begun = {repetition for repetition, _ in mine}
+    return {**{key: tps for key, tps in controls.items() if key not in mine and key[0] in begun}, **mine}
 
 
 def _share(
@@ -229,28 +271,52 @@ def _joules_per_token(rung: Sequence[Record]) -> float | None:
     return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None
 
 
-def tps_by_round(rung: Sequence[Record]) -> dict[int, float]:
-    """Tokens per second by round."""
-    found = {r.repetition: r.measurement.tokens_per_second for r in rung if r.status == "ok" and r.measurement}
-    return {repetition: tps for repetition, tps in found.items() if tps is not None}
+def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
+    """Tokens per second by round and session: what an interruption lies between has no round in common."""
+    measured = [(r, r.measurement.tokens_per_second) for r in rung if r.status == "ok" and r.measurement]
+    return {(r.repetition, r.session): tps for r, tps in measured if tps is not None}
 
 
-def _parity_reference(rung: list[Record], others: list[list[Record]]) -> list[Record] | None:
-    """The first of `others` whose steps have as many tokens."""
-    mine = measured(rung)
-    for other in others:
+def cumulative(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of each rung, in the ladder's order."""
+    by_rung: dict[int, list[Record]] = {}
+    for record in records:
+        if record.kind == "cumulative":
+            by_rung.setdefault(record.rung_index, []).append(record)
+    return list(by_rung.values())
+
+
+def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[Record] | None:
+    """Whose losses this rung's are held to: a parity process, else the first rung, whose steps have as many tokens.
+
+    None where that is the rung itself, unless it is the first that was measured: then it is what all are held to.
+    """
+    mine, rungs = measured(rung), cumulative(records)
+    children = [[record] for record in records if record.kind == "parity"]
+    first = next((other for other in rungs if measured(other)), None)
+    for other in (*children, *rungs):
         theirs = measured(other)
         if mine and theirs and mine.tokens_per_step == theirs.tokens_per_step:
-            return other
+            itself = other[0].kind == rung[0].kind and other[0].rung_index == rung[0].rung_index
+            return None if itself and other != first else other
     return None
 
 
 def _ceilings(records: Sequence[Record]) -> dict[str, Ceiling]:
-    by_device: dict[str, list[Matmul]] = {}
+    """By kind of device, of the run itself or, for want of that, from elsewhere."""
+    by_device: dict[str, list[Record]] = {}
     for record in records:
         if record.ceiling:
-            by_device.setdefault(toggles_of([record]).device, []).append(record.ceiling.best)
-    return {
-        device: Ceiling(flops_per_second=geometric_mean([each.flops_per_second for each in best]), product=best[0])
-        for device, best in by_device.items()
-    }
+            by_device.setdefault(toggles_of([record]).device, []).append(record)
+    result = {}
+    for device, found in by_device.items():
+        own = [record for record in found if record.ladder == records[0].ladder]
+        best = [record.ceiling.best for record in own or found[-1:] if record.ceiling]
+        rates = [each.flops_per_second for each in best]
+        result[device] = Ceiling(
+            flops_per_second=geometric_mean(rates).value,
+            rates=tuple(rates),
+            product=best[0],
+            elsewhere=None if own else found[-1].run_id,
+        )
+    return result

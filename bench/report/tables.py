@@ -11,7 +11,16 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.report.attribution import Attribution, Gain, attribution
-from bench.report.caption import attribution_notes, caption, cost_notes, derived_peak, other_step, status_of
+from bench.report.caption import (
+    STATUS,
+    attribution_notes,
+    caption,
+    cost_notes,
+    derived_peak,
+    other_method,
+    other_step,
+    status_of,
+)
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import DASH, GIB, markdown, number, plain
 from bench.stats import Estimate
@@ -37,25 +46,26 @@ class Sheet:
 
 
 def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet]:
-    """The scoreboard first, then what each change buys, where that was measured, and what 10B tokens take."""
+    """The scoreboard first, then what each change buys and what 10B tokens cost, where that is known."""
+    recorded = [record.price_per_hour for record in board.records if record.price_per_hour is not None]
+    price = price_per_hour if price_per_hour is not None else recorded[-1] if recorded else None
     attributed = attribution(board)
     name = f"{board.ladder} on {board.environment.machine}"
     result = [_scoreboard(board, name)]
     if attributed:
         result.append(_attribution(attributed, board, name))
-    if any(row.tps for row in board.rows):
-        result.append(_cost(board, name, price_per_hour))
+    if price is not None or any(row.joules_per_token is not None for row in board.rows):
+        result.append(_cost(board, name, price))
     return result
 
 
 def _scoreboard(board: Scoreboard, name: str) -> Sheet:
     loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     peak = ", derived peak" if derived_peak(board) else ""
-    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "Verdict", f"MFU (bf16{peak})"]
-    head += [f"MFU (own format{peak})"]
-    head += ["HFU", "Of measured ceiling", "Peak memory (GiB)", loss, "Status"]
+    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", f"MFU (bf16{peak})", f"MFU (own format{peak})"]
+    head += ["HFU", "Of measured ceiling", "Peak memory (GiB)", loss, "Hours to 10B tokens", "Status"]
     rows = [_cells(row, board) for row in board.rows]
-    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 5, 12}), notes=caption(board))
+    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 12}), notes=caption(board))
 
 
 def _cells(row: Row, board: Scoreboard) -> list[str]:
@@ -66,16 +76,23 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
         plain(", ".join(row.changed)) or DASH,
         _with_interval(number(row.tps.value) if row.tps else "", row.tps),
         "1.00x" if row is board.rows[0] and row.speedup else _ratio(row.speedup),
-        _ratio(row.gain),
-        row.verdict or DASH,
+        f"{_ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else _ratio(row.gain),
         _percent(row.mfu),
         _percent(row.mfu_own),
         _percent(row.hfu),
         _percent(row.ceiling_share),
-        f"{row.peak_memory_bytes / GIB:.2f}" if row.peak_memory_bytes is not None else DASH,
+        f"{row.peak_memory_bytes / GIB:.2f}{' ‡' if other_method(row, board) else ''}"
+        if row.peak_memory_bytes is not None
+        else DASH,
         f"{loss} †" if other_step(row, board) else loss,
+        number(hours_to_10b(row.tps.value)) if row.tps else DASH,
         status_of(row),
     ]
+
+
+def hours_to_10b(tps: float) -> float:
+    """Of training alone, without evaluation or checkpoints."""
+    return TOKENS / tps / 3600
 
 
 def _attribution(attributed: Sequence[Attribution], board: Scoreboard, name: str) -> Sheet:
@@ -89,18 +106,17 @@ def _attribution(attributed: Sequence[Attribution], board: Scoreboard, name: str
 
 
 def _gain(gain: Gain) -> str:
-    return f"{_ratio(gain.ratio)} {gain.verdict}" if gain.ratio else gain.absent or DASH
+    if not gain.ratio:
+        return STATUS.get(gain.absent, gain.absent) or DASH
+    return f"{_ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
 
 
-def _cost(board: Scoreboard, name: str, price_per_hour: float | None) -> Sheet:
-    recorded = [record.price_per_hour for record in board.records if record.price_per_hour is not None]
-    price = price_per_hour if price_per_hour is not None else recorded[-1] if recorded else None
+def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
     rows = []
     for row in board.rows:
         if not row.tps:
             continue
-        hours = TOKENS / row.tps.value / 3600
-        joules = row.joules_per_token
+        hours, joules = hours_to_10b(row.tps.value), row.joules_per_token
         rows.append(
             [
                 plain(row.rung),
@@ -112,7 +128,7 @@ def _cost(board: Scoreboard, name: str, price_per_hour: float | None) -> Sheet:
         )
     head = ["Rung", "Hours", "Joules per token", "kWh", f"Cost at {price:g} per hour" if price is not None else "Cost"]
     title = f"10 billion tokens: {name}"
-    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=cost_notes(board, price))
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=cost_notes(board))
 
 
 def _percent(share: float | None) -> str:
@@ -151,16 +167,59 @@ def _markdown(sheet: Sheet, level: str) -> str:
     return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in sheet.notes)]).rstrip() + "\n"
 
 
-def to_terminal(board: Scoreboard, price_per_hour: float | None = None) -> Group:
-    """The same for rich."""
+DISPENSABLE = (
+    "Hours to 10B tokens",
+    "HFU",
+    "MFU (own",
+    "Of measured",
+    "Loss",
+    "MFU (bf16",
+    "Peak memory",
+    "Changed",
+    "Speed-up",
+)
+"""Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
+
+
+def to_terminal(board: Scoreboard, price_per_hour: float | None = None, width: int = 200) -> Group:
+    """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
     parts: list[RenderableType] = []
     for sheet in sheets(board, price_per_hour):
-        table = Table(title=Text(plain(sheet.title)), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for place in sheet.shown:
-            # On a narrow terminal words and figures break onto a second line rather than lose their ends.
+        widths, left = _fit(sheet, width)
+        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        for place, columns in widths.items():
             justify = "left" if place in sheet.words else "right"
-            table.add_column(sheet.head[place], justify=justify, overflow="fold")
+            table.add_column(sheet.head[place], justify=justify, overflow="fold", width=columns)
         for row in sheet.rows:
-            table.add_row(*(Text(row[place]) for place in sheet.shown))
-        parts += [table, *(Text(line, style="dim") for line in sheet.notes), Text()]
+            table.add_row(*(Text(row[place]) for place in widths))
+        notes = list(sheet.notes)
+        if left:
+            notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal or --markdown shows all.")
+        parts += [Text(plain(sheet.title), style="bold"), table, *(Text(line, style="dim") for line in notes), Text()]
     return Group(*parts[:-1])
+
+
+BETWEEN = 2
+"""Characters between two columns."""
+
+
+def _fit(sheet: Sheet, width: int) -> tuple[dict[int, int], list[str]]:
+    """Widths of the columns that fit, by place, and the titles of those that do not.
+
+    A cell breaks between words only, unless not even the last few columns fit.
+    """
+    cells = {place: [sheet.head[place], *(row[place] for row in sheet.rows)] for place in sheet.shown}
+    least = {place: max(len(word) for cell in column for word in cell.split()) for place, column in cells.items()}
+    most = {place: max(len(cell) for cell in column) for place, column in cells.items()}
+    left = []
+    for title in DISPENSABLE:
+        place = next((place for place in least if sheet.head[place].startswith(title)), None)
+        if place is not None and sum(least.values()) + BETWEEN * len(least) > width:
+            del least[place]
+            left.append(sheet.head[place])
+    spare = width - sum(least.values()) - BETWEEN * len(least)
+    while spare > 0 and (tight := [place for place in least if least[place] < most[place]]):
+        for place in tight[:spare]:
+            least[place] += 1
+            spare -= 1
+    return least, left

@@ -8,6 +8,7 @@ from pathlib import Path
 
 DASH = "-"
 GIB = 2**30
+NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def number(value: float) -> str:
