@@ -140,23 +140,30 @@ def _fraction(text: str) -> float:
 
 
 @app.command()
-def plan(ladder: LadderFile, rungs: RungNames = None, set_: Overrides = None) -> None:
+def plan(
+    ladder: LadderFile,
+    rungs: RungNames = None,
+    set_: Overrides = None,
+    chip: Annotated[str | None, typer.Option(help='Whether it fits into another chip, such as "H100 SXM".')] = None,
+) -> None:
     """Say what a LADDER would do here, and run nothing.
 
     Prints for each rung what it changes, tokens per step, an estimate of the memory per device, and whether this
     machine supports it.
 
-    Example: bench plan ladders/h100.yaml
+    Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
     from bench.ladder import LadderError, load
     from bench.plan import table
+    from gpt2.peaks import named
 
     try:
         loaded = load(ladder, set_ or [])
         chosen = loaded.chosen(_names(rungs))
-    except LadderError as error:
+        other = named(chip) if chip else None
+    except (LadderError, ValueError) as error:
         _fail(error)
-    _console().print(table(loaded, chosen))
+    _console().print(table(loaded, chosen, other))
 
 
 @app.command()

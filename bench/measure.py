@@ -18,6 +18,7 @@ import torch
 
 from bench.ladder import Protocol
 from bench.record import Measurement, Rank
+from bench.state import cpu_times
 from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 
@@ -71,6 +72,15 @@ class Collections:
             self.seconds += time.perf_counter() - self._start
 
 
+@dataclass(frozen=True)
+class CpuUse:
+    """CPU time within some seconds: of all processes of this machine, and of this process alone."""
+
+    seconds: float
+    busy_seconds: float
+    own_seconds: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Window:
     """What one rank measured; the fields are those of bench.record.Measurement."""
@@ -86,6 +96,8 @@ class Window:
     gc_collections: int
     gc_seconds: float
     energy_joules: float | None
+    cpu: CpuUse | None
+    """Of the window; None where nothing was timed."""
     data_wait_seconds: float
 
 
@@ -132,7 +144,7 @@ def measure(
     block_seconds: list[float] = []
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
-    energy = device.energy_joules()
+    energy, cpu = device.energy_joules(), cpu_times()
     # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
     # rank in the middle of a step and leave the others waiting for it.
     with Collections() as collections:
@@ -142,7 +154,7 @@ def measure(
             block_seconds.append(pull(block_steps))
             tokens = block_steps * history[-1].tokens
             tell("window", len(history), tokens / block_seconds[-1])
-    spent = device.energy_joules()
+    spent, used = device.energy_joules(), cpu_times()
     memory = device.peak_memory()
     recompiles = device.compilations() - compiled
     waited = data.seconds - waited
@@ -157,6 +169,7 @@ def measure(
         gc_collections=collections.count,
         gc_seconds=collections.seconds,
         energy_joules=spent - energy if spent is not None and energy is not None else None,
+        cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
         data_wait_seconds=waited,
     )
 
@@ -180,6 +193,7 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         gc_collections=0,
         gc_seconds=0.0,
         energy_joules=None,
+        cpu=None,
         data_wait_seconds=0.0,
     )
 
@@ -223,10 +237,19 @@ def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[f
         gc_collections=max(windows, key=lambda window: window.gc_seconds).gc_collections,
         gc_seconds=max(window.gc_seconds for window in windows),
         energy_joules=_sum(window.energy_joules for window in windows),
+        other_cores=_other_cores([window.cpu for window in windows if window.cpu]),
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
     )
+
+
+def _other_cores(ranks: list[CpuUse]) -> float | None:
+    """Cores that processes other than these ranks kept busy, on average."""
+    if not ranks:
+        return None
+    others = ranks[0].busy_seconds - sum(rank.own_seconds for rank in ranks)
+    return max(0.0, others / ranks[0].seconds)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

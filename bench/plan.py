@@ -14,19 +14,23 @@ from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import find
 from gpt2.memory import estimate
-from gpt2.toggles import UnsupportedToggle, describe
+from gpt2.peaks import Chip
+from gpt2.toggles import UnsupportedToggle, check, describe
 from gpt2.workload import FLOPS_FORMULA
 
 
-def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
-    """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here."""
+def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None) -> Group:
+    """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
+
+    chip: instead, whether it fits into the memory of this one.
+    """
     workload = ladder.workload
     result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
     result.add_column("Rung", overflow="fold")
     result.add_column("Changed", overflow="fold")
     result.add_column("Tokens per step", justify="right")
     result.add_column("Memory per device (GiB)", justify="right")
-    result.add_column("Here", overflow="fold")
+    result.add_column(f"On {chip.name}" if chip else "Here", overflow="fold")
     before = None
     for rung in rungs:
         memory = estimate(workload, rung.toggles).total
@@ -37,7 +41,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung]) -> Group:
             Text(plain(", ".join(changed))),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
             f"{memory / GIB:.2f}",
-            Text(plain(_support(rung, memory))),
+            Text(plain(_fits(rung, memory, chip) if chip else _support(rung, memory))),
         )
     p, schedule = ladder.protocol, Schedule(ladder, rungs)
     once = len(list(schedule.round(1))) - len(list(schedule.round(2)))
@@ -65,3 +69,14 @@ def _support(rung: Rung, memory: int) -> str:
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
     return f"will not fit into {here / GIB:.1f} GiB" if here is not None and memory > here else "yes"
+
+
+def _fits(rung: Rung, memory: int, chip: Chip) -> str:
+    """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
+    try:
+        check(rung.toggles)
+    except UnsupportedToggle as error:
+        return f"unsupported: {error}"
+    if chip.memory_bytes is None:
+        return "unknown: its name covers several sizes of memory"
+    return f"{'will not fit' if memory > chip.memory_bytes else 'fits'} into {chip.memory_bytes / GIB:.0f} GiB"

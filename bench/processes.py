@@ -18,7 +18,7 @@ from bench.probe import Answer
 from bench.record import Record, State, ToggleValues
 from bench.schedule import Task
 from bench.state import cpu_times, other_cores, state
-from gpt2.toggles import environment, threads
+from gpt2.toggles import HOST, environment, threads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ class Processes:
             device=toggles.device,
             threads=threads(toggles),
             ranks=toggles.world_size,
-            other_cores=max(others, since.other_cores_since(times)),
+            other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             stolen_cores=since.stolen_cores_since(times),
             memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(task.name),
         )
@@ -134,7 +134,7 @@ class Processes:
             error=_anonymous(outcome.error) if outcome.error else None,
             exit_code=ended.exit_code,
             command=_anonymous(shlex.join("DATA" if data and part == str(data) else part for part in shown)),
-            warnings=[*outcome.warnings, *noticed, *self.standing],
+            warnings=[*outcome.warnings, *noticed, *(self.standing if toggles.device == HOST else ())],
             changed=rung.changed,
             workload=asdict(ladder.workload),
             data_sha256=outcome.data_sha256,

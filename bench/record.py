@@ -195,6 +195,8 @@ class Measurement(_Plain):
     """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
     energy_joules: float | None = None
     """Of all devices during the window; null where there is no counter."""
+    other_cores: float | None = None
+    """Cores that other processes kept busy during the window, on average."""
     proofs: dict[str, Proof] | None = None
     """By toggle, from one profiled step after the window; null where none was taken."""
 

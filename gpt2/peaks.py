@@ -159,6 +159,14 @@ def lookup(device_name: str) -> Chip | None:
     return next((chip for chip in CHIPS if re.search(chip.pattern, device_name)), None)
 
 
+def named(name: str) -> Chip:
+    """The chip of this name in CHIPS, whatever the case. Raises ValueError, with what there is."""
+    for chip in CHIPS:
+        if chip.name.lower() == name.lower():
+            return chip
+    raise ValueError(f"no chip is called {name!r}; known are {', '.join(chip.name for chip in CHIPS)}")
+
+
 def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip | None:
     """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
 

@@ -22,7 +22,8 @@ ROOT = Path(__file__).parent.parent
 
 def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT)
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, env=wide)
 
 
 def test_a_run_prints_the_scoreboard_and_keeps_the_records(write_ladder, tmp_path: Path) -> None:
@@ -147,6 +148,19 @@ def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
     done = bench("plan", path)
     assert done.returncode == 0, done.stderr
     assert "will not fit" in done.stdout
+
+
+def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> None:
+    big = ("--set", "toggles.micro_batch_size=64")
+    done = bench("plan", "ladders/h100.yaml", "--rungs", "batch of 64", *big, "--chip", "h100 sxm")
+    assert done.returncode == 0, done.stderr
+    assert "On H100 SXM" in done.stdout
+    assert "fits into 80 GiB" in done.stdout
+    done = bench("plan", "ladders/h100.yaml", "--rungs", "CUDA on H100", *big, "--chip", "T4")
+    assert "will not fit into 16 GiB" in done.stdout
+    done = bench("plan", "ladders/h100.yaml", "--chip", "H1000")
+    assert done.returncode == 2
+    assert "no chip is called 'H1000'; known are V100" in done.stderr
 
 
 def test_no_rung_by_an_empty_name_runs(write_ladder, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -22,7 +23,8 @@ LONG = {"block_seconds": 1.0, "blocks": 5, "timeout_seconds": 100}
 
 def start(ladder: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(out), *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=wide)
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from bench.ladder import Protocol
-from bench.measure import MOST_WARMUP_STEPS, Waiting, combine, first_losses, measure, more_losses, read
+from bench.measure import MOST_WARMUP_STEPS, CpuUse, Waiting, combine, first_losses, measure, more_losses, read
 from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 
@@ -207,6 +207,12 @@ def test_ranks_add_up_their_energy_unless_one_has_no_counter() -> None:
     losses, norms = [[1.0], [1.0]], [1.0]
     assert combine([window, window], losses, norms, **FACTS).energy_joules == 10.0
     assert combine([window, replace(window, energy_joules=None)], losses, norms, **FACTS).energy_joules is None
+
+
+def test_work_of_others_during_the_window_is_what_all_ranks_together_did_not_do() -> None:
+    window = replace(run(FakeDevice(0.5)), cpu=CpuUse(10.0, 25.0, 8.0))
+    other = replace(window, cpu=CpuUse(10.0, 25.0, 9.0))
+    assert combine([window, other], [[1.0], [1.0]], [1.0], **FACTS).other_cores == pytest.approx(0.8)
 
 
 def test_a_process_for_its_losses_alone_times_nothing_but_the_first_step() -> None:

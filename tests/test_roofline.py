@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
@@ -185,7 +186,8 @@ def test_a_file_of_other_records_without_rungs_still_gives_a_warning(tmp_path: P
 
 def roofline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", "roofline", "--seconds", "0.002", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT)
+    wide = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT, env=wide)
 
 
 def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_ladder, tmp_path: Path) -> None:
