@@ -73,9 +73,8 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
         watcher.note(f"going on with {path}, which holds {len(records)} processes")
     else:
         path, records = results_file(ladder, options.out, machine), []
-    schedule = Schedule(ladder, rungs, options.ablate, resumed=options.resume)
-    for record in records:
-        schedule.ended(record)
+    schedule = Schedule(ladder, rungs, options.ablate)
+    schedule.resume(records)
     interrupted, error = False, None
     with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
         standing = costly_page_faults() if any(rung.toggles.device == HOST for rung in rungs) else ()

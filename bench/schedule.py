@@ -150,7 +150,6 @@ class Schedule:
     ladder: Ladder
     rungs: Sequence[Rung]
     ablate: bool = False
-    resumed: bool = False
     _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
     _done: set[tuple[str, int, int]] = field(default_factory=set)
     _skipped: set[tuple[str, int]] = field(default_factory=set)
@@ -160,9 +159,8 @@ class Schedule:
         if self.ablate:
             self._each += _ablation(self.ladder)
         protocol = self.ladder.protocol
-        # A resumed run pairs what it measures with nothing that was measured before: the control is its first rung.
-        if protocol.repeats > 1 or protocol.until is not None or self.resumed:
-            self._each.append(("control", self.rungs[0]))  # A/A: what the same thing twice differs by
+        if protocol.repeats > 1 or protocol.until is not None:
+            self._each.append(self._control)
         self._once: list[tuple[Kind, Rung]] = []
         sizes = {self.rungs[0].toggles.tokens_per_step(1)}
         for rung in self.rungs[1:]:
@@ -175,6 +173,19 @@ class Schedule:
         if protocol.ceiling_seconds:
             devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
             self._ceilings = [("control", ceiling_rung(device, -1 - place)) for place, device in enumerate(devices)]
+
+    @property
+    def _control(self) -> tuple[Kind, Rung]:
+        """A/A: what the same thing twice differs by."""
+        return "control", self.rungs[0]
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a control."""
+        for record in records:
+            self.ended(record)
+        rest = {task.kind for task in self.round(1)}
+        if records and "cumulative" in rest and self._control not in self._each:
+            self._each.append(self._control)
 
     def round(self, repetition: int) -> Iterator[Task]:
         """What is still to be run of one round."""

@@ -26,8 +26,10 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 def process_settings():
     """Toggles set what torch keeps per process; put it back for the next test."""
     import torch
+    import torch._dynamo.utils
 
     threads, precision = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    torch._dynamo.utils.counters.clear()  # of what other tests compiled
     yield
     torch.set_num_threads(threads)
     torch.set_float32_matmul_precision(precision)

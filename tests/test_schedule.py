@@ -106,9 +106,16 @@ def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
 def test_a_resumed_run_of_one_round_measures_the_first_rung_again(write_ladder) -> None:
     """What was measured before the interruption pairs with nothing that comes after it."""
     ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=1))
-    schedule = Schedule(ladder, ladder.rungs, resumed=True)
-    schedule.ended(record("a", 0, 1))
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.resume([record("a", 0, 1)])
     assert names(schedule.round(1)) == ["b", "a (control)"]
+
+
+def test_a_resumed_run_with_nothing_missing_has_nothing_to_run(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=1))
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.resume([record("a", 0, 1), record("b", 1, 1)])
+    assert names(schedule.round(1)) == []
 
 
 # --- variants -----------------------------------------------------------------------------------------------------
