@@ -23,7 +23,7 @@ LOUD = 0.05
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Of a run that goes on until its intervals are narrow."""
 
-Verdict = Literal["faster", "slower", "same", "unclear", "not replicated"]
+Verdict = Literal["faster", "slower", "same", "unclear", "not replicated", "no control"]
 
 
 @dataclass(frozen=True)
@@ -64,27 +64,29 @@ def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Est
     return geometric_mean(ratios) if ratios else None
 
 
-def noise_floor(control: Estimate | None) -> float:
-    """delta: the relative difference below which two rungs count as the same.
+def noise_floor(control: Estimate | None) -> float | None:
+    """delta: the relative difference below which two rungs count as the same; None where no control tells.
 
     control: the ratio of the A/A control, that is the first rung run again at the end of each round, to the first
     rung. The half-width of its interval is what this machine's noise makes of no difference at all; where the
     interval excludes 1, for the place in the round alone makes a difference, that counts too.
     """
     if control is None or control.half_width is None or control.low is None or control.high is None:
-        return LEAST_DELTA
+        return None
     if control.low <= 1 <= control.high:
         return max(LEAST_DELTA, control.half_width)
     return max(LEAST_DELTA, control.high - 1, 1 / control.low - 1)
 
 
-def verdict(ratio: Estimate, delta: float) -> Verdict:
+def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
 
     Nor does a noise floor that is merely high: beyond LOUD, what lies within it is `unclear`.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
+    if delta is None:
+        return "no control"
     if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
         return "same" if delta <= LOUD else "unclear"
     if ratio.low > 1:

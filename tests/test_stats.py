@@ -88,9 +88,14 @@ def test_too_few_rounds_for_an_interval_are_not_replicated_however_large_the_dif
     assert verdict(geometric_mean([3.0] * rounds), 0.01) == "not replicated"
 
 
+def test_without_a_control_nothing_tells_noise_from_a_difference() -> None:
+    assert verdict(within(1.5, 1.6), None) == "no control"
+    assert verdict(geometric_mean([3.0]), None) == "not replicated"
+
+
 def test_the_noise_floor_is_the_control_s_half_width_but_never_below_one_percent() -> None:
-    assert noise_floor(None) == 0.01
-    assert noise_floor(geometric_mean([1.02])) == 0.01
+    assert noise_floor(None) is None
+    assert noise_floor(geometric_mean([1.02])) is None
     assert noise_floor(within(0.999, 1.001)) == 0.01
     assert noise_floor(within(1 / 1.04, 1.04)) == pytest.approx(0.04)
     assert noise_floor(within(1 / 1.02, 1.04)) == pytest.approx(0.03, abs=0.001)

@@ -8,7 +8,7 @@ from bench.record import Record
 from bench.report.guards import lost, measured
 from bench.report.scoreboard import Row, Scoreboard, cumulative
 from bench.report.text import GIB, NUMBER, plain
-from bench.stats import LEAST_DELTA, LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
+from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.workload import Workload
 
 STATUS = {
@@ -97,14 +97,14 @@ def _verdicts(board: Scoreboard) -> list[str]:
     if board.rounds < LEAST_ROUNDS:
         return [f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more."] if len(board.rows) > 1 else []
     control = board.control
-    if control is None or control.half_width is None or control.low is None or control.high is None:
-        measured = f"of the A/A control only {control.rounds} rounds are here" if control else "without an A/A control"
-        return [f"Verdicts on the rung before: {measured}, the noise floor is taken as {LEAST_DELTA:.0%}."]
+    if board.delta is None or control is None or control.low is None or control.high is None:
+        here = f"of the A/A control only {control.rounds} rounds are here" if control else "there is no A/A control"
+        return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
     inside = control.low <= 1 <= control.high
     lines = [
         f"Noise floor: ±{board.delta:.1%}. The first rung again, at the end of each round (A/A control), ran "
-        f"{control.value:.3f}x ±{control.half_width:.1%} as fast. Verdicts on the rung before: same, if the interval "
-        "lies within the noise floor; faster or slower, if it excludes 1; else unclear."
+        f"{control.value:.3f}x ±{control.high / control.value - 1:.1%} as fast. Verdicts on the rung before: same, if "
+        "the interval lies within the noise floor; faster or slower, if it excludes 1; else unclear."
     ]
     if not inside:
         lines.append(
@@ -260,9 +260,10 @@ def _machine(board: Scoreboard) -> str:
 
 def attribution_notes(board: Scoreboard) -> list[str]:
     """Of the table of what each change buys."""
+    floor = f" Verdicts against the noise floor of ±{board.delta:.1%}." if board.delta is not None else ""
     return [
         "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
-        f"three answers, not one. Verdicts against the noise floor of ±{board.delta:.1%}."
+        f"three answers, not one.{floor}"
     ]
 
 

@@ -104,8 +104,8 @@ class Scoreboard:
     """The results file."""
 
     @property
-    def delta(self) -> float:
-        """The noise floor: relative differences below it are no difference."""
+    def delta(self) -> float | None:
+        """The noise floor: relative differences below it are no difference. None without a control."""
         return noise_floor(self.control)
 
     @property
@@ -197,7 +197,7 @@ def _row(
     *,
     above: Sequence[Row],
     ceiling: Ceiling | None,
-    delta: float,
+    delta: float | None,
     loss_step: int | None,
 ) -> Row:
     toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
