@@ -370,6 +370,7 @@ def test_a_gain_is_judged_against_the_noise_floor_of_the_control() -> None:
     quiet, loud = noisy((1.001, 0.999, 1.0)), noisy((1.017, 0.983, 1.0))
     assert quiet.delta == 0.01
     assert quiet.rows[1].verdict == "faster"
+    assert loud.delta is not None
     assert 0.03 < loud.delta < LOUD
     assert loud.rows[1].verdict == "same"
     assert "| 1.03x ±0.0%, faster |" in to_markdown(quiet)
