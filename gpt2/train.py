@@ -61,6 +61,7 @@ class Training(Iterator[Step]):
         self.model = build(stages.model_config(toggles, workload.config), workload.seed, device.torch_device)
         self.wrapped = stages.wrap_model(toggles, self.model, device)
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
+        self._parameters = list(self.model.parameters())  # which a module gathers anew each time it is asked
         self.autocast, self.scaler = stages.precision(toggles, device)
         self.micro_batch: tuple[Tensor, Tensor] | None = None
         """The last one trained on: inputs and targets on the device, strides and all as compiled code expects them."""
@@ -71,7 +72,7 @@ class Training(Iterator[Step]):
         for group in self.optimizer.param_groups:
             group["lr"] = self.workload.lr_at(self._number)
         accumulated = self.toggles.grad_accum_steps
-        loss = torch.zeros((), device=self.device.torch_device)
+        losses = []
         for micro_step in range(accumulated):
             x, y = (self.device.put(tokens) for tokens in next(self._batches))
             self.micro_batch = x, y
@@ -80,13 +81,14 @@ class Training(Iterator[Step]):
                     micro_loss = self.wrapped(x, y) / accumulated
                 self.device.sample_memory()
                 self.scaler.scale(micro_loss).backward()
-            loss += micro_loss.detach()
+            losses.append(micro_loss.detach())
         self.scaler.unscale_(self.optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.workload.grad_clip)
+        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.workload.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._number += 1
+        loss = losses[0] if accumulated == 1 else torch.stack(losses).sum()
         return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
 
 
