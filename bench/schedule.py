@@ -225,8 +225,3 @@ class Schedule:
             times = self._seconds.get(task.key[:2], known)
             total += sum(times) / len(times)
         return total
-
-    @property
-    def done(self) -> int:
-        """Processes that have ended."""
-        return len(self._done)
