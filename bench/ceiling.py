@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from bench.child_side import Progress, enter_environment, give_way, leave, leave_with_runner, write
+from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
 from bench.record import Ceiling, Matmul, Outcome
 from bench.shapes import linear_layers
 from gpt2 import toggles as stages
@@ -235,9 +235,8 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
         return Outcome(status="unsupported", error=str(error))
     except Exception as error:
         traceback.print_exc()
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         out_of_memory = device is not None and device.is_out_of_memory(error)
-        return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause)
+        return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ def write(out: Path, outcome: Outcome) -> None:
     part.replace(out)
 
 
+def cause(error: Exception) -> str:
+    """Its kind and the first line of its message, for an Outcome."""
+    return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
 class Progress:
     """Tells the runner how far this process is: one JSON object, written anew each time."""
 

@@ -57,7 +57,7 @@ def warnings(
     stolen_cores: from state.cpu_times() before and after it. memory_bytes: what all ranks together need of this
     machine's memory, not of a GPU's.
     """
-    on_cpu = device == "cpu"
+    on_cpu = device == stages.HOST
     busy = ranks * (threads if on_cpu else 1)  # beside another device, a rank needs one core to feed it
     findings = [checks.governor(root), checks.battery(), *checks.variables()]
     if on_cpu:

@@ -18,7 +18,7 @@ from bench.child import tail
 from bench.ladder import Ladder, load
 from bench.record import Environment
 from bench.schedule import Schedule
-from gpt2.toggles import Toggles
+from gpt2.toggles import HOST, Toggles
 
 
 class ProbeError(Exception):
@@ -64,7 +64,6 @@ def main() -> None:
 
 
 def _memory(ladder: Ladder) -> dict[str, int]:
-    from gpt2.device import Cpu
     from gpt2.memory import estimate
 
     known: dict[Toggles, int] = {}
@@ -72,7 +71,7 @@ def _memory(ladder: Ladder) -> dict[str, int]:
     schedule = Schedule(ladder, ladder.rungs, ablate=True)
     for task in schedule.round(1):
         toggles = task.rung.toggles
-        if task.is_ceiling or toggles.device != Cpu.kind:
+        if task.is_ceiling or toggles.device != HOST:
             continue
         # The same for all that changes nothing of what is kept.
         kept = replace(toggles, compile="eager", adamw="for_loop", grad_accum_steps=1, world_size=1)

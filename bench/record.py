@@ -16,6 +16,8 @@ CEILING = "ceiling"
 """What the records of a machine's measured ceiling have for a rung."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+ABLATION: tuple[Kind, ...] = ("alone", "left_out")
+"""What `bench run --ablate` adds."""
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
 
 

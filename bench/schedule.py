@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from bench.ladder import Ladder, LadderError, Rung
-from bench.record import CEILING, Kind, Record
+from bench.record import ABLATION, CEILING, Kind, Record
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import Workload
 
@@ -57,7 +57,7 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     accumulating as many tokens per step as this one takes. control and cumulative: as it is. Raises LadderError where
     the toggles make no whole.
     """
-    if kind not in ("alone", "left_out", "parity"):
+    if kind not in (*ABLATION, "parity"):
         return rung
     before = ladder.rungs[rung.index - 1].toggles if rung.index else None
     if before is None:
@@ -129,8 +129,7 @@ def ceiling_rung(device: str, index: int = -1) -> Rung:
 def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
     """Each rung's changes alone, then each left out, except where some other process is the same."""
     known = [rung.toggles for rung in ladder.rungs]
-    kinds: tuple[Kind, ...] = ("alone", "left_out")
-    for kind in kinds:
+    for kind in ABLATION:
         for rung in ladder.rungs[1:]:
             changed = None
             with contextlib.suppress(LadderError):  # steps of a given size that these toggles cannot take

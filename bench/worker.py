@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import psutil
 
-from bench.child_side import Progress, enter_environment, give_way, leave, leave_with_runner, write
+from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.record import Kind, Outcome, Proof
 from bench.schedule import variant
@@ -85,9 +85,8 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
         outcome = Outcome(status="failed", error=str(error))
     except Exception as error:
         traceback.print_exc()
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
         out_of_memory = device is not None and device.is_out_of_memory(error)
-        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause)
+        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
     if not arguments.out.exists():  # the first failure is the cause of the others
         write(arguments.out, outcome)
     return outcome
@@ -191,8 +190,7 @@ def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | 
         return check()
     except Exception as error:
         traceback.print_exc()
-        cause = f"{type(error).__name__}: {error}".strip().splitlines()[0]
-        warnings.append(f"{without}: {cause}")
+        warnings.append(f"{without}: {cause(error)}")
         return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.record import Kind, Record
+from bench.record import ABLATION, Kind, Record
 from bench.report.guards import judge, toggles_of
 from bench.report.scoreboard import Scoreboard, cumulative, parity_reference, tps_by_round
 from bench.schedule import ablated, full_set
@@ -57,9 +57,9 @@ class Attribution:
 
 def attribution(board: Scoreboard) -> list[Attribution]:
     """One entry for each rung but the first; empty where the run was not told to find out."""
-    records = [record for record in board.records if record.kind in ("cumulative", "alone", "left_out")]
+    records = [record for record in board.records if record.kind in ("cumulative", *ABLATION)]
     rows = full_set(board.rows)
-    if board.has_gaps or not any(record.kind in ("alone", "left_out") for record in records):
+    if board.has_gaps or not any(record.kind in ABLATION for record in records):
         return []
     toggles = [row.toggles for row in rows]
     workload = Workload(**records[0].workload)

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.record import CEILING, Record, RecordError, read
+from bench.record import ABLATION, CEILING, Record, RecordError, read
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.stats import LEAST_ROUNDS
 
@@ -76,9 +76,6 @@ def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
 
 def _begun(board: Scoreboard) -> str:
     return min(record.time for record in board.records)
-
-
-ABLATION = ("alone", "left_out")
 
 
 def exit_code(records: Sequence[Record]) -> int:

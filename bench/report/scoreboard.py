@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import Environment, Matmul, Measurement, Record
+from bench.record import ABLATION, Environment, Matmul, Measurement, Record
 from bench.report.guards import judge, measured, parity, toggles_of
 from bench.stats import (
     LEAST_ROUNDS_UNTIL,
@@ -136,7 +136,7 @@ class Scoreboard:
                 return True
             if kind == "cumulative" and len(done) < wanted:
                 return True
-            if kind in ("alone", "left_out") and len(done) < max(done):
+            if kind in ABLATION and len(done) < max(done):
                 return True
         controls = rounds.get(("control", self.rows[0].index), set())
         return bool(controls) and len(controls) < wanted
