@@ -19,7 +19,8 @@ from typing import Any
 import torch
 
 from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
-from bench.record import Ceiling, Matmul, Outcome
+from bench.machine import Ceiling, Matmul
+from bench.record import Outcome
 from bench.shapes import linear_layers
 from gpt2 import toggles as stages
 from gpt2.device import Cpu, Device, find

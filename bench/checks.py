@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from bench import state as machine
-from bench.record import GpuState, State
+from bench.machine import GpuState, State
 from bench.report.text import GIB
 
 OTHER_CORES = 0.25

@@ -23,7 +23,7 @@ from bench import checks
 from bench import state as machine
 from bench.checks import Finding
 from bench.code import git_state
-from bench.record import State
+from bench.machine import State
 from bench.report.text import GIB, plain
 from bench.state import SYSTEM
 from gpt2 import toggles as stages

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from bench.code import code_hash, git_state
-from bench.record import Environment
+from bench.machine import Environment
 from bench.state import VARIABLES
 from gpt2.device import Cpu, Device
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 
 from bench.child import tail
 from bench.ladder import Ladder, load
-from bench.record import Environment
+from bench.machine import Environment
 from bench.schedule import Schedule
 from gpt2.toggles import HOST, Toggles
 

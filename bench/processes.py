@@ -14,8 +14,9 @@ from typing import Protocol
 from bench.child import Ended, classify, supervise
 from bench.doctor import warnings
 from bench.ladder import Ladder
+from bench.machine import State
 from bench.probe import Answer
-from bench.record import Record, State, ToggleValues
+from bench.record import Record, ToggleValues
 from bench.schedule import Task
 from bench.state import cpu_times, other_cores, state
 from gpt2.toggles import HOST, environment, threads

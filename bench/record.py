@@ -9,7 +9,9 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
+
+from bench.machine import Ceiling, Environment, Plain, State
 
 SCHEMA = 1
 CEILING = "ceiling"
@@ -21,128 +23,21 @@ ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
 
 
-class _Plain(BaseModel):
-    # A field that comes later needs a default of None or empty, so that older files stay readable.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", populate_by_name=True)
-
-
-class Environment(_Plain):
-    """The machine and the software: part of the number."""
-
-    chip: str
-    """Name of one device, as it calls itself."""
-    device_count: int
-    """Devices of this kind here; physical cores for a CPU."""
-    device_memory_bytes: int | None
-    cpu: str
-    cpu_cores: int
-    """Physical."""
-    cpu_flags: list[str]
-    """Instruction sets that matter to matrix products."""
-    memory_bytes: int
-    """Of the machine."""
-    os: str
-    python: str
-    torch: str
-    versions: dict[str, str]
-    """Driver, CUDA, cuDNN and the like, where the device has them."""
-    variables: dict[str, str] = {}
-    """Environment variables that can change the speed, where they are set."""
-    load_average: float | None
-    """Runnable processes over the last minute, just before the run."""
-    code_hash: str
-    """sha256 of the files of gpt2/ and bench/."""
-    commit: str | None
-    dirty: bool | None
-    """Whether tracked files that matter to a run differ from the commit."""
-
-    @property
-    def machine(self) -> str:
-        """Chip and count, fit for a folder's name."""
-        noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
-        words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
-        return "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
-
-
-class GpuState(_Plain):
-    """One NVIDIA GPU at one moment; null is what its driver does not tell."""
-
-    index: int
-    temperature_celsius: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    power_limit_default_watts: float | None = None
-    throttle_reasons: list[str] = []
-    """Why its clock is below what it could be; empty when it is not."""
-    ecc: bool | None = None
-    other_processes: int | None = None
-    """Processes that compute on it and do not belong to the run."""
-
-
-class State(_Plain):
-    """What the machine was doing just before or just after a process."""
-
-    load_average: float | None
-    """Runnable processes over the last minute."""
-    cpu_mhz: float | None
-    swap_used_bytes: int
-    memory_available_bytes: int
-    gpus: list[GpuState] = []
-
-
-class Matmul(_Plain):
-    """The sustained rate of one matrix product, (m, k) by (k, n)."""
-
-    name: str
-    """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
-    number_format: str
-    """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
-    m: int
-    k: int
-    n: int
-    flops_per_second: float
-
-
-class Ceiling(_Plain):
-    """What this machine's matrix units and memory reach when nothing else is asked of them."""
-
-    chip: str
-    threads: int | None
-    """On a CPU."""
-    matmuls: list[Matmul]
-    absent: dict[str, str] = {}
-    """Number formats that were not measured, with the reason."""
-    copy_bytes_per_second: float
-    """Read plus written, copying a tensor larger than any cache."""
-    update_bytes_per_second: float | None = None
-    """The same, changing one in place: more on CPUs, which read memory before they write to it."""
-    seconds: float
-    """The whole measurement, heat-up included."""
-
-    @property
-    def best(self) -> Matmul:
-        """The fastest product of all: the denominator of the share of the measured ceiling."""
-        return max(self.matmuls, key=lambda matmul: matmul.flops_per_second)
-
-
-class Proof(_Plain):
+class Proof(Plain):
     """Whether a toggle did in the process what it says, by what was seen there."""
 
     took_effect: bool
     evidence: str
 
 
-class Rank(_Plain):
+class Rank(Plain):
     """What one rank saw of the window."""
 
     block_seconds: list[float]
     peak_memory_bytes: int | None
 
 
-class Measurement(_Plain):
+class Measurement(Plain):
     """What one process, or one group of ranks, measured."""
 
     tokens_per_step: int
@@ -210,7 +105,7 @@ class Measurement(_Plain):
         return self.tokens_per_step * self.block_steps * len(self.block_seconds) / sum(self.block_seconds)
 
 
-class Outcome(_Plain):
+class Outcome(Plain):
     """What a worker tells the runner."""
 
     status: Status
@@ -218,9 +113,9 @@ class Outcome(_Plain):
     environment: Environment | None = None
     measurement: Measurement | None = None
     data_sha256: str | None = None
-    resolved: dict[str, Any] = {}
+    resolved: dict[str, Any] = Field(default_factory=dict)
     """What toggles became in this process: threads, rows of the embedding."""
-    warnings: list[str] = []
+    warnings: list[str] = Field(default_factory=list)
     ceiling: Ceiling | None = None
     """From a process that measures it and nothing else."""
 
@@ -230,14 +125,14 @@ def progress_path(out: Path) -> Path:
     return out.with_name(out.name + ".progress")
 
 
-class ToggleValues(_Plain):
+class ToggleValues(Plain):
     """A rung's toggles; one that is absent from an older record had its default."""
 
     all: dict[str, Any]
     resolved: dict[str, Any]
 
 
-class Record(_Plain):
+class Record(Plain):
     """One process run of one rung, however it ended."""
 
     schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
@@ -280,6 +175,11 @@ class Record(_Plain):
     after: State | None = None
     price_per_hour: float | None = None
     """Of the whole machine, in the user's currency."""
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Which process of its run this is; an interrupted one and the one that later replaces it share it."""
+        return self.kind, self.rung_index, self.repetition
 
 
 class RecordError(Exception):

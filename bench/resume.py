@@ -12,7 +12,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.ladder import Ladder
-from bench.record import Environment, Record, RecordError, read
+from bench.machine import Environment
+from bench.record import Record, RecordError, read
 
 MEMORY_TOLERANCE = 0.01
 """A new kernel keeps a little more or less of the memory for itself."""

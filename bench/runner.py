@@ -18,9 +18,10 @@ from pathlib import Path
 
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
+from bench.machine import Environment
 from bench.probe import probe
 from bench.processes import Options, Processes, Watcher
-from bench.record import Environment, Record, append
+from bench.record import Record, append
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished

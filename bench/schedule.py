@@ -28,7 +28,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """The same for the same process of a resumed run."""
+        """That of its record, and the same for the same process of a resumed run."""
         return self.kind, self.rung.index, self.repetition
 
     @property
@@ -203,14 +203,13 @@ class Schedule:
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""
-        key = (record.kind, record.rung_index)
         if record.status == "interrupted":
             return
-        self._done.add((*key, record.repetition))
+        self._done.add(record.key)
         if seconds is not None:
-            self._seconds.setdefault(key, []).append(seconds)
+            self._seconds.setdefault(record.key[:2], []).append(seconds)
         if record.status == "unsupported":
-            self._skipped.add(key)
+            self._skipped.add(record.key[:2])
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Of rounds `repetition` to `rounds`, as far as known; None before anything has ended."""

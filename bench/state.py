@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-from bench.record import GpuState, State
+from bench.machine import GpuState, State
 
 SYSTEM = Path("/")
 # Not those that the harness sets itself, nor any that holds a path of the user's but the preloaded libraries.

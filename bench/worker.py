@@ -27,8 +27,8 @@ from gpt2.toggles import Toggles, UnsupportedToggle, resolved
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
+    from bench.machine import Environment
     from bench.measure import Window
-    from bench.record import Environment
     from gpt2.device import Device
     from gpt2.train import Training
 

@@ -304,11 +304,11 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
 
 def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:
     """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
+    if last:
+        return contextlib.nullcontext()
     from torch.nn.parallel import DistributedDataParallel
 
-    if last or not isinstance(model, DistributedDataParallel):
-        return contextlib.nullcontext()
-    return model.no_sync()
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
 
 
 def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.AdamW:

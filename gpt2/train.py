@@ -78,7 +78,9 @@ class Training(Iterator[Step]):
             self.micro_batch = x, y
             with stages.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
                 with self.autocast():
-                    micro_loss = self.wrapped(x, y) / accumulated
+                    micro_loss = self.wrapped(x, y)
+                if accumulated > 1:  # a division by 1 would still be a step of the backward pass
+                    micro_loss = micro_loss / accumulated
                 self.device.sample_memory()
                 self.scaler.scale(micro_loss).backward()
             losses.append(micro_loss.detach())

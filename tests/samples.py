@@ -6,7 +6,8 @@ from dataclasses import asdict
 from typing import Any
 
 from bench.ladder import Protocol
-from bench.record import Environment, Measurement, Rank, Record, ToggleValues
+from bench.machine import Environment
+from bench.record import Measurement, Rank, Record, ToggleValues
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

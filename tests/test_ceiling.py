@@ -12,8 +12,9 @@ import torch
 from bench import ceiling
 from bench.ceiling import measure_ceiling, sustained
 from bench.ladder import load
+from bench.machine import Ceiling
 from bench.processes import MOST_TOKENS, ceiling_command
-from bench.record import Ceiling, read
+from bench.record import read
 from bench.roofline import measure
 from gpt2.device import Cpu, Device, PeakMemory
 from gpt2.workload import PRESETS, GPT2Config

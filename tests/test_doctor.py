@@ -16,7 +16,7 @@ from rich.console import Console
 from bench import doctor
 from bench import state as machine
 from bench.checks import Finding
-from bench.record import GpuState, State
+from bench.machine import GpuState, State
 
 GIB = 2**30
 QUIET = State(load_average=9.0, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=8 * GIB)

@@ -10,7 +10,8 @@ from rich.console import Console
 from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
-from bench.record import Ceiling, Matmul, RecordError, append
+from bench.machine import Ceiling, Matmul
+from bench.record import RecordError, append
 from bench.report.load import exit_code, load_boards
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal

@@ -8,7 +8,8 @@ import pytest
 from samples import MACHINE, record
 
 from bench.ladder import Ladder, load
-from bench.record import Environment, append, read
+from bench.machine import Environment
+from bench.record import append, read
 from bench.resume import ResumeError, repair, unfinished
 
 

@@ -13,7 +13,8 @@ from samples import MACHINE, measurement, record
 
 from bench.environment import describe
 from bench.ladder import load
-from bench.record import Ceiling, Matmul, Record, ToggleValues, append, read
+from bench.machine import Ceiling, Matmul
+from bench.record import Record, ToggleValues, append, read
 from bench.report.load import load_boards
 from bench.report.roofline import (
     Bound,

@@ -22,6 +22,7 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
+    rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         contents = {file: read(file) for file in files}
@@ -29,7 +30,9 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
         found: dict[tuple[Path, str], list[Scoreboard]] = {}
         for file, (records, _) in contents.items():
             if any(record.kind == "cumulative" for record in records):
-                board = scoreboard(records, source=file, elsewhere=_rooflines(file, records))
+                if file.parent not in rooflines:
+                    rooflines[file.parent] = _rooflines(file.parent)
+                board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
                 found.setdefault((file.parent, board.ladder), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
                 warnings.append(f"{file}: holds no records of rungs")
@@ -43,20 +46,22 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     return boards, warnings
 
 
-def _rooflines(file: Path, records: Sequence[Record]) -> list[Record]:
-    """What `bench roofline` measured on the same machine with the same torch, the newest last."""
-    machine = records[0].environment
+def _rooflines(folder: Path) -> list[Record]:
+    """What `bench roofline` left in a folder, the newest last."""
     found: list[Record] = []
-    for other in sorted(file.parent.glob("roofline-*.jsonl")):
+    for file in sorted(folder.glob("roofline-*.jsonl")):
         with contextlib.suppress(RecordError):  # another's trouble
-            found += [
-                record
-                for record in read(other)[0]
-                if record.ceiling
-                and (record.environment.machine, record.environment.torch) == (machine.machine, machine.torch)
-                and record.workload["model"] == records[0].workload["model"]
-            ]
+            found += [record for record in read(file)[0] if record.ceiling]
     return found
+
+
+def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
+    """Those of the machine, the torch and the model of `record`."""
+
+    def place(of: Record) -> tuple[str, str, str]:
+        return of.environment.machine, of.environment.torch, of.workload["model"]
+
+    return [roofline for roofline in rooflines if place(roofline) == place(record)]
 
 
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.ladder import Ladder
-from bench.record import Ceiling, Matmul
+from bench.machine import Ceiling, Matmul
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import DASH, number, plain
 from bench.shapes import linear_layers

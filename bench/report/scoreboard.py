@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.record import ABLATION, Environment, Matmul, Measurement, Record
+from bench.machine import Environment, Matmul
+from bench.record import ABLATION, Measurement, Record
 from bench.report.guards import judge, measured, parity, toggles_of
 from bench.stats import (
     LEAST_ROUNDS_UNTIL,
@@ -186,8 +187,8 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
 
 def _latest(records: Sequence[Record]) -> list[Record]:
     """Without interrupted processes that a resumed run has run again."""
-    done = {(r.kind, r.rung_index, r.repetition) for r in records if r.status != "interrupted"}
-    return [r for r in records if r.status != "interrupted" or (r.kind, r.rung_index, r.repetition) not in done]
+    done = {r.key for r in records if r.status != "interrupted"}
+    return [r for r in records if r.status != "interrupted" or r.key not in done]
 
 
 def _row(
