@@ -17,7 +17,7 @@ import pytest
 from bench.record import Record, progress_path, read
 
 ROOT = Path(__file__).parent.parent
-# Rungs b and c train for as long as they are let: until a test has done with them.
+# Rungs train for seconds, so that a test can catch them at it.
 LONG = {"block_seconds": 0.6, "blocks": 5, "timeout_seconds": 100}
 
 
@@ -33,7 +33,7 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 
 
 def training(process: subprocess.Popen[str], rung: str, ranks: int = 1) -> list[psutil.Process]:
-    """The worker processes of a rung, once its window has begun."""
+    """The worker processes of a rung, once its first step is done."""
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
