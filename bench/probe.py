@@ -34,11 +34,15 @@ class Answer(BaseModel):
     """By bench.schedule.Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
 
 
-def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()) -> Answer:
-    """Ask in a child process; without a ladder about the machine only. Raises ProbeError."""
+def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False) -> Answer:
+    """Ask in a child process; without a ladder about the machine only. Raises ProbeError.
+
+    ablate: whether to tell the memory of toggles alone and left out, too.
+    """
     about = [] if ladder is None else [str(ladder)]
     sets = [part for override in overrides for part in ("--set", override)]
-    command = [sys.executable, "-m", "bench.probe", device, *about, *sets]
+    flags = ["--ablate"] if ablate else []
+    command = [sys.executable, "-m", "bench.probe", device, *about, *sets, *flags]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise ProbeError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
@@ -54,21 +58,22 @@ def main() -> None:
     parser.add_argument("device")
     parser.add_argument("ladder", type=Path, nargs="?")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--ablate", action="store_true")
     arguments = parser.parse_args()
     try:
         device = DEVICES.get(arguments.device, Cpu)()
     except UnsupportedToggle:
         device = Cpu()
-    memory = _memory(load(arguments.ladder, arguments.set)) if arguments.ladder else {}
+    memory = _memory(load(arguments.ladder, arguments.set), arguments.ablate) if arguments.ladder else {}
     print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
 
 
-def _memory(ladder: Ladder) -> dict[str, int]:
+def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
     from gpt2.memory import estimate
 
     known: dict[Toggles, int] = {}
     memory: dict[str, int] = {}
-    schedule = Schedule(ladder, ladder.rungs, ablate=True)
+    schedule = Schedule(ladder, ladder.rungs, ablate)
     for task in schedule.round(1):
         toggles = task.rung.toggles
         if task.is_ceiling or toggles.device != HOST:

@@ -116,8 +116,6 @@ class Processes:
             stolen_cores=since.stolen_cores_since(times),
             memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(task.name),
         )
-        data = self.options.data
-        shown = ["python", *command, "--out", "m.json"]
         return Record(
             run_id=self.run_id,
             session=self.session,
@@ -134,7 +132,7 @@ class Processes:
             expect=rung.expect,
             error=_anonymous(outcome.error) if outcome.error else None,
             exit_code=ended.exit_code,
-            command=_anonymous(shlex.join("DATA" if data and part == str(data) else part for part in shown)),
+            command=self._shown(command),
             warnings=[*outcome.warnings, *noticed, *(self.standing if toggles.device == HOST else ())],
             changed=rung.changed,
             workload=asdict(ladder.workload),
@@ -148,6 +146,14 @@ class Processes:
             after=after,
             price_per_hour=self.options.price_per_hour,
         )
+
+    def _shown(self, command: list[str]) -> str:
+        """For a record: a corpus, and a ladder from elsewhere, by what they are and not by where they lie."""
+        places = {str(self.options.data): "DATA"} if self.options.data else {}
+        if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
+            places[str(self.ladder.path)] = "LADDER"
+        parts = ["python", *command, "--out", "m.json"]
+        return _anonymous(shlex.join(places.get(part, part) for part in parts))
 
 
 def _under_load(during: list[State], after: State) -> State:

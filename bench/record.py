@@ -159,7 +159,7 @@ class Record(Plain):
     exit_code: int | None
     """As the shell would show it; minus the signal's number where a signal ended it."""
     command: str
-    """Runs this rung again, alone; DATA stands for the path of the corpus."""
+    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere."""
     warnings: list[str]
     changed: list[str]
     """What differs from the ladder's rung before, as shown to a reader."""

@@ -57,7 +57,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = _check_data(ladder, rungs, options.data)
-    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides)
+    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
     if options.resume:
         path, records = unfinished(

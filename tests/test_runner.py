@@ -31,7 +31,7 @@ def asked() -> Answer:
 @pytest.fixture(autouse=True)
 def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked at once for all runs here; tests of the command line look anew each time."""
-    monkeypatch.setattr(runner, "probe", lambda *arguments: asked)
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)
 
 
@@ -95,6 +95,7 @@ def test_every_process_becomes_a_record_round_by_round(write_ladder, tmp_path: P
 def test_the_recorded_command_runs_the_rung_again(write_ladder, tmp_path: Path) -> None:
     (record,) = run_with(write_ladder, tmp_path, "[{name: 'a rung'}]")
     command = record.command.replace("python", sys.executable, 1).replace("m.json", str(tmp_path / "m.json"))
+    command = command.replace("LADDER", str(tmp_path / "ladder.yaml"))
     subprocess.run(command, shell=True, check=True, capture_output=True, timeout=100)
     assert '"status":"ok"' in (tmp_path / "m.json").read_text()
 
@@ -120,7 +121,7 @@ def compiled(asked: Answer, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
         f"protocol: {{{protocol}}}\nrungs: [{{name: compiled, set: {{compile: default}}}}]\n"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "probe", lambda *arguments: asked)
+        patch.setattr(runner, "probe", lambda *arguments, **options: asked)
         records = run(load(place / "ladder.yaml"), Options(out=place / "results"), Silent()).records
     return {(r.repetition, r.kind): r.measurement for r in records if r.measurement}
 
@@ -328,7 +329,7 @@ def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladd
     assert not (tmp_path / "results").exists()
 
 
-def test_a_record_holds_no_path_of_the_corpus(write_ladder, tmp_path: Path) -> None:
+def test_a_record_holds_no_path_of_the_corpus_or_of_a_ladder_from_elsewhere(write_ladder, tmp_path: Path) -> None:
     import numpy as np
 
     corpus = tmp_path / "secret place.bin"
@@ -337,6 +338,7 @@ def test_a_record_holds_no_path_of_the_corpus(write_ladder, tmp_path: Path) -> N
     (record,) = run(ladder, Options(out=tmp_path / "results", data=corpus), Silent()).records
     assert record.status == "ok", record.error
     assert "secret" not in record.model_dump_json()
+    assert str(tmp_path) not in record.model_dump_json()
     assert "--data DATA" in record.command
     assert record.data_sha256 is not None
 
