@@ -37,8 +37,11 @@ def leave_with_runner() -> None:
     runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
 
     def watch() -> None:
-        while psutil.pid_exists(runner):
-            time.sleep(2.0)
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(runner)  # which is not taken for a later one of the same id
+            # Where nobody waits for it, as in a container without an init, a killed runner stays as a zombie.
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(2.0)
         os._exit(1)
 
     if runner:

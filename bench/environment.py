@@ -15,6 +15,7 @@ from bench.code import code_hash, git_state
 from bench.machine import Environment
 from bench.state import VARIABLES
 from gpt2.device import Cpu, Device
+from gpt2.toggles import usable_cores
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 
@@ -29,6 +30,7 @@ def describe(device: Device) -> Environment:
         device_memory_bytes=device.memory_bytes(),
         cpu=cpu.chip(),
         cpu_cores=cpu.count(),
+        usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",

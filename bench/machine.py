@@ -23,6 +23,8 @@ class Environment(Plain):
     cpu: str
     cpu_cores: int
     """Physical."""
+    usable_cores: int | None = None
+    """Of these, those that the process may use; null in older records."""
     cpu_flags: list[str]
     """Instruction sets that matter to matrix products."""
     memory_bytes: int

@@ -94,8 +94,8 @@ class Processes:
             nonlocal looked
             self.watcher.working(phase, steps, tps)
             if phase == "window" and time.monotonic() - looked > GPU_SECONDS:
-                looked = time.monotonic()  # at work a device shows what an idle one does not; the last look counts
-                during[:] = [state()]
+                looked = time.monotonic()  # at work a device shows what an idle one does not
+                during[:] = [_with_reasons(state(), during)]
 
         try:
             others = other_cores()
@@ -120,6 +120,7 @@ class Processes:
             run_id=self.run_id,
             session=self.session,
             chosen=list(self.options.rungs) or None,
+            ablate=self.options.ablate,
             time=started,
             kind=task.kind,
             ladder=ladder.name,
@@ -157,11 +158,22 @@ class Processes:
 
 
 def _under_load(during: list[State], after: State) -> State:
-    """The state after a process, but its GPUs as they were at work: then their own processes are the run's."""
+    """The state after a process, but its GPUs as they were at work; others' processes are told from its own then."""
     if not during:
         return after
-    gpus = [gpu.model_copy(update={"other_processes": None}) for gpu in during[0].gpus]
+    others = {gpu.index: gpu.other_processes for gpu in after.gpus}
+    gpus = [gpu.model_copy(update={"other_processes": others.get(gpu.index)}) for gpu in during[0].gpus]
     return after.model_copy(update={"gpus": gpus})
+
+
+def _with_reasons(now: State, earlier: list[State]) -> State:
+    """A look at the GPUs, with the reasons to throttle of the looks before."""
+    seen = {gpu.index: gpu.throttle_reasons for state in earlier for gpu in state.gpus}
+    gpus = [
+        gpu.model_copy(update={"throttle_reasons": sorted({*seen.get(gpu.index, ()), *gpu.throttle_reasons})})
+        for gpu in now.gpus
+    ]
+    return now.model_copy(update={"gpus": gpus})
 
 
 def worker_command(ladder: Ladder, task: Task, options: Options) -> list[str]:

@@ -5,7 +5,10 @@ Everything a report shows is computed from these records. What was not measured 
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -142,6 +145,8 @@ class Record(Plain):
     """UTC start of the `bench run` that ran this process: resuming begins another."""
     chosen: list[str] | None = None
     """Names of the rungs that the run was told to take; null means all."""
+    ablate: bool = False
+    """Whether the run was told to measure each rung's changes alone and left out, too."""
     time: str
     """UTC start of the process, ISO 8601."""
     kind: Kind
@@ -171,7 +176,7 @@ class Record(Plain):
     ceiling: Ceiling | None = None
     before: State | None = None
     during: State | None = None
-    """At the beginning of the window."""
+    """Within the window, when it was last looked at; its throttle reasons are all that were seen within it."""
     after: State | None = None
     price_per_hour: float | None = None
     """Of the whole machine, in the user's currency."""
@@ -192,7 +197,6 @@ def append(path: Path, record: Record) -> None:
     Raises OSError, of a full disk for one, and then leaves the file as it was.
     """
     line = memoryview((record.model_dump_json(by_alias=True) + "\n").encode())
-    created = not path.exists()
     with path.open("ab", buffering=0) as file:
         size = file.tell()
         try:
@@ -202,12 +206,32 @@ def append(path: Path, record: Record) -> None:
         except OSError:
             file.truncate(size)
             raise
-    if created and os.name == "posix":  # a new file's name is on the disk only once its folder is
+    if not size and os.name == "posix":  # a new file's name is on the disk only once its folder is
         folder = os.open(path.parent, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
+
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[None]:
+    """Keep a results file from other runs meanwhile; one that stays empty is taken away again.
+
+    Raises RecordError where another run is writing to it.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordError(f"{path}: another bench run is writing to it; wait for it, or end it") from None
+        except OSError:
+            pass  # some network file systems know no locks
+        try:
+            yield
+        finally:
+            if not path.stat().st_size:
+                path.unlink()
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:

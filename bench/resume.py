@@ -31,11 +31,12 @@ def unfinished(
     chosen: Sequence[str] = (),
     data_sha256: str | None = None,
     peak_tflops: float | None = None,
-) -> tuple[Path, list[Record]]:
-    """The newest results file of this ladder that this run can go on with, and its records.
+    ablate: bool = False,
+) -> Path:
+    """The newest results file of this ladder that this run can go on with.
 
-    chosen, data_sha256, peak_tflops: what this run takes. Raises ResumeError where there is none; where only others
-    are there, it says how the newest, one of this machine before those of others, differs.
+    chosen, data_sha256, peak_tflops, ablate: what this run takes. Raises ResumeError where there is none; where only
+    others are there, it says how the newest, one of this machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
     for path in out.glob(f"*/{ladder.file_name}-*.jsonl"):
@@ -51,10 +52,10 @@ def unfinished(
         differences = [
             *_machine(records[0], machine),
             *_ladder(records, ladder),
-            *_asked(records, chosen, data_sha256, peak_tflops),
+            *_asked(records, chosen, data_sha256, peak_tflops, ablate),
         ]
         if not differences:
-            return path, records
+            return path
         what, there, now = differences[0]
         reason = f"{what} was {there} and is {now}"
         reasons.append(f"{path}: cannot go on with it: {reason}; leave out --resume to start anew")
@@ -71,6 +72,7 @@ def _machine(record: Record, machine: Environment) -> Iterator[Difference]:
     for name, there, now in (
         ("the chip", was.chip, machine.chip),
         ("the number of devices", was.device_count, machine.device_count),
+        ("the number of usable cores", was.usable_cores, machine.usable_cores),
         ("torch", was.torch, machine.torch),
         ("Python", was.python, machine.python),
         *((name, was.versions.get(name), machine.versions.get(name)) for name in versions),
@@ -113,8 +115,15 @@ def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
 
 
 def _asked(
-    records: Sequence[Record], chosen: Sequence[str], data_sha256: str | None, peak_tflops: float | None
+    records: Sequence[Record],
+    chosen: Sequence[str],
+    data_sha256: str | None,
+    peak_tflops: float | None,
+    ablate: bool,
 ) -> Iterator[Difference]:
+    if records[0].ablate != ablate:  # what comes later has nothing of its own session to be compared with
+        was, now = ("given" if each else "not given" for each in (records[0].ablate, ablate))
+        yield "--ablate", was, now
     if (records[0].chosen or []) != list(chosen):
         everything = "all rungs"
         yield "--rungs", ",".join(records[0].chosen or []) or everything, ",".join(chosen) or everything

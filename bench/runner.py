@@ -21,7 +21,7 @@ from bench.ladder import Ladder, Rung
 from bench.machine import Environment
 from bench.probe import probe
 from bench.processes import Options, Processes, Watcher
-from bench.record import Record, append
+from bench.record import Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
@@ -60,24 +60,27 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
     if options.resume:
-        path, records = unfinished(
+        path = unfinished(
             options.out,
             ladder,
             machine,
             chosen=options.rungs,
             data_sha256=data_sha256,
             peak_tflops=options.peak_tflops,
+            ablate=options.ablate,
         )
         _check_writable(path.parent)
-        repair(path)
-        records = [record for record in records if record.status != "interrupted"]
-        watcher.note(f"going on with {path}, which holds {len(records)} processes")
     else:
-        path, records = results_file(ladder, options.out, machine), []
+        path = results_file(ladder, options.out, machine)
     schedule = Schedule(ladder, rungs, options.ablate)
-    schedule.resume(records)
+    records: list[Record] = []
     interrupted, error = False, None
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
+    with reserved(path), tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
+        if options.resume:
+            repair(path)
+            records += [record for record in read(path)[0] if record.status != "interrupted"]
+            schedule.resume(records)
+            watcher.note(f"going on with {path}, which holds {len(records)} processes")
         standing = costly_page_faults() if any(rung.toggles.device == HOST for rung in rungs) else ()
         one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing)
         try:

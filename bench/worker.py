@@ -23,7 +23,7 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.record import Kind, Outcome, Proof
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import Toggles, UnsupportedToggle, resolved
+from gpt2.toggles import Toggles, UnsupportedToggle, model_config, resolved
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
@@ -117,7 +117,9 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         agree = _agreement(toggles.world_size, device)
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
     windows = _gather(replace(window, history=[]), toggles.world_size)
-    hardware_flops = hardware_flops_per_token(workload.config, workload.seq_len, toggles.recompute)
+    hardware_flops = hardware_flops_per_token(
+        model_config(toggles, workload.config), workload.seq_len, toggles.recompute
+    )
     facts: dict[str, Any] = {
         "tokens_per_step": tokens_per_step,
         "startup_seconds": startup_seconds,

@@ -163,8 +163,15 @@ def attention(seen: Seen) -> Finding:
     ran = ", ".join(fused.values())
     scores = sum(p.batched and (p.m, p.n) == (T, T) for p in seen.products)
     materialised = f"scores materialised: {scores} products of {T} x {T}" if scores else "no fused kernel ran"
-    if wanted in ("explicit", "math"):
-        return Finding(False, f"torch replaced it by {ran}") if fused else Finding(True, materialised)
+    if wanted in ("explicit", "math") and fused:
+        return Finding(False, f"torch replaced it by {ran}")
+    if wanted == "explicit":
+        return Finding(True, materialised)
+    if wanted == "math":
+        if seen.named("aten::_scaled_dot_product_attention_math"):
+            return Finding(True, f"math kernel: {materialised}")
+        compiled = seen.toggles.compile != "eager"  # which holds the kernel's products and not its name
+        return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
     if wanted == "sdpa":
         return Finding(True, f"ran {ran}") if fused else Finding(False, f"torch chose its math kernel: {materialised}")
     return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)

@@ -17,6 +17,7 @@ MACHINE = Environment(
     device_memory_bytes=80 * 2**30,
     cpu="Some CPU",
     cpu_cores=8,
+    usable_cores=8,
     cpu_flags=["avx2"],
     memory_bytes=64 * 2**30,
     os="Linux",

@@ -105,8 +105,8 @@ def test_a_killed_runner_takes_its_worker_along_and_resume_runs_exactly_what_is_
     process = start(path, tmp_path)
     workers = training(process, "b")
     process.send_signal(signal.SIGKILL)
+    assert ended(workers)  # though nobody has waited for the runner yet, and it is a zombie
     finish(process)
-    assert ended(workers)
     file, before = results(tmp_path)
     assert [r.rung for r in before] == ["a"]
     with file.open("a") as torn:  # as if it had been killed while writing
@@ -143,6 +143,16 @@ def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(wri
         ("cumulative", "b", "ok"),
         ("control", "a", "ok"),
     ]
+
+
+def test_a_run_that_still_goes_on_cannot_be_resumed_beside_it(write_ladder, tmp_path: Path) -> None:
+    path = write_ladder("[{name: a}, {name: b}]", **LONG)
+    process = start(path, tmp_path)
+    training(process, "b")
+    code, _, said = finish(start(path, tmp_path, "--resume"))
+    assert (code, "another bench run is writing to it" in said) == (2, True), said
+    assert finish(process)[0] == 0
+    assert [r.rung for r in results(tmp_path)[1]] == ["a", "b"]
 
 
 def test_resuming_a_finished_run_measures_nothing_and_shows_it(write_ladder, tmp_path: Path) -> None:

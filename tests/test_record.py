@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import RecordError, append, read
+from bench.record import RecordError, append, read, reserved
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -89,3 +89,20 @@ def test_a_machine_is_named_by_chip_and_count(chip: str, count: int, machine: st
 def test_tokens_per_second_are_those_of_the_whole_window() -> None:
     window = measurement(tokens_per_step=100, block_steps=2, block_seconds=[1.0, 3.0])
     assert window.tokens_per_second == 100 * 2 * 2 / 4.0
+
+
+def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    with reserved(path):
+        append(path, record())
+        with pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"), reserved(path):
+            pass
+    with reserved(path):
+        append(path, record())
+    assert len(read(path)[0]) == 2
+
+
+def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path) -> None:
+    with reserved(tmp_path / "r.jsonl"):
+        pass
+    assert not list(tmp_path.iterdir())

@@ -39,7 +39,7 @@ def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **change
 def test_the_newest_run_of_the_ladder_is_gone_on_with(ladder: Ladder, tmp_path: Path) -> None:
     results(tmp_path, ladder, "20260101T000000Z", time="2026-01-01T00:00:00+00:00")
     newest = results(tmp_path, ladder, "20260102T000000Z", time="2026-01-02T00:00:00+00:00")
-    assert unfinished(tmp_path, ladder, MACHINE)[0] == newest
+    assert unfinished(tmp_path, ladder, MACHINE) == newest
 
 
 def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_
     other.parent.mkdir()
     append(other, record(ladder=f"{ladder.name}-other"))
     mine = results(tmp_path, ladder)
-    assert unfinished(tmp_path, ladder, MACHINE)[0] == mine
+    assert unfinished(tmp_path, ladder, MACHINE) == mine
 
 
 def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_path: Path) -> None:
@@ -65,6 +65,7 @@ def here(**changes) -> Environment:
         (here(chip="NVIDIA H200"), "the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"),
         (here(device_count=2), "the number of devices was 1 and is 2"),
         (here(memory_bytes=2**30), "the machine's memory was 68719476736 and is 1073741824"),
+        (here(usable_cores=1), "the number of usable cores was 8 and is 1"),
         (here(torch="2.12.0"), "torch was 2.11.0 and is 2.12.0"),
         (here(versions={"cuda": "13.0", "driver": "600.1"}), "driver was None and is 600.1"),
         (here(code_hash="other"), "the code of gpt2/ and bench/ (hash) was c0de and is other"),
@@ -101,13 +102,16 @@ def test_another_ladder_of_the_same_name_is_refused_and_the_difference_named(
         unfinished(tmp_path, load(write_ladder(rungs, workload=workload)), MACHINE)
 
 
-def test_other_rungs_another_text_and_another_peak_are_refused(ladder: Ladder, tmp_path: Path) -> None:
+def test_other_rungs_another_text_another_peak_and_a_later_ablation_are_refused(
+    ladder: Ladder, tmp_path: Path
+) -> None:
     asked: dict[str, Any]
     results(tmp_path, ladder)
     unfinished(tmp_path, ladder, MACHINE, data_sha256="da7a")
     for asked, difference in (
         ({"chosen": ["a"]}, "--rungs was all rungs and is a"),
         ({"data_sha256": "0ther"}, r"the text \(sha256\) was da7a and is 0ther"),
+        ({"ablate": True}, "--ablate was not given and is given"),
         ({"peak_tflops": 7.0}, r"--peak-tflops was not given and is 7\.0"),
     ):
         with pytest.raises(ResumeError, match=difference):
@@ -118,7 +122,7 @@ def test_of_several_files_the_newest_that_fits_is_gone_on_with(ladder: Ladder, t
     fits = results(tmp_path, ladder, time="2026-01-01T00:00:00+00:00")
     results(tmp_path, ladder, "20260102T000000Z", time="2026-01-02T00:00:00+00:00", ladder_hash="0" * 64)
     (fits.parent / f"{ladder.name}-broken.jsonl").write_text("no json\n")
-    assert unfinished(tmp_path, ladder, MACHINE)[0] == fits
+    assert unfinished(tmp_path, ladder, MACHINE) == fits
 
 
 def test_a_little_less_memory_after_a_new_kernel_is_the_same_machine(ladder: Ladder, tmp_path: Path) -> None:
@@ -143,7 +147,7 @@ def test_load_commit_and_a_changed_checkout_are_no_other_machine(ladder: Ladder,
 def test_results_of_this_machine_come_before_newer_ones_of_another(ladder: Ladder, tmp_path: Path) -> None:
     mine = results(tmp_path, ladder)
     results(tmp_path, ladder, time="2027-01-01T00:00:00+00:00", environment=here(chip="NVIDIA H200"))
-    assert unfinished(tmp_path, ladder, MACHINE)[0] == mine
+    assert unfinished(tmp_path, ladder, MACHINE) == mine
 
 
 def test_a_torn_last_line_is_cut_off_and_what_follows_stays_readable(ladder: Ladder, tmp_path: Path) -> None:

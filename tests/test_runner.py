@@ -15,6 +15,7 @@ import pytest
 
 from bench import processes, runner
 from bench.ladder import load
+from bench.machine import GpuState, State
 from bench.probe import Answer, probe
 from bench.processes import Options
 from bench.record import Measurement, Record, read
@@ -436,6 +437,20 @@ def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path:
     for state in (record.before, record.during, record.after):
         assert state is not None
         assert state.memory_available_bytes > 0
+
+
+def look(**gpu) -> State:
+    return State(
+        load_average=None, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=1, gpus=[GpuState(index=0, **gpu)]
+    )
+
+
+def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afterwards() -> None:
+    at_work: list[State] = []
+    for reasons in (["heat"], [], ["power"]):
+        at_work[:] = [processes._with_reasons(look(sm_clock_mhz=1000, throttle_reasons=reasons), at_work)]
+    judged = processes._under_load(at_work, look(sm_clock_mhz=200, other_processes=1)).gpus[0]
+    assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (["heat", "power"], 1000, 1)
 
 
 def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(

@@ -50,13 +50,14 @@ def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str |
     same_device = toggles_of(rung).device == toggles_of(first).device
     for record in rung:
         theirs, mine = first[0].environment, record.environment
-        differences = [
+        differences: list[tuple[str, object, object]] = [
             ("torch", theirs.torch, mine.torch),
             ("code", theirs.code_hash[:12], mine.code_hash[:12]),
             ("text", (first[0].data_sha256 or "")[:12], (record.data_sha256 or "")[:12]),
         ]
         if same_device:  # rungs may be of several devices; of one and the same, the machine is to be the same
             differences.append(("machine", theirs.machine, mine.machine))
+            differences.append(("usable cores", theirs.usable_cores, mine.usable_cores))
         for what, there, here in differences:
             if there and here and there != here:
                 return f"{what} {here}, but {there} for {first[0].rung}"
