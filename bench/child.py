@@ -17,6 +17,7 @@ import psutil
 from pydantic import ValidationError
 
 from bench.record import Outcome, progress_path
+from bench.stop import Stop
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
@@ -41,8 +42,12 @@ def supervise(
     out: Path,
     timeout: float,
     working: Callable[[str, int, float | None], None],
+    stop: Stop,
 ) -> Ended:
-    """Start a process in a session of its own, pass its progress on, and end it with all it started."""
+    """Start a process in a session of its own, pass its progress on, and end it with all it started.
+
+    It ends early at the time limit, or when `stop` asks for it.
+    """
     log = out.with_suffix(".log")
     progress = progress_path(out)
     kills = _kernel_kills()
@@ -58,15 +63,13 @@ def supervise(
             start_new_session=True,
         )
         try:
-            while process.poll() is None and time.monotonic() < deadline:
+            while process.poll() is None and time.monotonic() < deadline and not stop.asked:
                 time.sleep(POLL_SECONDS)
                 with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
                     state = json.loads(progress.read_text())
                     working(state["phase"], state["steps"], state["tps"])
             if process.poll() is None:
-                reason = "timeout"
-        except KeyboardInterrupt:
-            reason = "interrupted"
+                reason = "interrupted" if stop.asked else "timeout"
         finally:
             process.kill()
             process.wait()

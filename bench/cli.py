@@ -11,6 +11,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.ladder import Ladder
     from bench.record import Record
     from bench.report.scoreboard import Scoreboard
 
@@ -30,7 +31,31 @@ Overrides = Annotated[
 RungNames = Annotated[str | None, typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.")]
 
 
+Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")]
+Until = Annotated[
+    str | None, typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20.")
+]
+Ablate = Annotated[
+    bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
+]
 Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the whole machine, for the cost of a run.")]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gpt2-bench {version('gpt2-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of bench itself."""
 
 
 def main() -> None:
@@ -48,14 +73,9 @@ def run(
     ladder: LadderFile,
     data: Annotated[Path | None, typer.Option(help="Where the ladder's corpus lies.")] = None,
     rungs: RungNames = None,
-    repeats: Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20."),
-    ] = None,
-    ablate: Annotated[
-        bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
-    ] = False,
+    repeats: Repeats = None,
+    until: Until = None,
+    ablate: Ablate = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing.")
     ] = False,
@@ -69,12 +89,13 @@ def run(
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
-    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs or it recompiled; 6 a rung failed,
-    timed out or ran out of memory unexpectedly; 130 interrupted (what was measured is kept).
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, it recompiled, or the outcome that the
+    ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly; 130 interrupted
+    (what was measured is kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
-    from bench.ladder import LadderError, load
+    from bench.ladder import LadderError
     from bench.probe import ProbeError
     from bench.progress import Progress
     from bench.record import RecordError
@@ -83,16 +104,8 @@ def run(
     from bench.runner import Options, RunError, run
     from gpt2.data import DataError
 
-    overrides = [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
     try:
-        if until is not None:
-            if repeats:
-                raise RunError("--repeats and --until exclude each other; choose one")
-            overrides.append(f"protocol.until={_fraction(until)}")
-        loaded = load(ladder, overrides)
-        if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:  # for there are three times as many
-            overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
-            loaded = load(ladder, overrides)
+        loaded, overrides = _load(ladder, set_, repeats, until, ablate)
         options = Options(
             out=out,
             data=data,
@@ -110,7 +123,8 @@ def run(
     if any(record.kind == "cumulative" for record in outcome.records):
         _show(outcome.records, outcome.path)
     ok = sum(record.status == "ok" for record in outcome.records)
-    typer.echo(f"{ok} of {len(outcome.records)} processes measured; records in {outcome.path}", err=True)
+    so_far = " before the run ended" if outcome.interrupted or outcome.error else ""
+    typer.echo(f"{ok} of {len(outcome.records)} processes{so_far} measured; records in {outcome.path}", err=True)
     if outcome.error:
         typer.echo(f"bench: {outcome.error}", err=True)
         raise typer.Exit(6)
@@ -123,6 +137,24 @@ def run(
 
 ABLATION_WINDOW = 20.0
 """Seconds of a window in a run that ablates."""
+
+
+def _load(
+    ladder: Path, set_: list[str] | None, repeats: int | None, until: str | None, ablate: bool
+) -> tuple[Ladder, list[str]]:
+    """The ladder as the options change it, and these as overrides. Raises LadderError."""
+    from bench.ladder import LadderError, load
+
+    overrides = [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
+    if until is not None:
+        if repeats:
+            raise LadderError("--repeats and --until exclude each other; choose one")
+        overrides.append(f"protocol.until={_fraction(until)}")
+    loaded = load(ladder, overrides)
+    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:  # for there are three times as many
+        overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
+        loaded = load(ladder, overrides)
+    return loaded, overrides
 
 
 def _fraction(text: str) -> float:
@@ -143,6 +175,9 @@ def _fraction(text: str) -> float:
 def plan(
     ladder: LadderFile,
     rungs: RungNames = None,
+    repeats: Repeats = None,
+    until: Until = None,
+    ablate: Ablate = False,
     set_: Overrides = None,
     chip: Annotated[str | None, typer.Option(help='Whether it fits into another chip, such as "H100 SXM".')] = None,
 ) -> None:
@@ -153,17 +188,17 @@ def plan(
 
     Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
-    from bench.ladder import LadderError, load
+    from bench.ladder import LadderError
     from bench.plan import table
     from gpt2.peaks import named
 
     try:
-        loaded = load(ladder, set_ or [])
+        loaded, _ = _load(ladder, set_, repeats, until, ablate)
         chosen = loaded.chosen(_names(rungs))
         other = named(chip) if chip else None
     except (LadderError, ValueError) as error:
         _fail(error)
-    _console().print(table(loaded, chosen, other))
+    _console().print(table(loaded, chosen, other, ablate=ablate))
 
 
 @app.command()

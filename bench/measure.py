@@ -9,7 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from statistics import mean
 from types import TracebackType
 from typing import Any, TypeVar
@@ -89,6 +89,8 @@ class Window:
     warmup_steps: int
     block_steps: int | None
     block_seconds: list[float]
+    step_seconds: list[float]
+    """Of each step in those blocks, by the device's own clock where it has one."""
     history: list[Step]
     """Every step so far, from the first; more_losses() adds to it."""
     memory: PeakMemory
@@ -118,30 +120,34 @@ def measure(
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
 
-    def pull(count: int) -> float:
-        """Take `count` steps; returns the seconds until the device has finished them."""
-        start = clock()
+    def pull(count: int) -> tuple[float, list[float]]:
+        """Take `count` steps; returns the seconds until the device has finished them, and those of each step."""
+        start, marks = clock(), [device.mark()]
         for _ in range(count):
             history.append(next(steps))
+            marks.append(device.mark())
         device.synchronize()
-        return clock() - start
+        seconds = clock() - start
+        return seconds, [device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
 
     tell("first step", 0, None)
-    first_step_seconds = step_seconds = pull(1)
+    first_step_seconds, _ = pull(1)
+    step_seconds = first_step_seconds
     compiling = True
     while (len(history) < protocol.min_warmup_steps or compiling) and len(history) < MOST_WARMUP_STEPS:
         tell("warm-up", len(history), None)
         compiled = device.compilations()
-        step_seconds = pull(1)
+        step_seconds, _ = pull(1)
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
     # One block more, untimed: clocks settle, and one step alone is a poor measure of many.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     if block_steps > 1:
-        step_seconds = pull(block_steps) / block_steps
+        step_seconds = pull(block_steps)[0] / block_steps
         block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     warmup_steps = len(history)
 
     block_seconds: list[float] = []
+    each_step: list[float] = []
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
     energy, cpu = device.energy_joules(), cpu_times()
@@ -151,7 +157,9 @@ def measure(
         while len(block_seconds) < protocol.blocks:
             if len(block_seconds) >= LEAST_BLOCKS and agree(sum(block_seconds)) > protocol.max_window_seconds:
                 break
-            block_seconds.append(pull(block_steps))
+            seconds, of_steps = pull(block_steps)
+            block_seconds.append(seconds)
+            each_step += of_steps
             tokens = block_steps * history[-1].tokens
             tell("window", len(history), tokens / block_seconds[-1])
     spent, used = device.energy_joules(), cpu_times()
@@ -163,6 +171,7 @@ def measure(
         warmup_steps=warmup_steps,
         block_steps=block_steps,
         block_seconds=block_seconds,
+        step_seconds=each_step,
         history=history,
         memory=memory,
         recompiles=recompiles,
@@ -187,6 +196,7 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         warmup_steps=count,
         block_steps=None,
         block_seconds=[],
+        step_seconds=[],
         history=history,
         memory=PeakMemory(bytes=None, method="not measured"),
         recompiles=0,
@@ -224,6 +234,7 @@ def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[f
     return Measurement(
         block_steps=first.block_steps,
         block_seconds=slowest.block_seconds,
+        step_seconds=[round(seconds, 7) for seconds in slowest.step_seconds] or None,
         first_step_seconds=max(window.first_step_seconds for window in windows),
         warmup_steps=first.warmup_steps,
         losses=[mean(values) for values in zip(*losses, strict=True)],

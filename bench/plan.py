@@ -10,19 +10,19 @@ from rich.text import Text
 
 from bench.ladder import Ladder, Rung
 from bench.report.text import GIB, plain
-from bench.schedule import Schedule
+from bench.schedule import Schedule, planned_rounds
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import find
 from gpt2.memory import estimate
 from gpt2.peaks import Chip
-from gpt2.toggles import UnsupportedToggle, check, describe
+from gpt2.toggles import HOST, UnsupportedToggle, check, describe
 from gpt2.workload import FLOPS_FORMULA
 
 
-def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None) -> Group:
+def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
     """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
 
-    chip: instead, whether it fits into the memory of this one.
+    chip: instead, whether it fits into the memory of this one. ablate: counts those processes, too.
     """
     workload = ladder.workload
     result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
@@ -43,17 +43,27 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None) -> Gr
             f"{memory / GIB:.2f}",
             Text(plain(_fits(rung, memory, chip) if chip else _support(rung, memory))),
         )
-    p, schedule = ladder.protocol, Schedule(ladder, rungs)
-    once = len(list(schedule.round(1))) - len(list(schedule.round(2)))
+    p = ladder.protocol
     notes = [
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
         "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
-        f"{_rounds(ladder)} of {len(list(schedule.round(2)))} processes, the A/A control included, and {once} more "
-        f"for loss parity and the measured ceiling; each with a window of up to {p.blocks} blocks of about "
+        f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s and a limit of {p.timeout_seconds:g} s.",
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
+
+
+def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
+    schedule, rounds = Schedule(ladder, rungs, ablate), planned_rounds(ladder)
+    first, each = list(schedule.round(1)), list(schedule.round(2))
+    controlled = any(task.kind == "control" for task in each)
+    parity = sum(task.kind == "parity" for task in first)
+    ceilings = sum(task.is_ceiling for task in first) + len(list(schedule.closing(rounds)))
+    more = [f"{parity} for loss parity"] if parity else []
+    more += [f"{ceilings} for the measured ceiling"] if ceilings else []
+    control = "the A/A control included" if controlled else "without an A/A control"
+    return f"{_rounds(ladder)} of {len(each)} processes, {control}{''.join(f', and {part}' for part in more)}"
 
 
 def _rounds(ladder: Ladder) -> str:
@@ -73,6 +83,8 @@ def _support(rung: Rung, memory: int) -> str:
 
 def _fits(rung: Rung, memory: int, chip: Chip) -> str:
     """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
+    if rung.toggles.device == HOST:
+        return "trains on a CPU"
     try:
         check(rung.toggles)
     except UnsupportedToggle as error:

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from bench.child import Ended, classify, supervise
+from bench.child import classify, supervise
 from bench.doctor import warnings
 from bench.ladder import Ladder
 from bench.machine import State
@@ -19,6 +19,7 @@ from bench.probe import Answer
 from bench.record import Record, ToggleValues
 from bench.schedule import Task
 from bench.state import cpu_times, other_cores, state
+from bench.stop import Stop
 from gpt2.toggles import HOST, environment, threads
 
 
@@ -66,8 +67,8 @@ class Processes:
     session: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     standing: tuple[str, ...] = ()
     """Warnings that hold for the whole run on a CPU."""
-    interrupted: bool = False
-    """Whether the user has ended the last process; its window may have been complete."""
+    stop: Stop = field(default_factory=Stop)
+    """By which the user ends the process that runs."""
 
     def run(self, task: Task) -> Record:
         """Measure one rung once, in a process of its own."""
@@ -86,7 +87,7 @@ class Processes:
         }
         started = datetime.now(UTC).isoformat(timespec="seconds")
         timeout = ladder.protocol.timeout_seconds
-        before, times, others = state(), cpu_times(), 0.0
+        before, times, others = state(), cpu_times(), other_cores()
         during: list[State] = []
         looked = 0.0
 
@@ -97,13 +98,8 @@ class Processes:
                 looked = time.monotonic()  # at work a device shows what an idle one does not
                 during[:] = [_with_reasons(state(), during)]
 
-        try:
-            others = other_cores()
-            argv = [sys.executable, *command, "--out", str(out)]
-            ended = supervise(argv, environ, out, timeout, working)
-        except KeyboardInterrupt:  # before the process was there
-            ended = Ended(exit_code=None, reason="interrupted", output="", kernel_killed=False)
-        self.interrupted = ended.reason == "interrupted"
+        argv = [sys.executable, *command, "--out", str(out)]
+        ended = supervise(argv, environ, out, timeout, working, self.stop)
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
         noticed = warnings(

@@ -49,6 +49,9 @@ class Measurement(Plain):
     """Optimiser steps per block; null where nothing was timed."""
     block_seconds: list[float]
     """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
+    step_seconds: list[float] | None = None
+    """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells how
+    evenly one process runs; it is no measure of certainty. Null in older records and where nothing was timed."""
     startup_seconds: float
     """From the start of the process to the first step: imports, data, weights."""
     first_step_seconds: float

@@ -12,8 +12,9 @@ from bench.processes import Options, Processes, Watcher
 from bench.record import Record, RecordError, append
 from bench.report.load import load_boards
 from bench.report.scoreboard import Scoreboard
-from bench.runner import results_file
+from bench.runner import RunError, results_file
 from bench.schedule import Task, ceiling_rung
+from bench.stop import stoppable
 from gpt2.workload import Workload
 
 
@@ -31,9 +32,11 @@ def measure(
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
     task = Task(kind="control", rung=ceiling_rung(device), repetition=1)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
-        record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher).run(task)
+        record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(task)
+        if record.status == "unsupported":
+            raise RunError(f"--{record.error}")
         append(path, record)
         watcher.finished(record)
     return path, record
@@ -46,7 +49,8 @@ def measured(ladder: str, results: Path, machine: str) -> tuple[Scoreboard | Non
         boards, _ = load_boards([where])
     except RecordError:
         boards = []
-    board = next((board for board in boards if board.ladder == ladder), None)
+    here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder, machine)]
+    board = next(iter(here), None)
     if board is None or board.source is None:
-        return None, f"Measured: nothing of {ladder} under {where.as_posix()}; bench run measures it."
+        return None, f"Measured: nothing of {ladder} on this machine in {where.as_posix()}; bench run measures it."
     return board, f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today."

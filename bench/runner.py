@@ -5,10 +5,7 @@ The parent loads no torch and never opens the device; it meets the worker at a f
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,8 +22,9 @@ from bench.record import Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
-from bench.schedule import Schedule, Task
-from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL, narrow_enough
+from bench.schedule import Schedule, Task, planned_rounds
+from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
+from bench.stop import stoppable
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.toggles import HOST
 
@@ -75,16 +73,19 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     schedule = Schedule(ladder, rungs, options.ablate)
     records: list[Record] = []
     interrupted, error = False, None
-    with reserved(path), tempfile.TemporaryDirectory(prefix="bench-") as scratch, _terminate_as_interrupt():
+    with reserved(path), tempfile.TemporaryDirectory(prefix="bench-") as scratch, stoppable() as stop:
         if options.resume:
             repair(path)
             records += [record for record in read(path)[0] if record.status != "interrupted"]
             schedule.resume(records)
             watcher.note(f"going on with {path}, which holds {len(records)} processes")
-        standing = costly_page_faults() if any(rung.toggles.device == HOST for rung in rungs) else ()
-        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing)
+        standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()
+        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=stop)
         try:
             for task in _tasks(schedule, records):
+                if stop.asked:  # a measurement that was complete by then stands
+                    interrupted = True
+                    break
                 rounds = max(planned_rounds(ladder), task.repetition)
                 watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
@@ -93,10 +94,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
                 append(path, record)
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
-                if one.interrupted:
-                    raise KeyboardInterrupt
-        except KeyboardInterrupt:
-            interrupted = True
+                interrupted = record.status == "interrupted"
         except OSError as problem:
             error = (
                 f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and --resume "
@@ -105,9 +103,14 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     return Run(path=path, records=records, interrupted=interrupted, error=error)
 
 
-def planned_rounds(ladder: Ladder) -> int:
-    """As far as known beforehand."""
-    return ladder.protocol.repeats if ladder.protocol.until is None else LEAST_ROUNDS_UNTIL
+HEAP_BYTES = 32 * 2**20
+"""glibc never takes larger blocks from its heap but maps fresh pages for each (mallopt, M_MMAP_THRESHOLD)."""
+
+
+def _maps_anew(ladder: Ladder, rung: Rung) -> bool:
+    """Whether a rung's steps on a CPU make tensors, of logits for one, that cost page faults each time."""
+    tokens = rung.toggles.micro_batch_size * ladder.workload.seq_len
+    return rung.toggles.device == HOST and tokens * ladder.workload.config.vocab_size * 4 > HEAP_BYTES
 
 
 def _tasks(schedule: Schedule, records: list[Record]) -> Iterator[Task]:
@@ -157,26 +160,3 @@ def _check_writable(folder: Path) -> None:
             pass
     except OSError as error:
         raise RunError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from None
-
-
-@contextlib.contextmanager
-def _terminate_as_interrupt() -> Iterator[None]:
-    """Let SIGTERM, sent at the end of a job, and SIGHUP, of a closed terminal, end a run as Ctrl-C does.
-
-    Only the first of them counts: what follows it, ending the processes and writing the record, is not interrupted.
-    """
-    if threading.current_thread() is not threading.main_thread():  # where Python allows no handlers
-        yield
-        return
-
-    def interrupt(signum: int, frame: object) -> None:
-        for each in previous:
-            signal.signal(each, signal.SIG_IGN)
-        raise KeyboardInterrupt
-
-    previous = {each: signal.signal(each, interrupt) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)

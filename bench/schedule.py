@@ -14,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 
 from bench.ladder import Ladder, LadderError, Rung
 from bench.record import ABLATION, CEILING, Kind, Record
+from bench.stats import LEAST_ROUNDS_UNTIL
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import Workload
 
@@ -118,6 +119,11 @@ def _same_step(before: Toggles, after: Toggles) -> Toggles | None:
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:  # which cannot accumulate; the arithmetic is the same
         toggles = replace(toggles, compile="default")
     return toggles
+
+
+def planned_rounds(ladder: Ladder) -> int:
+    """As far as known beforehand."""
+    return ladder.protocol.repeats if ladder.protocol.until is None else LEAST_ROUNDS_UNTIL
 
 
 def ceiling_rung(device: str, index: int = -1) -> Rung:

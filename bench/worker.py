@@ -241,7 +241,8 @@ def _peak_flops(
         return _peaks(given_tflops * 1e12, own, source, devices)
     chip = device.peaks(machine.cpu_flags)
     if chip is None:
-        return _peaks(None, None, f"no published peak is known for {machine.chip}; --peak-tflops gives one", devices)
+        why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
+        return _peaks(None, None, why, devices)
     source = chip.source
     if not source.startswith("derived"):
         source = f"{chip.name}: {chip.source}"

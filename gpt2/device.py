@@ -13,10 +13,12 @@ import re
 import resource
 import subprocess
 import sys
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
@@ -62,6 +64,14 @@ class Device(ABC):
     def synchronize(self) -> None:
         """Wait until all queued work is done; without this one times the launch."""
         return
+
+    def mark(self) -> Any:
+        """Note this moment in the device's queue of work, without waiting for it; None where that cannot be done."""
+        return time.perf_counter()
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """Between two moments that mark() noted, once the device has been waited for."""
+        return second - first
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         """A CPU tensor on this device."""
@@ -199,6 +209,14 @@ class Cuda(Device):
     def synchronize(self) -> None:
         torch.cuda.synchronize(self.torch_device)
 
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        return first.elapsed_time(second) / 1e3
+
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
         return tokens.pin_memory().to(self.torch_device, non_blocking=True)
@@ -273,6 +291,10 @@ class Mps(Device):
 
     def synchronize(self) -> None:
         torch.mps.synchronize()
+
+    def mark(self) -> None:
+        # Its events cut the queue short each time, can swap places and can hang when read (pytorch 162872, 196395).
+        return None
 
     def sample_memory(self) -> None:
         # There is no counter of the peak. This reads the allocator's own figure and waits for nothing.

@@ -164,7 +164,9 @@ def named(name: str) -> Chip:
     for chip in CHIPS:
         if chip.name.lower() == name.lower():
             return chip
-    raise ValueError(f"no chip is called {name!r}; known are {', '.join(chip.name for chip in CHIPS)}")
+    alike = [chip.name for chip in CHIPS if name.lower() in chip.name.lower()]
+    known = "; ".join(alike or [chip.name for chip in CHIPS])
+    raise ValueError(f"no chip is called {name!r}; {'did you mean' if alike else 'known are'}: {known}")
 
 
 def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip | None:

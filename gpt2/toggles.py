@@ -69,7 +69,7 @@ class Toggles:
 
     __pydantic_config__: ClassVar = STRICT
 
-    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains.")
+    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains; not yet on xla.")
     autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",

@@ -140,3 +140,39 @@ def test_where_too_little_is_known_no_direction_is_told() -> None:
     for each in attribution(board(130.0, 400.0, rounds=1)):
         assert each.alone.verdict == "not replicated"
         assert each.agreement == ""
+
+
+def test_alone_pairs_with_the_control_where_the_first_rung_ran_before_an_interruption() -> None:
+    sdpa = replace(FIRST, attention="sdpa")
+    records = []
+    for number in (1, 2, 3):
+        late = "later" if number == 3 else "first"
+        records += [
+            record("baseline", 0, number, toggles=FIRST, session="first", measurement=measurement(100.0)),
+            record("bfloat16", 1, number, toggles=BF16, session="first", measurement=measurement(200.0)),
+            record("SDPA", 2, number, toggles=SDPA, session="first", measurement=measurement(220.0)),
+            record("SDPA", 2, number, toggles=sdpa, kind="alone", session=late, measurement=measurement(130.0)),
+            record("baseline", 0, number, toggles=FIRST, kind="control", session=late, measurement=measurement(100.0)),
+        ]
+    alone = attribution(scoreboard(records))[1].alone.ratio
+    assert alone is not None
+    assert (alone.rounds, round(alone.value, 6)) == (3, 1.3)
+
+
+def test_without_a_noise_floor_directions_neither_agree_nor_differ() -> None:
+    records = [r for r in board(0.9 * 100, 400.0).records if r.kind != "control"]
+    assert {each.agreement for each in attribution(scoreboard(records))} == {""}
+
+
+def test_one_change_is_the_same_in_order_alone_and_last() -> None:
+    records = [
+        record(repetition=n, kind=kind, toggles=FIRST, ablate=True, measurement=measurement(100.0 + n))
+        for n in (1, 2, 3)
+        for kind in ("cumulative", "control")
+    ]
+    records += [
+        record("bfloat16", 1, n, toggles=BF16, ablate=True, measurement=measurement(2 * (100.0 + n)))
+        for n in (1, 2, 3)
+    ]
+    (only,) = attribution(scoreboard(records))
+    assert [gain.ratio and round(gain.ratio.value, 6) for gain in only.gains] == [2.0, 2.0, 2.0]

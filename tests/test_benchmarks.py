@@ -62,4 +62,6 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
     found = json.loads(out.read_text())
     benchmark.extra_info |= found["harness_over_bare_loop"]
     assert {len(tps) for tps in found["tokens_per_second"].values()} == {int(rounds)}
-    assert 0 < found["harness_over_bare_loop"]["low"] < found["harness_over_bare_loop"]["high"]
+    if benchmark.enabled:  # else it is too short to tell
+        assert found["harness_over_bare_loop"]["low"] <= 1.01
+        assert found["harness_over_bare_loop"]["high"] >= 0.99

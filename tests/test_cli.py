@@ -160,7 +160,26 @@ def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> N
     assert "will not fit into 16 GiB" in done.stdout
     done = bench("plan", "ladders/h100.yaml", "--chip", "H1000")
     assert done.returncode == 2
-    assert "no chip is called 'H1000'; known are V100" in done.stderr
+    assert "no chip is called 'H1000'; known are: V100" in done.stderr
+    done = bench("plan", "ladders/h100.yaml", "--chip", "a100")
+    assert "did you mean: A100 SXM" in done.stderr
+    done = bench("plan", "ladders/cpu.yaml", "--chip", "H100 SXM")
+    assert "trains on a CPU" in done.stdout
+
+
+def test_a_plan_counts_the_processes_that_the_run_will_take(write_ladder) -> None:
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 4}}]"
+    path = write_ladder(rungs, ceiling_seconds=0.01)
+    for options, expected in (
+        ((), "1 round of 3 processes, without an A/A control, and 1 for loss parity, and 1 for the measured ceiling"),
+        (("--repeats", "3"), "3 rounds of 4 processes, the A/A control included, and 1 for loss parity, and 2 for"),
+        (("--until", "2%", "--ablate"), "5 to 20 rounds of 5 processes"),
+    ):
+        assert expected in " ".join(bench("plan", path, *options).stdout.split())
+
+
+def test_the_version_is_printed() -> None:
+    assert bench("--version").stdout.startswith("gpt2-bench ")
 
 
 def test_no_rung_by_an_empty_name_runs(write_ladder, tmp_path: Path) -> None:

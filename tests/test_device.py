@@ -106,6 +106,25 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     assert found.method.startswith("reserved" if cuda_graphs else "allocated")
 
 
+def test_a_gpu_s_moments_are_events_of_its_queue_and_an_apple_gpu_has_none(
+    fake_mps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Event:
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None: ...
+
+        def elapsed_time(self, later: object) -> float:
+            return 250.0
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("torch.cuda.Event", Event)
+    device = Cuda()
+    assert device.seconds_between(device.mark(), device.mark()) == 0.25
+    assert Mps().mark() is None
+
+
 @pytest.mark.parametrize(
     "text",
     ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"],

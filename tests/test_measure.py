@@ -124,6 +124,32 @@ def test_ranks_take_as_many_steps_as_the_slowest_one_would() -> None:
     assert run(FakeDevice(0.1), agree=lambda value: value * 5).block_steps == 2
 
 
+class Marked(FakeDevice):
+    """A moment is that at which the work queued so far will be done, as with the events of a GPU."""
+
+    def mark(self) -> float | None:
+        return self.now + self.queued * self.step_seconds
+
+
+def test_each_step_of_the_window_is_timed_by_the_device_s_own_clock_without_waiting_for_it() -> None:
+    device, plain = Marked(0.25), FakeDevice(0.25)
+    window = run(device)
+    assert window.step_seconds == pytest.approx([0.25] * 40)
+    run(plain)
+    assert device.waits == plain.waits
+
+
+def test_a_device_whose_events_disturb_it_has_no_times_of_steps() -> None:
+    class Unmarked(FakeDevice):
+        def mark(self) -> None:
+            return None
+
+    window = run(Unmarked(0.25))
+    assert window.step_seconds == []
+    losses = [[1.0] * len(window.history)]
+    assert combine([window], losses, [1.0] * len(window.history), **FACTS).step_seconds is None
+
+
 def test_peak_memory_is_that_of_the_window() -> None:
     device = FakeDevice(0.5)
     window = run(device)

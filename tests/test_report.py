@@ -16,6 +16,7 @@ from bench.report.load import exit_code, load_boards
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
 from bench.report.text import duration, markdown, number, plain
+from bench.report.timing import timing
 from bench.stats import LOUD
 from gpt2.toggles import Toggles
 
@@ -154,6 +155,7 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
         ("out_of_memory", None, 6),
         ("out_of_memory", "out_of_memory", 0),
         ("unsupported", None, 0),
+        ("ok", "out_of_memory", 4),
         ("ok", None, 0),
     ],
 )
@@ -435,7 +437,9 @@ def test_what_lies_on_two_sides_of_an_interruption_is_not_paired() -> None:
     assert c.speedup.value == pytest.approx(1.2)
     assert c.gain is None
     assert scoreboard(records).control is None
-    assert "the run was resumed" in to_markdown(scoreboard(records))
+    assert "the run was interrupted and resumed" in to_markdown(scoreboard(records))
+    between = [record(repetition=n, session=f"{n}") for n in (1, 2)]  # rounds are whole
+    assert "resumed" not in to_markdown(scoreboard(between))
 
 
 def test_memory_found_out_in_another_way_is_marked() -> None:
@@ -549,6 +553,76 @@ def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: P
     assert warnings == []
     (board,), _ = load_boards([tmp_path / "a" / "old.jsonl"])
     assert board.rows[0].rung == "old"
+
+
+def test_a_broken_file_of_a_folder_is_left_out_with_a_warning_and_refused_by_name(tmp_path: Path) -> None:
+    append(tmp_path / "good.jsonl", record())
+    (tmp_path / "bad.jsonl").write_text("no json\n")
+    boards, warnings = load_boards([tmp_path])
+    assert [board.source for board in boards] == [tmp_path / "good.jsonl"]
+    assert len(warnings) == 1
+    assert warnings[0].startswith(f"{tmp_path}/bad.jsonl:1: no record of schema 1")
+    with pytest.raises(RecordError, match=r"bad\.jsonl:1"):
+        load_boards([tmp_path / "bad.jsonl"])
+
+
+def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", record())
+    append(tmp_path / "r.jsonl", record(run_id="another"))
+    with pytest.raises(RecordError, match=r"holds 2 runs .*another.* one file each"):
+        load_boards([tmp_path / "r.jsonl"])
+
+
+def rounds_of(*speeds: tuple[float, ...]) -> Scoreboard:
+    """Rounds of a first rung, a second one, and the control."""
+    records = []
+    for number_, (first, second, again) in enumerate(speeds, start=1):
+        records.append(record(repetition=number_, toggles=CUDA, measurement=measurement(first)))
+        records.append(record("b", 1, number_, toggles=BF16, measurement=measurement(second)))
+        records.append(record(repetition=number_, kind="control", toggles=CUDA, measurement=measurement(again)))
+    return scoreboard(records)
+
+
+def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_faster_for_sure() -> None:
+    sure = to_markdown(rounds_of((100, 200, 100), (100, 202, 101), (100, 198, 100)))
+    assert "Fastest of those that nothing is held against: b, 2.00x ±" in sure
+    once = to_markdown(rounds_of((100, 200, 100)))
+    assert "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung." in once
+    unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
+    assert "No rung is surely faster than the first; most tokens per second: b, 1.44x (" in unsure
+
+
+def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
+    text = to_markdown(rounds_of((100, 200, 100), (100, 200, 3000), (100, 200, 7)))
+    assert "Noise floor: above 100 %, which is none." in text
+    assert "1.281x (" in text
+
+
+def test_two_rounds_tell_what_the_control_did_and_how_far_they_lie_apart() -> None:
+    text = to_markdown(rounds_of((100, 200, 90), (1000, 2000, 900)))
+    assert "The first rung again (A/A control) ran 0.900x as fast." in text
+    assert "baseline: its rounds lie 10.0x apart, from 100 to 1,000 tokens/s: something else ran meanwhile" in text
+
+
+def test_one_denominator_of_mfu_holds_for_the_whole_ladder() -> None:
+    """A derived peak follows the clock, which a process may find elsewhere than the one before."""
+    records = [
+        record(measurement=measurement(peak_flops_bf16=5e12)),
+        record("b", 1, measurement=measurement(peak_flops_bf16=4e12)),
+    ]
+    first, second = scoreboard(records).rows
+    assert first.mfu == second.mfu
+
+
+def test_where_the_time_goes_is_told_for_each_rung() -> None:
+    cold = measurement(first_step_seconds=40.0, compile_cache="cold", step_seconds=[0.1] * 50)
+    warm = measurement(first_step_seconds=4.0, compile_cache="warm", step_seconds=[0.1] * 40 + [0.3] * 10)
+    records = [record(), record("b", 1, 1, measurement=cold), record("b", 1, 2, measurement=warm)]
+    first, second = timing(scoreboard(records))
+    assert (first.first_step_warm, first.step) == (None, pytest.approx(1.024))  # blocks of one step are steps
+    assert (second.first_step, second.first_step_warm) == (40.0, 4.0)
+    assert (second.step, second.step_low, second.step_high) == (0.1, 0.1, 0.3)
+    assert "#### Where the time goes: " in to_markdown(scoreboard(records))
 
 
 @pytest.mark.parametrize("content", [None, ""])

@@ -223,7 +223,9 @@ def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-def test_a_device_that_cannot_be_measured_is_exit_code_6(tmp_path: Path) -> None:
-    done = roofline("--device", "xla", "--out", tmp_path / "out")
-    assert done.returncode == 6
-    assert "unsupported" in done.stderr
+@pytest.mark.parametrize("device", ["xla", "tpu"])
+def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(device: str, tmp_path: Path) -> None:
+    done = roofline("--device", device, "--out", tmp_path / "out")
+    assert done.returncode == 2
+    assert f"bench: --device: {device}: this version trains on cpu, cuda, mps; choose one of them" in done.stderr
+    assert not list((tmp_path / "out").rglob("*.jsonl"))

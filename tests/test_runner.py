@@ -237,6 +237,21 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
 
+def test_an_interrupt_while_an_outcome_is_being_kept_loses_nothing(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = processes.classify
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return genuine(*arguments)
+
+    monkeypatch.setattr(processes, "classify", interrupted)
+    done = run(load(write_ladder("[{name: a}, {name: b}]")), Options(out=tmp_path / "results"), Silent())
+    assert done.interrupted
+    assert [(r.rung, r.status) for r in read(done.path)[0]] == [("a", "ok")]
+
+
 def test_many_interrupts_count_as_one(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pid_file = tmp_path / "pid"
     script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.record import ABLATION, Kind, Record
 from bench.report.guards import judge, toggles_of
-from bench.report.scoreboard import Scoreboard, cumulative, parity_reference, tps_by_round
+from bench.report.scoreboard import Scoreboard, cumulative, first_by_round, parity_reference, tps_by_round
 from bench.schedule import ablated, full_set
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
 from gpt2.toggles import Toggles
@@ -49,7 +49,7 @@ class Attribution:
         verdicts = {gain.verdict for gain in self.gains}
         if {"faster", "slower"} <= verdicts:
             return "sign differs"
-        if len(self.gains) < 2 or verdicts & {None, "unclear", "not replicated"}:
+        if len(self.gains) < 2 or verdicts & {None, "unclear", "not replicated", "no control"}:
             return ""
         signs = {gain.ratio.value > 1 for gain in self.gains if gain.ratio}
         return "sign differs, within noise" if len(signs) > 1 else "agree"
@@ -59,7 +59,7 @@ def attribution(board: Scoreboard) -> list[Attribution]:
     """One entry for each rung but the first; empty where the run was not told to find out."""
     records = [record for record in board.records if record.kind in ("cumulative", *ABLATION)]
     rows = full_set(board.rows)
-    if board.has_gaps or not any(record.kind in ABLATION for record in records):
+    if board.has_gaps or not any(record.ablate or record.kind in ABLATION for record in records):
         return []
     toggles = [row.toggles for row in rows]
     workload = Workload(**records[0].workload)
@@ -73,7 +73,7 @@ def attribution(board: Scoreboard) -> list[Attribution]:
                 in_order=Gain(
                     ratio=row.gain,
                     verdict=row.verdict,
-                    absent=row.status if row.status != "ok" else rows[place - 1].status,
+                    absent=next((r.status for r in (row, rows[place - 1]) if r.status != "ok"), "not measured"),
                     flaw="" if row.status == "ok" else row.status,
                 ),
                 alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
@@ -104,9 +104,10 @@ def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None,
     if toggles == over:
         return Gain(ratio=None, verdict=None, absent="set again later")
     these, those = _with(records, toggles), _with(records, over)
-    ratio = paired_ratio(tps_by_round(these), tps_by_round(those))
+    first = cumulative(board.records)[0]
+    reference = first_by_round(first, board.records) if over == toggles_of(first) else tps_by_round(those)
+    ratio = paired_ratio(tps_by_round(these), reference)
     if ratio:
-        first = cumulative(board.records)[0]
         flaw, _ = judge(these, first, those, parity_reference(these, board.records))
         if flaw == "ok":  # what is left out may itself be broken; without effect it cannot be, nothing was added to it
             flaw, _ = judge(those, first, those, parity_reference(those, board.records))

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from bench.record import Record
 from bench.report.guards import lost, measured
-from bench.report.scoreboard import Row, Scoreboard, cumulative
-from bench.report.text import GIB, NUMBER, plain
+from bench.report.scoreboard import Row, Scoreboard, cumulative, tps_by_round
+from bench.report.text import GIB, NUMBER, number, plain, ratio, with_interval
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.workload import Workload
 
@@ -18,6 +18,8 @@ STATUS = {
 }
 BUSY = 2.0
 """Runnable processes per core, before a process starts, above which something else must have been running."""
+SCATTER = 1.5
+"""Between the fastest and the slowest round of a rung, above which a mean of them says little."""
 GC_SHARE = 0.01
 """Share of the window that Python's garbage collector may take before it is worth a warning."""
 
@@ -94,16 +96,18 @@ def _counting(board: Scoreboard) -> str:
 
 def _verdicts(board: Scoreboard) -> list[str]:
     """How far two figures must lie apart to differ."""
-    if board.rounds < LEAST_ROUNDS:
-        return [f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more."] if len(board.rows) > 1 else []
     control = board.control
+    if board.rounds < LEAST_ROUNDS:
+        again = f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
+        needed = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more.{again}"
+        return [needed] if len(board.rows) > 1 else []
     if board.delta is None or control is None or control.low is None or control.high is None:
         here = f"of the A/A control only {control.rounds} rounds are here" if control else "there is no A/A control"
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
     inside = control.low <= 1 <= control.high
     lines = [
-        f"Noise floor: ±{board.delta:.1%}. The first rung again, at the end of each round (A/A control), ran "
-        f"{control.value:.3f}x ±{control.high / control.value - 1:.1%} as fast. Verdicts on the rung before: same, if "
+        f"Noise floor: {_floor(board.delta)}. The first rung again, at the end of each round (A/A control), ran "
+        f"{with_interval(f'{control.value:.3f}x', control)} as fast. Verdicts on the rung before: same, if "
         "the interval lies within the noise floor; faster or slower, if it excludes 1; else unclear."
     ]
     if not inside:
@@ -182,9 +186,18 @@ def _ceilings(board: Scoreboard) -> list[str]:
 
 def _fastest(board: Scoreboard) -> list[str]:
     best = board.fastest
-    if best is None or best.speedup is None or len(board.rows) == 1:
+    if best is None or best.speedup is None or best is board.rows[0]:
         return []
-    return [f"Fastest of those that nothing is held against: {best.rung}, {best.speedup.value:.2f}x the first rung."]
+    fast = f"{plain(best.rung)}, {ratio(best.speedup)} the first rung"
+    if best.speedup.low is None:
+        return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
+    if best.speedup.low <= 1:
+        return [f"No rung is surely faster than the first; most tokens per second: {fast}."]
+    return [f"Fastest of those that nothing is held against: {fast}."]
+
+
+def _floor(delta: float) -> str:
+    return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
 
 
 def _warnings(board: Scoreboard) -> list[str]:
@@ -195,10 +208,10 @@ def _warnings(board: Scoreboard) -> list[str]:
             f"the run was interrupted in round {board.rounds} of {max(board.planned_rounds, board.rounds)}; bench run "
             "with --resume runs what is missing"
         )
-    if len({record.session for record in records}) > 1:
+    if len({(record.repetition, record.session) for record in records if record.rung_index >= 0}) > board.rounds:
         warnings.append(
-            "the run was resumed: a round that was cut in two is paired within its parts only, its second part with "
-            "the control as first rung"
+            "the run was interrupted and resumed: a round that was cut in two is paired within its parts only, its "
+            "second part with the control as first rung"
         )
     rungs = cumulative(records)
     for row, rung, before in zip(board.rows, rungs, [None, *rungs], strict=False):
@@ -207,6 +220,11 @@ def _warnings(board: Scoreboard) -> list[str]:
             warnings.append(f"{row.rung}: its losses are held to nothing: no other process took steps of that size")
     if board.has_gaps:
         warnings.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
+    for rung in rungs:
+        speeds = list(tps_by_round(rung).values())
+        if speeds and max(speeds) > SCATTER * min(speeds):
+            apart = f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
+            warnings.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
     if load > BUSY * machine.cpu_cores:
         warnings.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
@@ -260,10 +278,19 @@ def _machine(board: Scoreboard) -> str:
 
 def attribution_notes(board: Scoreboard) -> list[str]:
     """Of the table of what each change buys."""
-    floor = f" Verdicts against the noise floor of ±{board.delta:.1%}." if board.delta is not None else ""
+    floor = f" Verdicts against the noise floor: {_floor(board.delta)}." if board.delta is not None else ""
     return [
         "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
         f"three answers, not one.{floor}"
+    ]
+
+
+def timing_notes() -> list[str]:
+    """Of the table of where the time goes."""
+    return [
+        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
+        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
+        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is."
     ]
 
 

@@ -17,18 +17,25 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     A file is shown as it is. Of the files below a folder, each subfolder (machine) and ladder shows one: of the runs
     of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then one with
     rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold nothing but
-    a measured ceiling belong to bench roofline and lend it to runs that measured none. Raises RecordError where there
-    is nothing to show or a file cannot be read.
+    a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot
+    be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by name.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
     rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
         files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
-        contents = {file: read(file) for file in files}
-        warnings += [warning for _, torn in contents.values() for warning in torn]
+        contents: dict[Path, list[Record]] = {}
+        for file in files:
+            try:
+                contents[file], torn = _one_run(file)
+                warnings += torn
+            except RecordError as error:
+                if not path.is_dir():
+                    raise
+                warnings.append(f"{error}; left out")
         found: dict[tuple[Path, str], list[Scoreboard]] = {}
-        for file, (records, _) in contents.items():
+        for file, records in contents.items():
             if any(record.kind == "cumulative" for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
@@ -42,8 +49,18 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
             warnings += _passed_over(runs, chosen)
     if not boards:
         shown = ", ".join(str(path) for path in paths)
-        raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some")
+        left_out = "".join(f"\nbench: {warning}" for warning in warnings)
+        raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
     return boards, warnings
+
+
+def _one_run(file: Path) -> tuple[list[Record], list[str]]:
+    """The records of a file, and warnings. Raises RecordError, for several runs in one file too."""
+    records, warnings = read(file)
+    runs = dict.fromkeys(record.run_id for record in records if record.kind == "cumulative")
+    if len(runs) > 1:
+        raise RecordError(f"{file}: holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each")
+    return records, warnings
 
 
 def _rooflines(folder: Path) -> list[Record]:
@@ -84,7 +101,10 @@ def _begun(board: Scoreboard) -> str:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung's loss differs or it recompiled."""
+    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung does not do what it claims.
+
+    That is: its loss differs, it recompiled, or what the ladder expects of it did not happen.
+    """
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
     for record in records:
         if record.status in ("failed", "timeout"):
@@ -92,4 +112,7 @@ def exit_code(records: Sequence[Record]) -> int:
         # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks.
         if record.status == "out_of_memory" and record.kind not in ABLATION and record.rung not in expected:
             return 6
-    return 4 if any(row.status in ("parity_failed", "recompiled") for row in scoreboard(records).rows) else 0
+    for row in scoreboard(records).rows:
+        if row.status in ("parity_failed", "recompiled") or (row.expect and row.status == "ok"):
+            return 4
+    return 0

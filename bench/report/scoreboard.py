@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.machine import Environment, Matmul
-from bench.record import ABLATION, Measurement, Record
+from bench.machine import Environment
+from bench.record import ABLATION, Record
+from bench.report.denominators import Ceiling, Peaks, find_ceilings, find_peaks, share
 from bench.report.guards import judge, measured, parity, toggles_of
 from bench.stats import (
     LEAST_ROUNDS_UNTIL,
@@ -72,20 +73,6 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ceiling:
-    """The fastest matrix product measured on this machine, over the processes that measured it."""
-
-    flops_per_second: float
-    """Of one device: the geometric mean over the processes."""
-    rates: tuple[float, ...]
-    """Each process's."""
-    product: Matmul
-    """The one that was fastest in the first process."""
-    elsewhere: str | None
-    """The run that measured it, where it was not this one."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Scoreboard:
     """The rows of one run, and what its caption must say."""
 
@@ -111,8 +98,8 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The rung with most tokens per second of those that nothing is held against."""
-        good = [row for row in self.rows if row.tps and row.status in ("ok", "inert")]
+        """The rung with most tokens per second of those that nothing is held against and whose losses are proved."""
+        good = [row for row in self.rows if row.tps and row.status == "ok" and row.loss_difference is not None]
         return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
@@ -158,7 +145,8 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
-    ceilings = _ceilings([*records, *elsewhere])
+    ceilings = find_ceilings([*records, *elsewhere])
+    peaks = find_peaks(records)
     rows: list[Row] = []
     for rung in rungs:
         rows.append(
@@ -167,6 +155,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
                 rungs,
                 records,
                 above=rows,
+                peaks=peaks,
                 ceiling=ceilings.get(toggles_of(rung).device),
                 delta=noise_floor(control),
                 loss_step=loss_step,
@@ -197,6 +186,7 @@ def _row(
     records: Sequence[Record],
     *,
     above: Sequence[Row],
+    peaks: Peaks,
     ceiling: Ceiling | None,
     delta: float | None,
     loss_step: int | None,
@@ -213,7 +203,7 @@ def _row(
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    peaks = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
+    memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
         index=rung[0].rung_index,
@@ -221,14 +211,14 @@ def _row(
         changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
         tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
-        speedup=paired_ratio(tps, _first_by_round(rungs[0], records)) if comparable else None,
+        speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
         verdict=verdict(gain, delta) if gain and sound else None,
-        mfu=_share(rate, found, found and found.peak_flops_bf16),
-        mfu_own=_share(rate, found, found and found.peak_flops_dtype),
-        hfu=_share(rate, found, found and found.peak_flops_bf16, hardware=True),
-        ceiling_share=_share(rate, found, ceiling and ceiling.flops_per_second),
-        peak_memory_bytes=max(peaks, default=None),
+        mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
+        mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
+        hfu=share(rate, found, peaks.get((toggles.device, "bf16")), hardware=True),
+        ceiling_share=share(rate, found, ceiling and ceiling.flops_per_second),
+        peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step else None,
         loss_difference=parity(rung, reference) if reference else None,
@@ -248,20 +238,12 @@ def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str 
     return None
 
 
-def _first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
+def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
     """The first rung's; where an interruption cut a round in two, in the later part its control's."""
     controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == first[0].rung_index])
     mine = tps_by_round(first)
     begun = {repetition for repetition, _ in mine}
     return {**{key: tps for key, tps in controls.items() if key not in mine and key[0] in begun}, **mine}
-
-
-def _share(
-    rate: float | None, found: Measurement | None, peak: float | None, *, hardware: bool = False
-) -> float | None:
-    """Of `peak` FLOP/s, what `rate` tokens per second and device need."""
-    flops = (found.hardware_flops_per_token if hardware else found.flops_per_token) if found else None
-    return flops * rate / peak if flops and rate and peak else None
 
 
 def _joules_per_token(rung: Sequence[Record]) -> float | None:
@@ -301,23 +283,3 @@ def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[
             itself = other[0].kind == rung[0].kind and other[0].rung_index == rung[0].rung_index
             return None if itself and other != first else other
     return None
-
-
-def _ceilings(records: Sequence[Record]) -> dict[str, Ceiling]:
-    """By kind of device, of the run itself or, for want of that, from elsewhere."""
-    by_device: dict[str, list[Record]] = {}
-    for record in records:
-        if record.ceiling:
-            by_device.setdefault(toggles_of([record]).device, []).append(record)
-    result = {}
-    for device, found in by_device.items():
-        own = [record for record in found if record.ladder == records[0].ladder]
-        best = [record.ceiling.best for record in own or found[-1:] if record.ceiling]
-        rates = [each.flops_per_second for each in best]
-        result[device] = Ceiling(
-            flops_per_second=geometric_mean(rates).value,
-            rates=tuple(rates),
-            product=best[0],
-            elsewhere=None if own else found[-1].run_id,
-        )
-    return result

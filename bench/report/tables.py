@@ -20,10 +20,11 @@ from bench.report.caption import (
     other_method,
     other_step,
     status_of,
+    timing_notes,
 )
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import DASH, GIB, markdown, number, plain
-from bench.stats import Estimate
+from bench.report.text import DASH, GIB, markdown, number, percent, plain, ratio, with_interval
+from bench.report.timing import Timing, timing
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
@@ -46,14 +47,17 @@ class Sheet:
 
 
 def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet]:
-    """The scoreboard first, then what each change buys and what 10B tokens cost, where that is known."""
-    recorded = [record.price_per_hour for record in board.records if record.price_per_hour is not None]
-    price = price_per_hour if price_per_hour is not None else recorded[-1] if recorded else None
+    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where known."""
+    priced = [record for record in board.records if record.price_per_hour is not None]
+    last = max(priced, key=lambda record: record.time, default=None)
+    price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
     attributed = attribution(board)
     name = f"{board.ladder} on {board.environment.machine}"
     result = [_scoreboard(board, name)]
     if attributed:
         result.append(_attribution(attributed, board, name))
+    if times := timing(board):
+        result.append(_timing(times, name))
     if price is not None or any(row.joules_per_token is not None for row in board.rows):
         result.append(_cost(board, name, price))
     return result
@@ -74,13 +78,13 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
-        _with_interval(number(row.tps.value) if row.tps else "", row.tps),
-        "1.00x" if row is board.rows[0] and row.speedup else _ratio(row.speedup),
-        f"{_ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else _ratio(row.gain),
-        _percent(row.mfu),
-        _percent(row.mfu_own),
-        _percent(row.hfu),
-        _percent(row.ceiling_share),
+        with_interval(number(row.tps.value) if row.tps else "", row.tps),
+        "1.00x" if row is board.rows[0] and row.speedup else ratio(row.speedup),
+        f"{ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else ratio(row.gain),
+        percent(row.mfu),
+        percent(row.mfu_own),
+        percent(row.hfu),
+        percent(row.ceiling_share),
         f"{row.peak_memory_bytes / GIB:.2f}{' ‡' if other_method(row, board) else ''}"
         if row.peak_memory_bytes is not None
         else DASH,
@@ -108,7 +112,29 @@ def _attribution(attributed: Sequence[Attribution], board: Scoreboard, name: str
 def _gain(gain: Gain) -> str:
     if not gain.ratio:
         return STATUS.get(gain.absent, gain.absent) or DASH
-    return f"{_ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
+    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
+
+
+def _timing(times: Sequence[Timing], name: str) -> Sheet:
+    head = ["Rung", "Start-up (s)", "First step (s)", "First step, warm cache (s)"]
+    head += ["Step, median (ms)", "5 to 95 % of steps (ms)", "Waiting for data"]
+    rows = []
+    for each in times:
+        low, high = each.step_low, each.step_high
+        spread = DASH if low is None or high is None else f"{number(1e3 * low)} to {number(1e3 * high)}"
+        rows.append(
+            [
+                plain(each.rung),
+                number(each.startup),
+                number(each.first_step) if each.first_step is not None else DASH,
+                number(each.first_step_warm) if each.first_step_warm is not None else DASH,
+                number(1e3 * each.step) if each.step is not None else DASH,
+                spread,
+                percent(each.waiting),
+            ]
+        )
+    title = f"Where the time goes: {name}"
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=timing_notes())
 
 
 def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
@@ -129,27 +155,6 @@ def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
     head = ["Rung", "Hours", "Joules per token", "kWh", f"Cost at {price:g} per hour" if price is not None else "Cost"]
     title = f"10 billion tokens: {name}"
     return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=cost_notes(board))
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return DASH
-    return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
-
-
-def _ratio(ratio: Estimate | None) -> str:
-    return _with_interval(f"{ratio.value:.2f}x" if ratio else "", ratio)
-
-
-def _with_interval(text: str, estimate: Estimate | None) -> str:
-    if estimate is None:
-        return DASH
-    if estimate.half_width is None:
-        return text
-    # A wide interval is symmetric in its logarithm only, which +- would hide.
-    if estimate.half_width > 0.5 and estimate.low is not None and estimate.high is not None:
-        return f"{text} ({number(estimate.low)} to {number(estimate.high)})"
-    return f"{text} ±{estimate.half_width:.1%}"
 
 
 def to_markdown(board: Scoreboard, price_per_hour: float | None = None) -> str:

@@ -6,6 +6,8 @@ import re
 import unicodedata
 from pathlib import Path
 
+from bench.stats import Estimate
+
 DASH = "-"
 GIB = 2**30
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
@@ -23,6 +25,30 @@ def duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+
+
+def percent(share: float | None) -> str:
+    """Of a whole."""
+    if share is None:
+        return DASH
+    return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
+
+
+def ratio(estimate: Estimate | None) -> str:
+    """How many times as fast."""
+    return with_interval(f"{estimate.value:.2f}x" if estimate else "", estimate)
+
+
+def with_interval(text: str, estimate: Estimate | None) -> str:
+    """A figure as text, and how far it may be off."""
+    if estimate is None:
+        return DASH
+    if estimate.half_width is None:
+        return text
+    # A wide interval is symmetric in its logarithm only, which +- would hide.
+    if estimate.half_width > 0.5 and estimate.low is not None and estimate.high is not None:
+        return f"{text} ({number(estimate.low)} to {number(estimate.high)})"
+    return f"{text} ±{estimate.half_width:.1%}"
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,64 @@
+"""Where the time of a rung's processes goes: before the first step, in it, and in each step of the window."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median, quantiles
+
+from bench.record import Measurement
+from bench.report.scoreboard import Scoreboard, cumulative
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timing:
+    """Of one rung, over its rounds; seconds. None is what was not measured."""
+
+    rung: str
+    startup: float
+    """Imports, data and weights; median."""
+    first_step: float | None
+    """With compilation, where there is any, and an empty compiler cache; median."""
+    first_step_warm: float | None
+    """With the compiler cache of an earlier round; median."""
+    step: float | None
+    """Of the window; median of all rounds' steps."""
+    step_low: float | None
+    """Below it are 5 in 100 steps."""
+    step_high: float | None
+    """Below it are 95 in 100 steps."""
+    waiting: float | None
+    """Share of the window in which the training waited for batches; median."""
+
+
+def timing(board: Scoreboard) -> list[Timing]:
+    """For each rung that was measured."""
+    result = []
+    for rung in cumulative(board.records):
+        found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
+        if not found:
+            continue
+        steps = [seconds for each in found for seconds in _steps(each)]
+        cuts = quantiles(steps, n=20) if len(steps) > 1 else None
+        windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
+        result.append(
+            Timing(
+                rung=rung[0].rung,
+                startup=median(each.startup_seconds for each in found),
+                first_step=_median([e.first_step_seconds for e in found if e.compile_cache != "warm"]),
+                first_step_warm=_median([e.first_step_seconds for e in found if e.compile_cache == "warm"]),
+                step=_median(steps),
+                step_low=cuts[0] if cuts else None,
+                step_high=cuts[-1] if cuts else None,
+                waiting=_median([waited / seconds for waited, seconds in windows if seconds]),
+            )
+        )
+    return result
+
+
+def _steps(found: Measurement) -> list[float]:
+    """Those of the window; a block of one step is a step."""
+    return found.step_seconds or (found.block_seconds if found.block_steps == 1 else [])
+
+
+def _median(values: list[float]) -> float | None:
+    return median(values) if values else None
