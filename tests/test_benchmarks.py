@@ -55,9 +55,20 @@ def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -
 def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) -> None:
     """In turn, on one model and one optimiser; the ratio and its interval are in extra_info."""
     out = tmp_path / "overhead.json"
-    rounds, seconds = ("20", "2") if benchmark.enabled else ("3", "0.2")
+    model, rounds, seconds = ("gpt2", "10", "6") if benchmark.enabled else ("tiny", "3", "0.2")
     script = Path(__file__).parent / "overhead.py"
-    command = [sys.executable, str(script), "--rounds", rounds, "--seconds", seconds, "--out", str(out)]
+    command = [
+        sys.executable,
+        str(script),
+        "--model",
+        model,
+        "--rounds",
+        rounds,
+        "--seconds",
+        seconds,
+        "--out",
+        str(out),
+    ]
     benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True), rounds=1)
     found = json.loads(out.read_text())
     benchmark.extra_info |= found["harness_over_bare_loop"]
