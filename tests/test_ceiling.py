@@ -16,6 +16,7 @@ from bench.machine import Ceiling
 from bench.processes import MOST_TOKENS, ceiling_command
 from bench.record import read
 from bench.roofline import measure
+from bench.runner import RunError
 from gpt2.device import Cpu, Device, PeakMemory
 from gpt2.workload import PRESETS, GPT2Config
 
@@ -252,10 +253,10 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
     assert read(path)[0] == [record]
 
 
-def test_a_device_that_is_not_here_is_unsupported(write_ladder, tmp_path: Path) -> None:
-    _, record = measure(load(write_ladder("[{name: a}]")), "xla", tmp_path, 0.002, Silent())
-    assert record.status == "unsupported"
-    assert record.ceiling is None
+def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="--device: xla: this version trains on cpu"):
+        measure(load(write_ladder("[{name: a}]")), "xla", tmp_path, 0.002, Silent())
+    assert not list(tmp_path.rglob("*.jsonl"))
 
 
 def test_the_tokens_measured_are_those_of_the_largest_micro_batch_of_the_device_within_reason(write_ladder) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -42,7 +43,7 @@ def training(process: subprocess.Popen[str], rung: str, ranks: int = 1) -> list[
             found = [child for child in children if {"bench.worker", rung} <= set(child.cmdline())]
             found = [child for child in found if "torch.distributed.run" not in child.cmdline()]
             progress = progress_path(Path(found[0].environ()["BENCH_OUT"])) if len(found) == ranks else None
-            if progress and '"window"' in progress.read_text():
+            if progress and re.search('"(warm-up|window)"', progress.read_text()):
                 return sorted(found, key=lambda child: child.environ().get("RANK", "0"))
     raise AssertionError(f"{rung} never trained: {finish(process)}")
 

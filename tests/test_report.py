@@ -437,7 +437,7 @@ def test_what_lies_on_two_sides_of_an_interruption_is_not_paired() -> None:
     assert c.speedup.value == pytest.approx(1.2)
     assert c.gain is None
     assert scoreboard(records).control is None
-    assert "the run was interrupted and resumed" in to_markdown(scoreboard(records))
+    assert "the run was resumed within a round" in to_markdown(scoreboard(records))
     between = [record(repetition=n, session=f"{n}") for n in (1, 2)]  # rounds are whole
     assert "resumed" not in to_markdown(scoreboard(between))
 

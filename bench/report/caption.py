@@ -210,7 +210,7 @@ def _warnings(board: Scoreboard) -> list[str]:
         )
     if len({(record.repetition, record.session) for record in records if record.rung_index >= 0}) > board.rounds:
         warnings.append(
-            "the run was interrupted and resumed: a round that was cut in two is paired within its parts only, its "
+            "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
             "second part with the control as first rung"
         )
     rungs = cumulative(records)
