@@ -147,7 +147,7 @@ def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(wri
 
 
 def test_a_run_that_still_goes_on_cannot_be_resumed_beside_it(write_ladder, tmp_path: Path) -> None:
-    path = write_ladder("[{name: a}, {name: b}]", **LONG)
+    path = write_ladder("[{name: a}, {name: b}]", **{**LONG, "blocks": 15, "max_window_seconds": 60})
     process = start(path, tmp_path)
     training(process, "b")
     code, _, said = finish(start(path, tmp_path, "--resume"))
