@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bench.ladder import Ladder, Rung
 from bench.report.text import GIB, plain
-from bench.schedule import Schedule, planned_rounds
+from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import find
 from gpt2.memory import estimate
@@ -55,7 +55,8 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
 
 
 def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
-    schedule, rounds = Schedule(ladder, rungs, ablate), planned_rounds(ladder)
+    schedule = Schedule(ladder, rungs, ablate)
+    rounds = schedule.planned_rounds
     first, each = list(schedule.round(1)), list(schedule.round(2))
     controlled = any(task.kind == "control" for task in each)
     parity = sum(task.kind == "parity" for task in first)

@@ -22,7 +22,7 @@ from bench.record import Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
-from bench.schedule import Schedule, Task, planned_rounds
+from bench.schedule import Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from bench.stop import stoppable
 from gpt2.data import Batches, DataError, open_corpus
@@ -86,7 +86,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
                 if stop.asked:  # a measurement that was complete by then stands
                     interrupted = True
                     break
-                rounds = max(planned_rounds(ladder), task.repetition)
+                rounds = max(schedule.planned_rounds, task.repetition)
                 watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
                 record = one.run(task)
@@ -118,7 +118,7 @@ def _tasks(schedule: Schedule, records: list[Record]) -> Iterator[Task]:
     protocol = schedule.ladder.protocol
     for repetition in count(1):
         yield from schedule.round(repetition)
-        if repetition < planned_rounds(schedule.ladder):
+        if repetition < schedule.planned_rounds:
             continue
         if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or _narrow(records, protocol.until):
             yield from schedule.closing(repetition)

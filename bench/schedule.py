@@ -121,11 +121,6 @@ def _same_step(before: Toggles, after: Toggles) -> Toggles | None:
     return toggles
 
 
-def planned_rounds(ladder: Ladder) -> int:
-    """As far as known beforehand."""
-    return ladder.protocol.repeats if ladder.protocol.until is None else LEAST_ROUNDS_UNTIL
-
-
 def ceiling_rung(device: str, index: int = -1) -> Rung:
     """The measurement of a device's ceiling as if it were a rung."""
     chosen: dict[str, Any] = {"device": device}
@@ -183,6 +178,12 @@ class Schedule:
     def _control(self) -> tuple[Kind, Rung]:
         """A/A: what the same thing twice differs by."""
         return "control", self.rungs[0]
+
+    @property
+    def planned_rounds(self) -> int:
+        """As far as known beforehand."""
+        protocol = self.ladder.protocol
+        return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
 
     def resume(self, records: Sequence[Record]) -> None:
         """Leave out what has been run. What is left of a round pairs with nothing before it and gets a control."""

@@ -27,6 +27,7 @@ TORCH_FREE = [
     "bench.code",
     "bench.doctor",
     "bench.ladder",
+    "bench.options",
     "bench.record",
     "bench.state",
     "bench.stats",

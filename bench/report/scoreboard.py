@@ -82,6 +82,8 @@ class Scoreboard:
     """All of the run, those of controls and of toggles alone included."""
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
+    delta: float | None
+    """The noise floor: relative differences below it are no difference. None without a control."""
     ceilings: dict[str, Ceiling]
     """By kind of device."""
     loss_step: int | None
@@ -90,11 +92,6 @@ class Scoreboard:
     rounds: int
     source: Path | None
     """The results file."""
-
-    @property
-    def delta(self) -> float | None:
-        """The noise floor: relative differences below it are no difference. None without a control."""
-        return noise_floor(self.control)
 
     @property
     def fastest(self) -> Row | None:
@@ -145,6 +142,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
+    delta = noise_floor(control)
     ceilings = find_ceilings([*records, *elsewhere])
     peaks = find_peaks(records)
     rows: list[Row] = []
@@ -157,7 +155,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
                 above=rows,
                 peaks=peaks,
                 ceiling=ceilings.get(toggles_of(rung).device),
-                delta=noise_floor(control),
+                delta=delta,
                 loss_step=loss_step,
             )
         )
@@ -166,6 +164,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
         rows=tuple(rows),
         records=tuple(records),
         control=control,
+        delta=delta,
         ceilings=ceilings,
         loss_step=loss_step,
         environment=rungs[-1][-1].environment,
