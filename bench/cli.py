@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -44,7 +45,13 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
-    app()
+    try:
+        app()
+    except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"bench: cannot write the output: {error.strerror}", err=True)
+        os._exit(6)  # without the interpreter's own attempt to write the rest
 
 
 def _fail(error: Exception) -> NoReturn:
@@ -83,7 +90,8 @@ def run(
     from bench.probe import ProbeError
     from bench.progress import Progress
     from bench.record import RecordError
-    from bench.report.load import exit_code
+    from bench.report.load import claims_refuted, exit_code
+    from bench.report.scoreboard import scoreboard
     from bench.resume import ResumeError
     from bench.runner import Options, RunError, run
     from gpt2.data import DataError
@@ -116,6 +124,9 @@ def run(
         typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
         raise typer.Exit(130)
     code = exit_code(outcome.records)
+    if code == 4:
+        for wrong in claims_refuted(scoreboard(outcome.records)):
+            typer.echo(f"bench: {wrong}", err=True)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 

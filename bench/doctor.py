@@ -196,9 +196,10 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
 
 def _huge_pages(root: Path) -> Finding:
     found = re.search(r"\[(\w+)\]", machine.read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
     meaning = {
         "always": "always",
-        "madvise": "madvise: torch asks for them where THP_MEM_ALLOC_ENABLE=1 is set",
+        "madvise": f"madvise: torch asks for them where THP_MEM_ALLOC_ENABLE=1 is set{', as it is' if asked else ''}",
         "never": "never: THP_MEM_ALLOC_ENABLE=1 does nothing until root writes madvise to /sys/kernel/mm/"
         "transparent_hugepage/enabled",
     }

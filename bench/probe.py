@@ -6,6 +6,7 @@ Run by bench.runner; alone too: python -m bench.probe cpu ladders/smoke.yaml
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from bench.child import tail
 from bench.ladder import Ladder, load
 from bench.machine import Environment
 from bench.schedule import Schedule
-from gpt2.toggles import HOST, Toggles
+from gpt2.toggles import HOST, Toggles, environment
 
 
 class ProbeError(Exception):
@@ -43,7 +44,8 @@ def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()
     sets = [part for override in overrides for part in ("--set", override)]
     flags = ["--ablate"] if ablate else []
     command = [sys.executable, "-m", "bench.probe", device, *about, *sets, *flags]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    variables = {**os.environ, **environment(Toggles())}  # GPUs numbered as for the processes that train
+    answer = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
     if answer.returncode:
         raise ProbeError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
     return Answer.model_validate_json(answer.stdout)

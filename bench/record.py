@@ -244,10 +244,10 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
     that is no record raises RecordError.
     """
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
+        lines = [line.decode() for line in whole]
     except (OSError, UnicodeDecodeError) as error:
         raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    torn = lines.pop()
     warnings = [f"{path}: the last line is cut off and was left out"] if torn else []
     records = []
     for number, line in enumerate(lines, start=1):
@@ -257,5 +257,9 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             first = error.errors()[0]
             where = ".".join(str(part) for part in first["loc"])
             what = f"{where}: {first['msg']}" if where else first["msg"]
+            if first["type"] == "json_invalid":
+                raise RecordError(
+                    f"{path}:{number}: no result of bench run; delete this line, or name other files"
+                ) from None
             raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {what}") from None
     return records, warnings

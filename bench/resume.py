@@ -14,6 +14,7 @@ from pathlib import Path
 from bench.ladder import Ladder
 from bench.machine import Environment
 from bench.record import Record, RecordError, read
+from bench.schedule import Schedule
 
 MEMORY_TOLERANCE = 0.01
 """A new kernel keeps a little more or less of the memory for itself."""
@@ -33,7 +34,7 @@ def unfinished(
     peak_tflops: float | None = None,
     ablate: bool = False,
 ) -> Path:
-    """The newest results file of this ladder that this run can go on with.
+    """The newest results file of this ladder that this run can go on with; before complete ones, one that lacks some.
 
     chosen, data_sha256, peak_tflops, ablate: what this run takes. Raises ResumeError where there is none; where only
     others are there, it says how the newest, one of this machine before those of others, differs.
@@ -47,27 +48,44 @@ def unfinished(
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     found.sort(key=lambda run: (run[0].parent.name == machine.machine, run[1][-1].time), reverse=True)
-    reasons = []
+    reasons: list[str] = []
+    complete: list[Path] = []
     for path, records in found:
         differences = [
-            *_machine(records[0], machine),
+            *_machine(records, machine),
             *_ladder(records, ladder),
             *_asked(records, chosen, data_sha256, peak_tflops, ablate),
         ]
         if not differences:
-            return path
+            if _lacks(records, ladder, chosen, ablate):
+                return path
+            complete.append(path)
+            continue
         what, there, now = differences[0]
         reason = f"{what} was {there} and is {now}"
         reasons.append(f"{path}: cannot go on with it: {reason}; leave out --resume to start anew")
+    if complete:
+        return complete[0]
     raise ResumeError(reasons[0])
+
+
+def _lacks(records: Sequence[Record], ladder: Ladder, chosen: Sequence[str], ablate: bool) -> bool:
+    """Whether processes of the run are missing, or may be where it goes on until its intervals are narrow."""
+    schedule = Schedule(ladder, ladder.chosen(chosen), ablate)
+    schedule.resume(records)
+    rounds = schedule.planned_rounds
+    left = [task for number in range(1, rounds + 1) for task in schedule.round(number)]
+    return ladder.protocol.until is not None or bool(left or list(schedule.closing(rounds)))
 
 
 Difference = tuple[str, object, object]
 """What must be equal and is not, what it was and what it is."""
 
 
-def _machine(record: Record, machine: Environment) -> Iterator[Difference]:
-    was = record.environment
+def _machine(records: Sequence[Record], machine: Environment) -> Iterator[Difference]:
+    # A ladder's rungs may be of several devices, each of which has a chip of its own.
+    same_chip = (record.environment for record in records if record.environment.chip == machine.chip)
+    was = next(same_chip, records[0].environment)
     versions = {**was.versions, **machine.versions}
     for name, there, now in (
         ("the chip", was.chip, machine.chip),

@@ -82,7 +82,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
         standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()
         one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=stop)
         try:
-            for task in _tasks(schedule, records):
+            for task in _tasks(schedule, records, watcher):
                 if stop.asked:  # a measurement that was complete by then stands
                     interrupted = True
                     break
@@ -113,21 +113,21 @@ def _maps_anew(ladder: Ladder, rung: Rung) -> bool:
     return rung.toggles.device == HOST and tokens * ladder.workload.config.vocab_size * 4 > HEAP_BYTES
 
 
-def _tasks(schedule: Schedule, records: list[Record]) -> Iterator[Task]:
+def _tasks(schedule: Schedule, records: list[Record], watcher: Watcher) -> Iterator[Task]:
     """All processes, until there are rounds enough; `records` grows meanwhile."""
     protocol = schedule.ladder.protocol
     for repetition in count(1):
         yield from schedule.round(repetition)
         if repetition < schedule.planned_rounds:
             continue
-        if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or _narrow(records, protocol.until):
+        found = ratios(scoreboard(records)) if protocol.until is not None else []
+        # Of the ratios the widths only play a part, never the values.
+        if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(found, protocol.until):
             yield from schedule.closing(repetition)
             return
-
-
-def _narrow(records: list[Record], width: float) -> bool:
-    """Whether the intervals of all ratios shown are as narrow as asked; their values play no part."""
-    return narrow_enough(ratios(scoreboard(records)), width)
+        widest = max((ratio.half_width for ratio in found if ratio.half_width), default=None)
+        wide = f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
+        watcher.note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
 
 def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:

@@ -40,6 +40,11 @@ class Estimate:
         """Of the interval, relative to the value; its logarithm is symmetric."""
         return self.high / self.value - 1 if self.high is not None else None
 
+    def over(self, number: float) -> Estimate:
+        """A share of it, as certain as the whole."""
+        low, high = (bound if bound is None else bound / number for bound in (self.low, self.high))
+        return Estimate(self.value / number, low, high, self.rounds)
+
 
 def geometric_mean(values: Sequence[float]) -> Estimate:
     """exp(mean(log)) of positive values, with the t interval of the logarithms (n - 1 degrees of freedom)."""

@@ -75,9 +75,9 @@ def products(ops: Iterable[Op]) -> list[Product]:
         a, b = op.shapes[first], op.shapes[first + 1]
         number_format = NUMBER_FORMATS.get(op.dtypes[first], op.dtypes[first])
         found.append(Product(a[-2], a[-1], b[-1], number_format, batched=len(a) > 2))
-    if found:
+    if any(not product.batched for product in found):
         return found
-    # Apple's GPU has a kernel for the whole linear layer: (..., k) by (n, k), transposed.
+    # Apple's GPU has a kernel for the whole linear layer: (..., k) by (n, k), transposed. Attention is batched there.
     for op in ops:
         if op.name == "aten::linear":
             *rows, k = op.shapes[0]

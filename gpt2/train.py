@@ -90,7 +90,8 @@ class Training(Iterator[Step]):
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         self._number += 1
-        loss = losses[0] if accumulated == 1 else torch.stack(losses).sum()
+        # A copy: what a CUDA graph returned is overwritten when it runs again.
+        loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()
         return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
 
 

@@ -58,6 +58,7 @@ def measurement(tps: float = 1000.0, losses: list[float] | None = None, **change
         "flops_formula": "F",
         "peak_flops_bf16": 989.4e12,
         "peak_flops_source": "a datasheet",
+        "proofs": {},
     }
     return Measurement(**{**facts, **changes})
 

@@ -55,7 +55,7 @@ def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -
 def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) -> None:
     """In turn, on one model and one optimiser; the ratio and its interval are in extra_info."""
     out = tmp_path / "overhead.json"
-    model, rounds, seconds = ("gpt2", "10", "6") if benchmark.enabled else ("tiny", "3", "0.2")
+    model, rounds, seconds = ("gpt2", "20", "6") if benchmark.enabled else ("tiny", "3", "0.2")
     script = Path(__file__).parent / "overhead.py"
     command = [
         sys.executable,
@@ -74,5 +74,4 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
     benchmark.extra_info |= found["harness_over_bare_loop"]
     assert {len(tps) for tps in found["tokens_per_second"].values()} == {int(rounds)}
     if benchmark.enabled:  # else it is too short to tell
-        assert found["harness_over_bare_loop"]["low"] <= 1.01
-        assert found["harness_over_bare_loop"]["high"] >= 0.99
+        assert found["harness_over_bare_loop"]["low"] >= 0.99, "it costs more than 1 %, or the machine is too noisy"

@@ -252,3 +252,13 @@ def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
     for part in ("page faults", "other work", "noise", "What to do"):
         assert part in done.stdout
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_tables_that_do_not_fit_onto_a_full_disk_are_one_line_and_exit_code_6(tmp_path: Path) -> None:
+    append(tmp_path / "a.jsonl", record())
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "bench.cli", "report", tmp_path]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 6
+    assert done.stderr == "bench: cannot write the output: No space left on device\n"

@@ -141,11 +141,10 @@ def test_a_mode_of_compilation_may_leave_the_same_traces() -> None:
     assert scoreboard(records).rows[1].status == "ok"
 
 
-def test_a_rung_without_any_proof_is_inert_and_one_of_an_older_version_is_not() -> None:
-    without = measurement(product_format="float32")
+def test_a_rung_without_any_proof_is_inert() -> None:
+    without = measurement(proofs=None)
     row = second(record("b", 1, toggles=FUSED, measurement=without))
     assert (row.status, row.error) == ("inert", "no proof was taken in round 1")
-    assert second(record("b", 1, toggles=FUSED, measurement=measurement())).status == "ok"
 
 
 def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
@@ -160,6 +159,35 @@ def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
     records = [record(toggles=replace(CUDA, compile="default")), record("b", 1, toggles=both, measurement=found)]
     assert scoreboard(records).rows[1].status == "ok"
     assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(scoreboard(records))
+
+
+def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
+    proofs = {"compile": Proof(took_effect=False, evidence="fell back to eager")}
+    both = replace(FUSED, compile="default")
+    found = measurement(9000.0, gradient_difference=0.0, proofs=proofs)
+    board = scoreboard(
+        [record(toggles=replace(CUDA, compile="default")), record("b", 1, toggles=both, measurement=found)]
+    )
+    assert board.rows[1].doubts == ("compile=default is not in effect: fell back to eager",)
+    assert board.fastest is not board.rows[1]
+
+
+def test_compiled_gradients_that_were_held_to_nothing_keep_a_rung_from_being_the_fastest() -> None:
+    compiled = replace(CUDA, compile="default")
+    for difference, doubts in ((None, ("its compiled gradients were not held to eager ones",)), (0.0, ())):
+        found = measurement(9000.0, gradient_difference=difference)
+        board = scoreboard([record(), record("b", 1, toggles=compiled, measurement=found)])
+        assert board.rows[1].doubts == doubts
+        assert (board.fastest is board.rows[1]) == (not doubts)
+
+
+def test_a_process_that_the_user_ended_is_missing_in_its_round_and_no_more() -> None:
+    ended = record("b", 1, 2, toggles=FUSED, status="interrupted")
+    records = [record(), record(repetition=2), record("b", 1, toggles=FUSED), ended]
+    board = scoreboard(records)
+    assert board.rows[1].status == "ok"
+    assert board.interrupted
+    assert scoreboard([record(), ended]).rows[1].status == "interrupted"
 
 
 def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:

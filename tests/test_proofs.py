@@ -255,6 +255,15 @@ def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:
     assert (product.m, product.k, product.n, product.number_format) == (256, 32, 128, "float16")
 
 
+def test_apple_s_linear_layers_are_read_beside_the_products_of_its_attention() -> None:
+    linear = Op("aten::linear", ["float", "float", "float"], [[4, 64, 32], [128, 32], [128]])
+    scores = Op("aten::bmm", ["float", "float"], [[16, 64, 8], [16, 8, 64]])
+    assert [(p.m, p.k, p.n, p.batched) for p in products([linear, scores])] == [
+        (64, 8, 64, True),
+        (256, 32, 128, False),
+    ]
+
+
 def test_an_op_that_autocast_passes_on_counts_once() -> None:
     x, w = torch.ones(4, 8), torch.ones(8, 8)
 

@@ -37,6 +37,17 @@ def test_a_loss_that_is_not_finite_survives_the_file(tmp_path: Path) -> None:
     json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
 
 
+def test_a_line_torn_within_a_character_is_left_out_as_any_torn_one(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    append(path, record())
+    append(path, record("ligne de départ", 1))
+    content = path.read_bytes()
+    path.write_bytes(content[: content.index("é".encode()) + 1])
+    records, (warning,) = read(path)
+    assert [item.rung for item in records] == ["baseline"]
+    assert "the last line is cut off" in warning
+
+
 def test_a_torn_last_line_is_left_out_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     append(path, record())

@@ -125,6 +125,24 @@ def test_of_several_files_the_newest_that_fits_is_gone_on_with(ladder: Ladder, t
     assert unfinished(tmp_path, ladder, MACHINE) == fits
 
 
+def test_a_complete_run_is_passed_over_for_an_older_one_that_lacks_processes(write_ladder, tmp_path: Path) -> None:
+    one = load(write_ladder("[{name: a}]", repeats=1, ceiling_seconds=0))
+    whole = results(tmp_path, one, "20260102T000000Z", time="2026-01-02T00:00:00+00:00")
+    assert unfinished(tmp_path, one, MACHINE) == whole
+    lacking = results(tmp_path, one, time="2026-01-01T00:00:00+00:00", status="interrupted")
+    assert unfinished(tmp_path, one, MACHINE) == lacking
+
+
+def test_a_ladder_over_several_devices_is_held_to_the_record_of_the_same_chip(ladder: Ladder, tmp_path: Path) -> None:
+    path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8))
+    last = ladder.rungs[1]
+    facts = {name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")}
+    append(path, record(last.name, 1, toggles=last.toggles, **facts))
+    assert unfinished(tmp_path, ladder, MACHINE) == path
+    with pytest.raises(ResumeError, match="the chip was Some CPU and is Another"):
+        unfinished(tmp_path, ladder, here(chip="Another"))
+
+
 def test_a_little_less_memory_after_a_new_kernel_is_the_same_machine(ladder: Ladder, tmp_path: Path) -> None:
     results(tmp_path, ladder)
     unfinished(tmp_path, ladder, here(memory_bytes=int(MACHINE.memory_bytes * 0.995)))

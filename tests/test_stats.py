@@ -1,4 +1,5 @@
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -148,6 +149,21 @@ def test_a_change_without_effect_is_called_faster_at_most_one_time_in_forty() ->
         called[verdict(found, noise_floor(paired_ratio(control, first)))] += 1
     assert called["faster"] / 4000 < 0.025 + 0.005
     assert called["slower"] / 4000 < 0.025 + 0.005
+
+
+@pytest.mark.parametrize(("rounds", "share"), [(3, 0.09), (5, 0.20), (10, 0.26)])
+def test_of_ladders_whose_changes_do_nothing_a_known_share_holds_a_false_verdict(rounds: int, share: float) -> None:
+    """Eight rungs, each held to the one before."""
+    generator = np.random.default_rng(7)
+    false = 0
+    for _ in range(1500):
+        drift = generator.normal(0.0, 0.1, rounds)
+        speeds = np.exp(drift + generator.normal(0.0, 0.03, (9, rounds)))
+        *ladder, control = (dict(enumerate(each)) for each in speeds)
+        delta = noise_floor(paired_ratio(control, ladder[0]))
+        found = [paired_ratio(rung, before) for before, rung in pairwise(ladder)]
+        false += any(each is not None and verdict(each, delta) in ("faster", "slower") for each in found)
+    assert false / 1500 == pytest.approx(share, abs=0.03)
 
 
 def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:

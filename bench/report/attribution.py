@@ -49,9 +49,11 @@ class Attribution:
         verdicts = {gain.verdict for gain in self.gains}
         if {"faster", "slower"} <= verdicts:
             return "sign differs"
-        if len(self.gains) < 2 or verdicts & {None, "unclear", "not replicated", "no control"}:
+        if len(self.gains) < 2 or verdicts & {None, "not replicated", "no control"}:
             return ""
         signs = {gain.ratio.value > 1 for gain in self.gains if gain.ratio}
+        if "unclear" in verdicts:
+            return "sign differs, unclear" if len(signs) > 1 else ""
         return "sign differs, within noise" if len(signs) > 1 else "agree"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.record import Record
-from bench.report.guards import lost, measured
+from bench.report.guards import measured
 from bench.report.scoreboard import Row, Scoreboard, cumulative, tps_by_round
 from bench.report.text import GIB, NUMBER, number, plain, ratio, with_interval
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
@@ -62,7 +62,7 @@ def caption(board: Scoreboard) -> list[str]:
         )
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
-    lines += _memory(board)
+    lines += [*_memory(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
     for row in board.rows:
@@ -71,7 +71,11 @@ def caption(board: Scoreboard) -> list[str]:
     lines += _fastest(board)
     lines += [f"Warning: {warning}." for warning in _warnings(board)]
     if board.source:
-        lines.append(f"From {board.source.as_posix()}, where each record holds the command that runs its rung again.")
+        commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
+        lines.append(
+            f"From {board.source.as_posix()}, measured by code {machine.code_hash[:12]}{commit}. Each record there "
+            "holds the command that runs its rung again."
+        )
     return [plain(line) for line in lines]
 
 
@@ -84,8 +88,17 @@ def _memory(board: Scoreboard) -> list[str]:
     return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else line]
 
 
+def _efficiency(board: Scoreboard) -> list[str]:
+    over = {row.rung: row.efficiency_over for row in board.rows if row.efficiency_over}
+    if not over:
+        return []
+    each = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
+    return [f"Efficiency: tokens per second and rank over those of the rung before that trains on one: {each}."]
+
+
 def _counting(board: Scoreboard) -> str:
-    processes = f"{len(board.records)} processes" if len(board.records) > 1 else "1 process"
+    ended = sum(record.status != "interrupted" for record in board.records)
+    processes = f"{ended} processes" if ended != 1 else "1 process"
     rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
     interval = "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
     return (
@@ -191,9 +204,13 @@ def _fastest(board: Scoreboard) -> list[str]:
     fast = f"{plain(best.rung)}, {ratio(best.speedup)} the first rung"
     if best.speedup.low is None:
         return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
+    if board.delta is not None and board.delta > LOUD:
+        return [f"Most tokens per second, but with that noise floor no rung is surely the fastest: {fast}."]
     if best.speedup.low <= 1:
         return [f"No rung is surely faster than the first; most tokens per second: {fast}."]
-    return [f"Fastest of those that nothing is held against: {fast}."]
+    alike = ", ".join(plain(row.rung) for row in board.as_fast)
+    than = f"; not told from it by this run: {alike}" if alike else ""
+    return [f"Fastest of those that nothing is held against: {fast}{than}."]
 
 
 def _floor(delta: float) -> str:
@@ -213,14 +230,10 @@ def _warnings(board: Scoreboard) -> list[str]:
             "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
             "second part with the control as first rung"
         )
-    rungs = cumulative(records)
-    for row, rung, before in zip(board.rows, rungs, [None, *rungs], strict=False):
-        warnings += [f"{row.rung}: {what}" for what in lost(rung, before)]
-        if row.tps and row.loss_difference is None:
-            warnings.append(f"{row.rung}: its losses are held to nothing: no other process took steps of that size")
+    warnings += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.doubts]
     if board.has_gaps:
         warnings.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
-    for rung in rungs:
+    for rung in cumulative(records):
         speeds = list(tps_by_round(rung).values())
         if speeds and max(speeds) > SCATTER * min(speeds):
             apart = f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
@@ -290,7 +303,8 @@ def timing_notes() -> list[str]:
     return [
         "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
         "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
-        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is."
+        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Making "
+        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
     ]
 
 

@@ -33,6 +33,8 @@ def judge(
     held to.
     """
     failed = [record for record in rung if record.status != "ok"]
+    if all(record.status in ("ok", "interrupted") for record in rung) and len(failed) < len(rung):
+        failed = []  # the round that the user ended is missing, and no more
     if failed:
         return failed[-1].status, failed[-1].error
     for status, error in (
@@ -64,28 +66,31 @@ def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str |
     return None
 
 
-def parity(rung: Sequence[Record], reference: Sequence[Record]) -> float:
-    """The largest relative difference of the first losses and the first gradient norm, over all processes."""
+def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, float]:
+    """The largest relative differences, over all processes, by what differs: a field of LossTolerance."""
     expected = next(r.measurement for r in reference if r.measurement)
-    return max(
-        max(
-            loss_difference(r.measurement.losses, expected.losses),
-            loss_difference(r.measurement.grad_norms[:1], expected.grad_norms[:1]),
-        )
-        for r in rung
-        if r.measurement
-    )
+    found = [r.measurement for r in rung if r.measurement]
+    return {
+        "first_loss": max(loss_difference(each.losses[:1], expected.losses) for each in found),
+        "first_grad_norm": max(loss_difference(each.grad_norms[:1], expected.grad_norms) for each in found),
+        "losses": max(loss_difference(each.losses, expected.losses) for each in found),
+    }
 
 
 def _other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> str | None:
     if not reference or not measured(rung):
         return None
-    difference = parity(rung, reference)
-    allowed = max(LOSS_TOLERANCE[toggles_of(each).precision_class()] for each in (rung, reference))
-    if difference <= allowed:
-        return None
-    whose = reference[0].rung if reference[0].kind != "parity" else "the rung before, accumulating as many tokens"
-    return f"by {difference:.2%} from {whose}'s; the number formats explain {allowed:.2%}"
+    classes = [LOSS_TOLERANCE[toggles_of(each).precision_class()] for each in (rung, reference)]
+    for what, difference in parity(rung, reference).items():
+        allowed = max(getattr(each, what) for each in classes)
+        if not difference <= allowed:
+            whose = (
+                reference[0].rung if reference[0].kind != "parity" else "the rung before, accumulating as many tokens"
+            )
+            name = {"first_loss": "the first loss", "first_grad_norm": "the first gradient norm", "losses": "a loss"}
+            shares = [f"{100 * share:.2g}%" for share in (difference, allowed)]
+            return f"{name[what]} by {shares[0]} from {whose}'s; the number formats explain {shares[1]}"
+    return None
 
 
 def _other_gradients(rung: Sequence[Record]) -> str | None:
@@ -120,8 +125,8 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
     now, changed = toggles_of(rung), changed_toggles(rung, before)
     earlier = next((r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), None) or {}
     for record in rung:
-        if record.measurement is None or record.measurement.product_format is None:
-            continue  # of a version that took no proofs
+        if record.measurement is None:
+            continue
         proofs = record.measurement.proofs
         if proofs is None:
             return f"no proof was taken in round {record.repetition}"
@@ -139,7 +144,22 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
     return None
 
 
-def lost(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
+def doubts(
+    rung: Sequence[Record], before: Sequence[Record] | None, reference: Sequence[Record] | None
+) -> tuple[str, ...]:
+    """Why a rung that nothing is held against may still not be called the fastest."""
+    found = [record.measurement for record in rung if record.measurement]
+    if not found:
+        return ()
+    result = _lost(rung, before)
+    if not reference:
+        result.append("its losses are held to nothing: no other process took steps of that size")
+    if toggles_of(rung).compile != "eager" and all(each.gradient_difference is None for each in found):
+        result.append("its compiled gradients were not held to eager ones")
+    return tuple(result)
+
+
+def _lost(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
     """Toggles that an earlier rung switched on and that are no longer in effect here, with what was seen."""
     toggles, changed = toggles_of(rung), changed_toggles(rung, before)
     found: dict[str, str] = {}

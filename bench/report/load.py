@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.record import ABLATION, CEILING, Record, RecordError, read
+from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.stats import LEAST_ROUNDS
 
@@ -14,11 +15,12 @@ from bench.stats import LEAST_ROUNDS
 def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
-    A file is shown as it is. Of the files below a folder, each subfolder (machine) and ladder shows one: of the runs
-    of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then one with
-    rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold nothing but
-    a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot
-    be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by name.
+    A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
+    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then
+    one with rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold
+    nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file
+    that cannot be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by
+    name.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -34,13 +36,13 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
                 if not path.is_dir():
                     raise
                 warnings.append(f"{error}; left out")
-        found: dict[tuple[Path, str], list[Scoreboard]] = {}
+        found: dict[tuple[Path, str, str], list[Scoreboard]] = {}
         for file, records in contents.items():
             if any(record.kind == "cumulative" for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
-                found.setdefault((file.parent, board.ladder), []).append(board)
+                found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
                 warnings.append(f"{file}: holds no records of rungs")
         for runs in found.values():
@@ -52,6 +54,11 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
         left_out = "".join(f"\nbench: {warning}" for warning in warnings)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
     return boards, warnings
+
+
+def _workload(record: Record) -> str:
+    """What makes runs of a ladder answers to different questions: `--set workload.model=gpt2-medium` for one."""
+    return f"{record.workload['model']} on {record.workload['data']}"
 
 
 def _one_run(file: Path) -> tuple[list[Record], list[str]]:
@@ -112,7 +119,15 @@ def exit_code(records: Sequence[Record]) -> int:
         # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks.
         if record.status == "out_of_memory" and record.kind not in ABLATION and record.rung not in expected:
             return 6
-    for row in scoreboard(records).rows:
-        if row.status in ("parity_failed", "recompiled") or (row.expect and row.status == "ok"):
-            return 4
-    return 0
+    return 4 if claims_refuted(scoreboard(records)) else 0
+
+
+def claims_refuted(board: Scoreboard) -> list[str]:
+    """Why the exit code is 4: for each rung that ran and does not do what it claims, what it does instead."""
+    wrong = []
+    for row in board.rows:
+        if row.status in ("parity_failed", "recompiled"):
+            wrong.append(f"{row.rung}: {status_of(row)}")
+        elif row.expect and row.status == "ok":
+            wrong.append(f"{row.rung}: the ladder expects {row.expect}, and it ran as any other")
+    return wrong

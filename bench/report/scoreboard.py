@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.machine import Environment
 from bench.record import ABLATION, Record
 from bench.report.denominators import Ceiling, Peaks, find_ceilings, find_peaks, share
-from bench.report.guards import judge, measured, parity, toggles_of
+from bench.report.guards import doubts, judge, measured, toggles_of
 from bench.stats import (
     LEAST_ROUNDS_UNTIL,
     Estimate,
@@ -48,6 +48,10 @@ class Row:
     """Over the rung before."""
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
+    efficiency: Estimate | None
+    """Of several ranks: tokens per second and rank over those of the last rung before that trains on one."""
+    efficiency_over: str | None
+    """That rung's name."""
     mfu: float | None
     """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
     mfu_own: float | None
@@ -60,9 +64,8 @@ class Row:
     peak_memory_method: str | None
     loss: float | None
     """At Scoreboard.loss_step."""
-    loss_difference: float | None
-    """Largest relative difference of the first losses, or of the first gradient norm, from those of the reference:
-    the rung before accumulating as many tokens per step, else the first rung with as many. None: held to nothing."""
+    doubts: tuple[str, ...]
+    """Why it may not be called the fastest, even if its status is ok."""
     joules_per_token: float | None
     status: str
     """ok, a guard (see bench.report.guards), or how the last failing process ended."""
@@ -95,9 +98,23 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The rung with most tokens per second of those that nothing is held against and whose losses are proved."""
-        good = [row for row in self.rows if row.tps and row.status == "ok" and row.loss_difference is not None]
+        """The rung with most tokens per second of those that nothing is held against and that leave no doubt."""
+        good = [row for row in self.rows if row.tps and row.status == "ok" and not row.doubts]
         return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+
+    @property
+    def as_fast(self) -> tuple[Row, ...]:
+        """Other rungs that nothing is held against and that this run cannot tell from the fastest."""
+        best = self.fastest
+        if best is None:
+            return ()
+        speeds = {rung[0].rung_index: tps_by_round(rung) for rung in cumulative(self.records)}
+        found = []
+        for row in self.rows:
+            ahead = paired_ratio(speeds[best.index], speeds[row.index]) if row is not best else None
+            if ahead and ahead.low is not None and ahead.low <= 1 and row.status == "ok":
+                found.append(row)
+        return tuple(found)
 
     @property
     def planned_rounds(self) -> int:
@@ -202,6 +219,8 @@ def _row(
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
+    single = next((each for each in reversed(rungs[: len(above)]) if toggles_of(each).world_size == 1), None)
+    scaled = paired_ratio(tps, tps_by_round(single)) if single and toggles.world_size > 1 and comparable else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
@@ -213,6 +232,8 @@ def _row(
         speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
         verdict=verdict(gain, delta) if gain and sound else None,
+        efficiency=scaled.over(toggles.world_size) if scaled else None,
+        efficiency_over=single[0].rung if single and scaled else None,
         mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
         mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
         hfu=share(rate, found, peaks.get((toggles.device, "bf16")), hardware=True),
@@ -220,7 +241,7 @@ def _row(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step else None,
-        loss_difference=parity(rung, reference) if reference else None,
+        doubts=doubts(rung, before, reference),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,

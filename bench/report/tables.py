@@ -66,10 +66,18 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet
 def _scoreboard(board: Scoreboard, name: str) -> Sheet:
     loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     peak = ", derived peak" if derived_peak(board) else ""
-    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", f"MFU (bf16{peak})", f"MFU (own format{peak})"]
-    head += ["HFU", "Of measured ceiling", "Peak memory (GiB)", loss, "Hours to 10B tokens", "Status"]
+    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "Efficiency", f"MFU (bf16{peak})"]
+    head += [
+        f"MFU (own format{peak})",
+        "HFU",
+        "Of measured ceiling",
+        "Peak memory (GiB)",
+        loss,
+        "Hours to 10B tokens",
+        "Status",
+    ]
     rows = [_cells(row, board) for row in board.rows]
-    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 12}), notes=caption(board))
+    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 13}), notes=caption(board))
 
 
 def _cells(row: Row, board: Scoreboard) -> list[str]:
@@ -81,6 +89,7 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
         with_interval(number(row.tps.value) if row.tps else "", row.tps),
         "1.00x" if row is board.rows[0] and row.speedup else ratio(row.speedup),
         f"{ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else ratio(row.gain),
+        with_interval(percent(row.efficiency.value), row.efficiency) if row.efficiency else DASH,
         percent(row.mfu),
         percent(row.mfu_own),
         percent(row.hfu),
@@ -117,7 +126,7 @@ def _gain(gain: Gain) -> str:
 
 def _timing(times: Sequence[Timing], name: str) -> Sheet:
     head = ["Rung", "Start-up (s)", "First step (s)", "First step, warm cache (s)"]
-    head += ["Step, median (ms)", "5 to 95 % of steps (ms)", "Waiting for data"]
+    head += ["Step, median (ms)", "5 to 95 % of steps (ms)", "Making batches"]
     rows = []
     for each in times:
         low, high = each.step_low, each.step_high
@@ -130,7 +139,7 @@ def _timing(times: Sequence[Timing], name: str) -> Sheet:
                 number(each.first_step_warm) if each.first_step_warm is not None else DASH,
                 number(1e3 * each.step) if each.step is not None else DASH,
                 spread,
-                percent(each.waiting),
+                percent(each.batches),
             ]
         )
     title = f"Where the time goes: {name}"
@@ -175,6 +184,7 @@ def _markdown(sheet: Sheet, level: str) -> str:
 DISPENSABLE = (
     "Hours to 10B tokens",
     "HFU",
+    "Efficiency",
     "MFU (own",
     "Of measured",
     "Loss",

@@ -26,8 +26,8 @@ class Timing:
     """Below it are 5 in 100 steps."""
     step_high: float | None
     """Below it are 95 in 100 steps."""
-    waiting: float | None
-    """Share of the window in which the training waited for batches; median."""
+    batches: float | None
+    """Share of the window that the host took to make batches; median."""
 
 
 def timing(board: Scoreboard) -> list[Timing]:
@@ -49,7 +49,7 @@ def timing(board: Scoreboard) -> list[Timing]:
                 step=_median(steps),
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
-                waiting=_median([waited / seconds for waited, seconds in windows if seconds]),
+                batches=_median([making / seconds for making, seconds in windows if seconds]),
             )
         )
     return result
