@@ -5,10 +5,11 @@ from dataclasses import replace
 from samples import measurement, record
 
 from bench.record import Proof
-from bench.report.attribution import attribution
+from bench.report.attribution import Attribution, Gain, attribution
 from bench.report.load import exit_code
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import to_markdown
+from bench.stats import Estimate, Verdict
 from gpt2.toggles import Toggles
 
 FIRST = Toggles(device="cuda")
@@ -66,6 +67,17 @@ def test_a_sign_that_differs_within_the_noise_is_called_that() -> None:
     _, sdpa, _ = attribution(board(99.9, 400.0))
     assert sdpa.alone.verdict == "same"
     assert sdpa.agreement == "sign differs, within noise"
+
+
+def test_what_leans_against_a_sure_direction_is_flagged_and_what_is_all_unclear_is_not() -> None:
+    def agreement(in_order: Verdict, ratio: float) -> str:
+        sure = Gain(ratio=Estimate(ratio, 0.9 * ratio, 1.1 * ratio, 5), verdict=in_order)
+        leaning = Gain(ratio=Estimate(0.96, 0.88, 1.05, 5), verdict="unclear")
+        return Attribution(rung="batch of 4", in_order=sure, alone=leaning, last=sure).agreement
+
+    assert agreement("faster", 1.4) == "sign differs, unclear"
+    assert agreement("slower", 0.7) == ""
+    assert agreement("unclear", 1.01) == ""
 
 
 def test_a_change_that_a_later_rung_sets_again_cannot_be_left_out() -> None:

@@ -53,7 +53,7 @@ class Attribution:
             return ""
         signs = {gain.ratio.value > 1 for gain in self.gains if gain.ratio}
         if "unclear" in verdicts:
-            return "sign differs, unclear" if len(signs) > 1 else ""
+            return "sign differs, unclear" if len(signs) > 1 and verdicts & {"faster", "slower"} else ""
         return "sign differs, within noise" if len(signs) > 1 else "agree"
 
 
