@@ -164,7 +164,7 @@ def plan(
 def report(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Results files, or folders: of these, the newest full run of each machine and ladder."),
+        typer.Argument(help="Results files, or folders: the newest full run of each machine, ladder and model."),
     ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
     out: Annotated[Path | None, typer.Option(help="Write scoreboard.md into this folder.")] = None,

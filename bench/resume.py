@@ -52,7 +52,7 @@ def unfinished(
     complete: list[Path] = []
     for path, records in found:
         differences = [
-            *_machine(records, machine),
+            *_machine(records, machine, ladder.chosen(chosen)[-1].toggles.device),
             *_ladder(records, ladder),
             *_asked(records, chosen, data_sha256, peak_tflops, ablate),
         ]
@@ -82,14 +82,15 @@ Difference = tuple[str, object, object]
 """What must be equal and is not, what it was and what it is."""
 
 
-def _machine(records: Sequence[Record], machine: Environment) -> Iterator[Difference]:
-    # A ladder's rungs may be of several devices, each of which has a chip of its own.
-    same_chip = (record.environment for record in records if record.environment.chip == machine.chip)
-    was = next(same_chip, records[0].environment)
-    versions = {**was.versions, **machine.versions}
+def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:
+    """`machine` is as a process on `device` sees it; processes on others see other chips, and drivers."""
+    same = [record.environment for record in records if record.toggles.all.get("device") == device]
+    was = (same or [record.environment for record in records])[0]
+    versions = {**was.versions, **machine.versions} if same else {}
+    seen = [("the chip", was.chip, machine.chip), ("the number of devices", was.device_count, machine.device_count)]
     for name, there, now in (
-        ("the chip", was.chip, machine.chip),
-        ("the number of devices", was.device_count, machine.device_count),
+        *(seen if same else []),
+        ("the CPU", was.cpu, machine.cpu),
         ("the number of usable cores", was.usable_cores, machine.usable_cores),
         ("torch", was.torch, machine.torch),
         ("Python", was.python, machine.python),
@@ -103,7 +104,7 @@ def _machine(records: Sequence[Record], machine: Environment) -> Iterator[Differ
         ("the machine's memory", was.memory_bytes, machine.memory_bytes),
         ("the device's memory", was.device_memory_bytes or 0, machine.device_memory_bytes or 0),
     ):
-        if abs(after - before) > MEMORY_TOLERANCE * before:
+        if (same or name == "the machine's memory") and abs(after - before) > MEMORY_TOLERANCE * before:
             yield name, before, after
 
 

@@ -668,13 +668,14 @@ def test_beneath_a_loud_noise_floor_no_rung_is_called_the_fastest() -> None:
     assert "Most tokens per second, but with that noise floor no rung is surely the fastest: b, 20.98x" in text
 
 
-def test_efficiency_is_that_of_each_rank_against_the_last_rung_before_that_trains_on_one() -> None:
-    two, four = replace(CUDA, world_size=2), replace(CUDA, world_size=4)
-    speeds = ((CUDA, 1000.0), (BF16, 2000.0), (two, 3600.0), (four, 6000.0))
+def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:
+    one, two, four = (replace(BF16, world_size=n, grad_accum_steps=4 // n) for n in (1, 2, 4))
+    compiled = replace(four, compile="default")
+    speeds = ((CUDA, 1000.0), (one, 2000.0), (two, 3600.0), (four, 6000.0), (compiled, 9000.0))
     board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
     shares = [row.efficiency.value if row.efficiency else None for row in board.rows]
-    assert shares == [None, None, pytest.approx(0.9), pytest.approx(0.75)]
-    assert "those of the rung before that trains on one: r2 over r1; r3 over r1." in to_markdown(board)
+    assert shares == [None, None, pytest.approx(0.9), pytest.approx(0.75), None]
+    assert "those of a rung alike on one rank: r2 over r1; r3 over r1." in to_markdown(board)
 
 
 def test_another_model_on_the_same_ladder_is_another_scoreboard(tmp_path: Path) -> None:

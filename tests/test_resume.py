@@ -133,14 +133,19 @@ def test_a_complete_run_is_passed_over_for_an_older_one_that_lacks_processes(wri
     assert unfinished(tmp_path, one, MACHINE) == lacking
 
 
-def test_a_ladder_over_several_devices_is_held_to_the_record_of_the_same_chip(ladder: Ladder, tmp_path: Path) -> None:
-    path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8))
-    last = ladder.rungs[1]
+def test_a_ladder_over_several_devices_is_held_to_what_a_process_on_the_same_device_saw(
+    write_ladder, tmp_path: Path
+) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b, set: {device: cuda}}]"))
+    path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8, versions={}))
+    assert unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path  # which no rung has used yet
+    with pytest.raises(ResumeError, match="the CPU was Some CPU and is Another CPU"):
+        unfinished(tmp_path, ladder, here(cpu="Another CPU"))
     facts = {name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")}
-    append(path, record(last.name, 1, toggles=last.toggles, **facts))
+    append(path, record("b", 1, toggles=ladder.rungs[1].toggles, **facts))
     assert unfinished(tmp_path, ladder, MACHINE) == path
-    with pytest.raises(ResumeError, match="the chip was Some CPU and is Another"):
-        unfinished(tmp_path, ladder, here(chip="Another"))
+    with pytest.raises(ResumeError, match="the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"):
+        unfinished(tmp_path, ladder, here(chip="NVIDIA H200"))
 
 
 def test_a_little_less_memory_after_a_new_kernel_is_the_same_machine(ladder: Ladder, tmp_path: Path) -> None:

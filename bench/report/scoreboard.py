@@ -7,7 +7,7 @@ board.rows[0].tps.value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.machine import Environment
@@ -49,7 +49,7 @@ class Row:
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
     efficiency: Estimate | None
-    """Of several ranks: tokens per second and rank over those of the last rung before that trains on one."""
+    """Of several ranks: tokens per second and rank over those of the rung before that trains alike, on one."""
     efficiency_over: str | None
     """That rung's name."""
     mfu: float | None
@@ -219,8 +219,8 @@ def _row(
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    single = next((each for each in reversed(rungs[: len(above)]) if toggles_of(each).world_size == 1), None)
-    scaled = paired_ratio(tps, tps_by_round(single)) if single and toggles.world_size > 1 and comparable else None
+    single = _on_one_rank(toggles, rungs[: len(above)]) if comparable else None
+    scaled = paired_ratio(tps, tps_by_round(single)) if single else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
@@ -247,6 +247,18 @@ def _row(
         error=error,
         expect=rung[0].expect,
     )
+
+
+def _on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
+    """The rung that trains on one rank what these toggles train on several, but for the accumulation."""
+
+    def alike(of: Toggles) -> Toggles:
+        return replace(of, world_size=1, grad_accum_steps=1)
+
+    if toggles.world_size == 1:
+        return None
+    single = [rung for rung in above if toggles_of(rung).world_size == 1]
+    return next((rung for rung in single if alike(toggles_of(rung)) == alike(toggles)), None)
 
 
 def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:
