@@ -38,7 +38,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         before = rung.toggles
         result.add_row(
             Text(plain(rung.name)),
-            Text(plain(", ".join(changed))),
+            Text(plain(", ".join(changed)) or "nothing"),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
             f"{memory / GIB:.2f}",
             Text(plain(_fits(rung, memory, chip) if chip else _support(rung, memory))),

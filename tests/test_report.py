@@ -662,6 +662,20 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     assert "; not told from it by this run: b." in to_markdown(scoreboard(records))
 
 
+def test_rungs_that_failed_alike_are_one_line() -> None:
+    error = "device: cuda: torch finds no CUDA device here; choose cpu"
+    rungs = [record(name, n, status="unsupported", error=error) for n, name in enumerate("ab", start=1)]
+    text = to_markdown(scoreboard([record(), *rungs]))
+    assert text.count("torch finds no CUDA device here") == 1
+    assert f"a, b: unsupported: {error}" in text
+
+
+def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
+    board = scoreboard([record(status="unsupported", error="device: cuda: no")])
+    assert "10 billion tokens" not in to_markdown(board, 2.5)
+    assert "10 billion tokens" in to_markdown(scoreboard([record()]), 2.5)
+
+
 def test_beneath_a_loud_noise_floor_no_rung_is_called_the_fastest() -> None:
     text = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
     assert "Fastest" not in text

@@ -65,9 +65,7 @@ def caption(board: Scoreboard) -> list[str]:
     lines += [*_memory(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
-    for row in board.rows:
-        if row.error:
-            lines.append(f"{row.rung}: {status_of(row)}: {row.error.strip().splitlines()[0]}")
+    lines += _errors(board)
     lines += _fastest(board)
     lines += [f"Warning: {warning}." for warning in _warnings(board)]
     if board.source:
@@ -77,6 +75,15 @@ def caption(board: Scoreboard) -> list[str]:
             "holds the command that runs its rung again."
         )
     return [plain(line) for line in lines]
+
+
+def _errors(board: Scoreboard) -> list[str]:
+    """Why rungs are not ok, those alike on one line."""
+    rungs: dict[str, list[str]] = {}
+    for row in board.rows:
+        if row.error:
+            rungs.setdefault(f"{status_of(row)}: {row.error.strip().splitlines()[0]}", []).append(row.rung)
+    return [f"{', '.join(names)}: {error}" for error, names in rungs.items()]
 
 
 def _memory(board: Scoreboard) -> list[str]:

@@ -58,7 +58,7 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet
         result.append(_attribution(attributed, board, name))
     if times := timing(board):
         result.append(_timing(times, name))
-    if price is not None or any(row.joules_per_token is not None for row in board.rows):
+    if any(row.tps and (price is not None or row.joules_per_token is not None) for row in board.rows):
         result.append(_cost(board, name, price))
     return result
 
@@ -187,10 +187,10 @@ DISPENSABLE = (
     "Efficiency",
     "MFU (own",
     "Of measured",
+    "Changed",
     "Loss",
     "MFU (bf16",
     "Peak memory",
-    "Changed",
     "Speed-up",
 )
 """Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
