@@ -263,7 +263,7 @@ def roofline(
     _console().print(ceiling_table(record.ceiling))
     if loaded:
         machine = record.environment.machine
-        board, note = measured(loaded.name, results, machine)
+        board, note = measured(loaded, results, machine)
         lines = ladder_lines(loaded, str(record.toggles.all["device"]), record.ceiling, board)
         _console().print(bound_table(f"{loaded.name} on {machine}", lines, [note]))
     typer.echo(f"record in {path}", err=True)

@@ -27,6 +27,10 @@ class LadderError(Exception):
     """A ladder that cannot be run; the message names file, rung and key, and what to do."""
 
 
+LEAST_BLOCKS = 5
+"""Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
     """How long, and how often, each rung is run."""
@@ -53,7 +57,7 @@ class Protocol:
     """How long each matrix product of the measured ceiling is timed; 0 leaves the ceiling out."""
 
     def __post_init__(self) -> None:
-        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": 5, "loss_steps": 0}.items():
+        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": LEAST_BLOCKS, "loss_steps": 0}.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
@@ -199,7 +203,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise LadderError(f"{path}: {error.strerror or error}") from None
+        raise LadderError(f"{path}: {error.strerror or error}{_near_file(path)}") from None
     except UnicodeDecodeError:
         raise LadderError(f"{path}: is not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
@@ -273,7 +277,17 @@ def _yaml(value: object) -> str:
             number = float(value)
             whole = number.is_integer() and abs(number) < 1e15
             return f"; YAML reads it as text here, write {int(number) if whole else number!r}"
+        with contextlib.suppress(ValueError):
+            if value.endswith("%"):
+                return f"; write {float(value[:-1]) / 100:g}"
     return ""
+
+
+def _near_file(path: Path) -> str:
+    ladders = [str(each) for each in sorted({*path.parent.glob("*.yaml"), *Path("ladders").glob("*.yaml")})]
+    named = [each for each in ladders if Path(each).stem == path.stem]
+    near = named or difflib.get_close_matches(str(path), ladders, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _near(name: str, known: list[str]) -> str:

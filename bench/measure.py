@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from bench.ladder import Protocol
+from bench.ladder import LEAST_BLOCKS, Protocol
 from bench.record import Measurement, Rank
 from bench.state import cpu_times
 from gpt2.device import Device, PeakMemory
@@ -27,7 +27,6 @@ T = TypeVar("T")
 Progress = Callable[[str, int, float | None], None]
 """Called with the phase, the steps so far and the tokens per second of the last block, the clock not running."""
 
-LEAST_BLOCKS = 5
 MOST_WARMUP_STEPS = 100
 """Warm-up ends here even if something still compiles; the report then flags the rung as recompiled."""
 

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.ladder import Ladder, Rung
+from bench.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.report.text import GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
@@ -44,12 +44,13 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
             Text(plain(_fits(rung, memory, chip) if chip else _support(rung, memory))),
         )
     p = ladder.protocol
+    fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
     notes = [
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
         "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
-        f"{p.block_seconds:g} s and a limit of {p.timeout_seconds:g} s.",
+        f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
 

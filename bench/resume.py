@@ -63,7 +63,9 @@ def unfinished(
             continue
         what, there, now = differences[0]
         reason = f"{what} was {there} and is {now}"
-        reasons.append(f"{path}: cannot go on with it: {reason}; leave out --resume to start anew")
+        reasons.append(
+            f"{path}: cannot go on with it: {reason}; repeat that run's options, or leave out --resume to start anew"
+        )
     if complete:
         return complete[0]
     raise ResumeError(reasons[0])

@@ -42,15 +42,18 @@ def measure(
     return path, record
 
 
-def measured(ladder: str, results: Path, machine: str) -> tuple[Scoreboard | None, str]:
+def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | None, str]:
     """What earlier runs of a ladder on this machine measured, and a line that says where that is from."""
     where = results / machine if (results / machine).is_dir() else results
     try:
         boards, _ = load_boards([where])
     except RecordError:
         boards = []
-    here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder, machine)]
-    board = next(iter(here), None)
+    here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder.name, machine)]
+    board = next((board for board in here if Workload(**board.records[0].workload) == ladder.workload), None)
     if board is None or board.source is None:
-        return None, f"Measured: nothing of {ladder} on this machine in {where.as_posix()}; bench run measures it."
+        return (
+            None,
+            f"Measured: nothing of {ladder.name} on this machine in {where.as_posix()}; bench run measures it.",
+        )
     return board, f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today."

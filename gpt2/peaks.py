@@ -6,6 +6,7 @@ A figure is of one device as torch or torch_xla counts them. What its maker does
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -160,11 +161,15 @@ def lookup(device_name: str) -> Chip | None:
 
 
 def named(name: str) -> Chip:
-    """The chip of this name in CHIPS, whatever the case. Raises ValueError, with what there is."""
+    """The chip of this name in CHIPS, whatever its case and hyphens. Raises ValueError, with what there is."""
+    words = re.sub(r"[\s_-]+", " ", name.lower()).strip()
     for chip in CHIPS:
-        if chip.name.lower() == name.lower():
+        if chip.name.lower() in (words, name.lower()):
             return chip
-    alike = [chip.name for chip in CHIPS if name.lower() in chip.name.lower()]
+    alike = [chip.name for chip in CHIPS if words and words in chip.name.lower()]
+    if not alike:
+        folded = {chip.name.lower(): chip.name for chip in CHIPS}
+        alike = [folded[near] for near in difflib.get_close_matches(words, folded, cutoff=0.7)]
     known = "; ".join(alike or [chip.name for chip in CHIPS])
     raise ValueError(f"no chip is called {name!r}; {'did you mean' if alike else 'known are'}: {known}")
 

@@ -152,7 +152,7 @@ def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
 
 def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> None:
     big = ("--set", "toggles.micro_batch_size=64")
-    done = bench("plan", "ladders/h100.yaml", "--rungs", "batch of 64", *big, "--chip", "h100 sxm")
+    done = bench("plan", "ladders/h100.yaml", "--rungs", "batch of 64", *big, "--chip", "h100_sxm")
     assert done.returncode == 0, done.stderr
     assert "On H100 SXM" in done.stdout
     assert "fits into 80 GiB" in done.stdout
@@ -163,6 +163,7 @@ def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> N
     assert "no chip is called 'H1000'; known are: V100" in done.stderr
     done = bench("plan", "ladders/h100.yaml", "--chip", "a100")
     assert "did you mean: A100 SXM" in done.stderr
+    assert "did you mean: H100 SXM" in bench("plan", "ladders/h100.yaml", "--chip", "H100 SMX").stderr
     done = bench("plan", "ladders/cpu.yaml", "--chip", "H100 SXM")
     assert "trains on a CPU" in done.stdout
 

@@ -80,6 +80,7 @@ BAD = {
         "rungs: [{name: b, set: {micro_batch_size: 100000000000000000000}}]",
         "rung 'b': micro_batch_size 100000000000000000000 is too large",
     ),
+    "a percentage": ("protocol: {until: 5%}\nrungs: [{name: b}]", "key 'until': '5%' should be a number; write 0.05"),
     "an alias that contains itself": ("workload: &a {model: *a}\nrungs: [{name: b}]", "contains itself"),
     "endless nesting": ("rungs: " + "[" * 5000, "nested too deeply"),
     "a boolean": ("rungs: [{name: b, set: {compile: on}}]", "toggle 'compile': True is not one of eager, default"),
@@ -192,3 +193,11 @@ def test_case_does_not_hide_the_nearest_name(write_ladder) -> None:
 def test_an_unknown_rung_is_refused_with_the_nearest_name(write_ladder) -> None:
     with pytest.raises(LadderError, match="no rung is called 'basline'; did you mean 'baseline'"):
         load(write_ladder("[{name: baseline}]")).rung("basline")
+
+
+def test_a_ladder_that_is_not_there_names_one_that_is(tmp_path: Path) -> None:
+    (tmp_path / "smoke.yaml").write_text("name: smoke\nrungs: [{name: a}]\n")
+    with pytest.raises(LadderError, match=r"No such file or directory; did you mean .*smoke\.yaml\?"):
+        load(tmp_path / "smoke")
+    with pytest.raises(LadderError, match=r"did you mean .*smoke\.yaml\?"):
+        load(tmp_path / "smok.yaml")

@@ -78,7 +78,8 @@ def test_another_machine_or_code_is_refused_and_the_difference_named(
     path = results(tmp_path, ladder)
     with pytest.raises(ResumeError) as refused:
         unfinished(tmp_path, ladder, machine)
-    assert str(refused.value) == f"{path}: cannot go on with it: {difference}; leave out --resume to start anew"
+    remedy = "repeat that run's options, or leave out --resume to start anew"
+    assert str(refused.value) == f"{path}: cannot go on with it: {difference}; {remedy}"
 
 
 @pytest.mark.parametrize(
