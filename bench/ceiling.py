@@ -22,9 +22,9 @@ from bench.child_side import Progress, cause, enter_environment, give_way, leave
 from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
-from gpt2 import toggles as stages
+from gpt2 import stages
 from gpt2.device import Cpu, Device, find
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggles import Toggles, UnsupportedToggle, check
 from gpt2.workload import PRESETS, GPT2Config
 
 FORMATS: dict[str, dict[str, Any]] = {
@@ -159,7 +159,7 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
     absent: dict[str, str] = {}
     for number_format, chosen_by in FORMATS.items():
         try:
-            stages.check(replace(Toggles(), **{"device": device.kind, **chosen_by}), device)
+            check(replace(Toggles(), **{"device": device.kind, **chosen_by}), device)
         except UnsupportedToggle as error:
             absent[number_format] = str(error)
             continue

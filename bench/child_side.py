@@ -16,7 +16,8 @@ from pathlib import Path
 import psutil
 
 from bench.record import Outcome, progress_path
-from gpt2.toggles import Toggles, environment
+from gpt2.stages import environment
+from gpt2.toggles import Toggles
 
 
 def enter_environment(toggles: Toggles, module: str) -> None:

@@ -26,7 +26,8 @@ from bench.code import git_state
 from bench.machine import State
 from bench.report.text import GIB, plain
 from bench.state import SYSTEM
-from gpt2 import toggles as stages
+from gpt2 import stages
+from gpt2.toggles import HOST, Toggles
 
 NOISE = 0.05
 """Spread of blocks of 20 ms; over a block of a second it averages to less than 1 %."""
@@ -57,7 +58,7 @@ def warnings(
     stolen_cores: from state.cpu_times() before and after it. memory_bytes: what all ranks together need of this
     machine's memory, not of a GPU's.
     """
-    on_cpu = device == stages.HOST
+    on_cpu = device == HOST
     busy = ranks * (threads if on_cpu else 1)  # beside another device, a rank needs one core to feed it
     findings = [checks.governor(root), checks.battery(), *checks.variables()]
     if on_cpu:
@@ -90,7 +91,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
     return [
         checks.governor(root),
         checks.smt(root),
-        checks.threads(stages.threads(stages.Toggles()), 1, root),
+        checks.threads(stages.threads(Toggles()), 1, root),
         checks.battery(),
         checks.other_work(machine.other_cores(), machine.usable_cores()),
         _noise(blocks),

@@ -15,7 +15,7 @@ from bench.code import code_hash, git_state
 from bench.machine import Environment
 from bench.state import VARIABLES
 from gpt2.device import Cpu, Device
-from gpt2.toggles import usable_cores
+from gpt2.stages import usable_cores
 
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 

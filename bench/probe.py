@@ -19,7 +19,8 @@ from bench.child import tail
 from bench.ladder import Ladder, load
 from bench.machine import Environment
 from bench.schedule import Schedule
-from gpt2.toggles import HOST, Toggles, environment
+from gpt2.stages import environment
+from gpt2.toggles import HOST, Toggles
 
 
 class ProbeError(Exception):

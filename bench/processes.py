@@ -20,7 +20,8 @@ from bench.record import Record, ToggleValues
 from bench.schedule import Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Stop
-from gpt2.toggles import HOST, environment, threads
+from gpt2.stages import environment, threads
+from gpt2.toggles import HOST
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -23,7 +23,8 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.record import Kind, Outcome, Proof
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import Toggles, UnsupportedToggle, model_config, resolved
+from gpt2.stages import model_config, resolved
+from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
@@ -72,7 +73,8 @@ def _arguments() -> argparse.Namespace:
 
 def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
     """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of failure."""
-    from gpt2.device import find, process_group
+    from gpt2.device import find
+    from gpt2.parallel import process_group
 
     device: Device | None = None
     try:

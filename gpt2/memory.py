@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from gpt2 import toggles as stages
+from gpt2 import stages
 from gpt2.model import GPT2
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload

@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 
 from gpt2.ops import Op, Product, fused_attention, kernel_formats, products
+from gpt2.stages import threads as wanted_threads
 from gpt2.toggles import Toggles
-from gpt2.toggles import threads as wanted_threads
 from gpt2.train import Training
 
 

@@ -1,30 +1,19 @@
-"""How GPT-2 is trained: one field per optimisation, and the stages that apply them, in the order they wrap.
+"""How GPT-2 is trained: one field per optimisation, its values, and where each of them can be had.
 
-    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision
-
-A new optimisation is a field of Toggles, a branch in the stage that it belongs to, and a proof in gpt2.proofs.
-Importing this module loads no torch, so that ladders can be read and processes prepared without it.
+A new optimisation is a field of Toggles, a branch in the stage of gpt2.stages that it belongs to, and a proof in
+gpt2.proofs. Importing this module loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import warnings
 from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import psutil
-
-from gpt2.workload import STRICT, GPT2Config, Workload
+from gpt2.workload import STRICT, Workload
 
 if TYPE_CHECKING:
-    import torch
-
     from gpt2.device import Device
-    from gpt2.model import GPT2
 
 
 HOST = "cpu"
@@ -111,7 +100,7 @@ class Toggles:
         1,
         "Pads the vocabulary to a multiple of this; 64 and 128 both make GPT-2's 50257 into 50304.",
         note=lambda toggles, workload: (
-            f"{model_config(toggles, workload.config).padded_vocab_size} rows, pad logits masked: same loss"
+            f"{toggles.padded(workload.config.vocab_size)} rows, pad logits masked: same loss"
         ),
     )
     recompute: Literal["none", "gelu", "block"] = _toggle(
@@ -139,6 +128,10 @@ class Toggles:
                 )
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
+
+    def padded(self, vocab_size: int) -> int:
+        """Rows of the embedding for a vocabulary."""
+        return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def cuda_graphs(self) -> bool:
@@ -244,123 +237,3 @@ def describe(toggles: Toggles, before: Toggles | None, workload: Workload) -> li
         note = toggle.metadata["note"] and toggle.metadata["note"](toggles, workload)
         described.append(f"{toggle.name}={value} ({note})" if note else f"{toggle.name}={value}")
     return described
-
-
-def resolved(toggles: Toggles, workload: Workload) -> dict[str, object]:
-    """What values that depend on the machine or the model come to here."""
-    return {
-        "threads": threads(toggles),
-        "padded_vocab_size": model_config(toggles, workload.config).padded_vocab_size,
-    }
-
-
-# --- the stages, in the order they wrap ---------------------------------------------------------------------------
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
-
-
-def threads(toggles: Toggles) -> int:
-    """CPU threads of one rank; unless given, the usable cores shared by the ranks here."""
-    if toggles.threads != "default":
-        return toggles.threads
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))
-    return max(1, usable_cores() // ranks_here)
-
-
-def environment(toggles: Toggles) -> dict[str, str]:
-    """Variables that a training process must have before its interpreter starts."""
-    # Said explicitly because torchrun would otherwise set one thread per rank.
-    count = str(threads(toggles))
-    # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
-    return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-def configure_process(toggles: Toggles) -> None:
-    """Set what torch keeps per process: threads, float32 products, attention kernels."""
-    import torch
-
-    torch.set_num_threads(threads(toggles))
-    torch.set_float32_matmul_precision(toggles.matmul_precision)
-    kernels = {
-        "flash": torch.backends.cuda.enable_flash_sdp,  # these flags choose the CPU's kernel too
-        "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
-        "cudnn": torch.backends.cuda.enable_cudnn_sdp,
-        "math": torch.backends.cuda.enable_math_sdp,
-    }
-    for name, enable in kernels.items():
-        enable(name == toggles.attention or toggles.attention not in kernels)
-
-
-def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
-    """The model's shape with the choices that are made inside it."""
-    multiple = toggles.vocab_multiple
-    return replace(
-        config,
-        padded_vocab_size=-(-config.vocab_size // multiple) * multiple,
-        attention="explicit" if toggles.attention == "explicit" else "sdpa",
-        recompute=toggles.recompute,
-    )
-
-
-def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
-    """Compile the model, then make it one of several replicas."""
-    import torch
-
-    if toggles.compile != "eager":
-        model.compile(mode=toggles.compile)  # in place: parameters keep their names
-    if toggles.world_size == 1:
-        return model
-    with warnings.catch_warnings():
-        # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        return torch.nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=device.ddp_device_ids,
-            gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
-            broadcast_buffers=False,  # masks, the same on every rank
-        )
-
-
-def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
-    if last:
-        return contextlib.nullcontext()
-    from torch.nn.parallel import DistributedDataParallel
-
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
-
-
-def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.AdamW:
-    """AdamW; weight decay on matrices and embeddings, not on biases and LayerNorms."""
-    import torch
-
-    parameters = list(model.parameters())
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
-    ]
-    return torch.optim.AdamW(
-        groups,
-        lr=workload.lr,
-        betas=(workload.beta1, workload.beta2),
-        eps=workload.eps,
-        foreach=toggles.adamw == "foreach",
-        fused=toggles.adamw == "fused",
-    )
-
-
-def precision(
-    toggles: Toggles, device: Device
-) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
-    """What to enter around each forward pass, and the gradient scaler, which does nothing except for float16."""
-    import torch
-
-    dtype = getattr(torch, toggles.autocast)
-    scaler = torch.amp.GradScaler(device.torch_device.type, enabled=toggles.autocast == "float16")
-    if dtype == torch.float32:
-        return contextlib.nullcontext, scaler
-    return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler

@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from gpt2 import toggles as stages
+from gpt2 import stages
 from gpt2.data import Batches
 from gpt2.device import Device
 from gpt2.model import build

@@ -20,7 +20,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.ladder import Protocol
 from bench.stats import paired_ratio
-from gpt2.toggles import Toggles, environment
+from gpt2.stages import environment
+from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, Workload
 
 

@@ -4,7 +4,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Cuda, Mps, process_group
+from gpt2.device import DEVICES, Cpu, Cuda, Mps
+from gpt2.parallel import process_group
 from gpt2.toggles import Toggles, UnsupportedToggle
 
 MIB = 2**20

@@ -13,7 +13,8 @@ from trainings import FOUR, every_value, start
 
 from gpt2.ops import Op, fused_attention, kernel_formats, products, profile
 from gpt2.proofs import PROOFS, Finding, Seen, prove
-from gpt2.toggles import Toggles, model_config
+from gpt2.stages import model_config
+from gpt2.toggles import Toggles
 from gpt2.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")

@@ -14,7 +14,8 @@ from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
-from gpt2.toggles import LOSS_TOLERANCE, Toggles, environment
+from gpt2.stages import environment
+from gpt2.toggles import LOSS_TOLERANCE, Toggles
 from gpt2.train import Step
 from gpt2.workload import Workload
 
@@ -131,7 +132,8 @@ def test_the_guard_against_reading_values_works() -> None:
 RANKS = """
 import itertools, json, os, sys, torch
 from gpt2.data import Batches, open_corpus
-from gpt2.device import find, process_group
+from gpt2.device import find
+from gpt2.parallel import process_group
 from gpt2.gradients import gradient_difference
 from gpt2.ops import profile
 from gpt2.proofs import prove

@@ -1,0 +1,110 @@
+"""The seam itself: what the trainer and the harness ask of any accelerator."""
+
+from __future__ import annotations
+
+import sys
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from gpt2 import peaks
+from gpt2.peaks import Chip
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeakMemory:
+    """Memory at its highest, in bytes, and how that was found out: figures of unlike methods do not compare."""
+
+    bytes: int | None
+    method: str
+    reserved_bytes: int | None = None
+    """Held by torch's allocator, used or not."""
+    run_bytes: int | None = None
+    """Highest of the whole process, initialisation and compilation included."""
+    alloc_retries: int | None = None
+    """Times the allocator had to give memory back and try again; more than 0 makes the speed suspect."""
+
+
+class Device(ABC):
+    """One accelerator as the trainer sees it; the defaults suit a device that finishes each call at once."""
+
+    kind: str
+    ddp_backend = "gloo"
+    ddp_device_ids: list[int] | None = None
+    shared_by_ranks = False
+    """Whether all ranks of a machine work on one device, whose peak then counts once."""
+    profiler_activities = (ProfilerActivity.CPU,)
+    """What torch's profiler must watch to see all that runs."""
+
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+        self.torch_device = torch.device(self.kind)
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        """Why this very device cannot do `toggle: value`, with what to choose instead; None if it can."""
+        return None
+
+    def synchronize(self) -> None:
+        """Wait until all queued work is done; without this one times the launch."""
+        return
+
+    def mark(self) -> Any:
+        """Note this moment in the device's queue of work, without waiting for it; None where that cannot be done."""
+        return time.perf_counter()
+
+    def seconds_between(self, first: Any, second: Any) -> float:
+        """Between two moments that mark() noted, once the device has been waited for."""
+        return second - first
+
+    def put(self, tokens: torch.Tensor) -> torch.Tensor:
+        """A CPU tensor on this device."""
+        return tokens.to(self.torch_device)
+
+    def sample_memory(self) -> None:
+        """Called between each forward pass and its backward pass, when most memory is in use."""
+        return
+
+    def compilations(self) -> int:
+        """Times that torch set out to compile a function so far, in vain ones included; steady once warmed up."""
+        dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
+        return dynamo.counters["frames"]["total"] if dynamo else 0
+
+    def energy_joules(self) -> float | None:
+        """Energy that this device has used since some moment in the past: of interest is the difference of two."""
+        return None
+
+    @abstractmethod
+    def reset_peak_memory(self) -> None:
+        """Forget the highest memory so far, so that the next peak_memory() speaks of the window."""
+
+    @abstractmethod
+    def peak_memory(self) -> PeakMemory:
+        """Highest memory since reset_peak_memory()."""
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        """Whether `error` is this device's way of saying that memory ran out."""
+        return isinstance(error, torch.OutOfMemoryError | MemoryError)
+
+    @abstractmethod
+    def chip(self) -> str:
+        """The name of one device, as it calls itself."""
+
+    def count(self) -> int:
+        """Devices of this kind on this machine."""
+        return 1
+
+    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+        """Datasheet figures of one device; None where it is not known. cpu_flags: see bench.environment."""
+        return peaks.lookup(self.chip())
+
+    def memory_bytes(self) -> int | None:
+        """Memory of one device."""
+        return None
+
+    def versions(self) -> dict[str, str]:
+        """Driver and libraries that this device's speed depends on."""
+        return {}

@@ -1,0 +1,69 @@
+"""The machine's own processor, and what the other devices take from it."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import psutil
+
+from gpt2 import peaks
+from gpt2.device.base import Device, PeakMemory
+from gpt2.peaks import Chip
+from gpt2.stages import usable_cores
+
+
+class Cpu(Device):
+    kind = "cpu"
+    shared_by_ranks = True
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak = _resident_peak()
+        self._cleared = False
+        with contextlib.suppress(OSError):  # Linux only, and some containers forbid it
+            Path("/proc/self/clear_refs").write_text("5")
+            self._cleared = True
+
+    def peak_memory(self) -> PeakMemory:
+        peak = _resident_peak()
+        run_peak = max(peak, self._run_peak)
+        if self._cleared:
+            return PeakMemory(bytes=peak, method="resident, window (VmHWM)", run_bytes=run_peak)
+        return PeakMemory(bytes=run_peak, method="resident, whole run (ru_maxrss)", run_bytes=run_peak)
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
+
+    def chip(self) -> str:
+        with contextlib.suppress(OSError):
+            if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
+                return match.group(1)
+        if sys.platform == "darwin":
+            return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
+        return platform.processor() or platform.machine()
+
+    def count(self) -> int:
+        return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+
+    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+        # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
+        clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
+        mhz = (clock.max or clock.current) if clock else None
+        return peaks.derived_cpu(usable_cores(), mhz, cpu_flags)
+
+    def memory_bytes(self) -> int | None:
+        return psutil.virtual_memory().total
+
+
+def _resident_peak() -> int:
+    with contextlib.suppress(OSError):
+        if match := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
+            return int(match.group(1)) * 1024
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere

@@ -1,0 +1,113 @@
+"""NVIDIA's GPUs, and AMD's, which torch calls by the same name."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from gpt2.device.base import Device, PeakMemory
+from gpt2.toggles import UnsupportedToggle
+
+
+class Cuda(Device):
+    kind = "cuda"
+    ddp_backend = "nccl"
+    profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
+
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+        if not torch.cuda.is_available():
+            raise UnsupportedToggle(
+                "device", "cuda", "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
+            )
+        if local_rank >= torch.cuda.device_count():
+            raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
+        self.torch_device = torch.device("cuda", local_rank)
+        self.ddp_device_ids = [local_rank]
+        self._cuda_graphs = cuda_graphs
+        torch.cuda.set_device(local_rank)
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
+        if (toggle, value) == ("autocast", "bfloat16") and not ampere:
+            return f"{self.chip()} has no bfloat16 units (Ampere and later have); choose float16"
+        if (toggle, value) == ("matmul_precision", "high") and not ampere:
+            return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
+        if (toggle, value) == ("attention", "flash") and not ampere:
+            return f"{self.chip()} is older than FlashAttention's kernels (Ampere and later); choose efficient"
+        if toggle == "world_size" and isinstance(value, int) and value > torch.cuda.device_count():
+            return self._too_many_ranks()
+        return None
+
+    def _too_many_ranks(self) -> str:
+        found = torch.cuda.device_count()
+        return f"more ranks than the {found} CUDA device(s) here; choose at most {found}"
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize(self.torch_device)
+
+    def mark(self) -> torch.cuda.Event:
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        return first.elapsed_time(second) / 1e3
+
+    def put(self, tokens: torch.Tensor) -> torch.Tensor:
+        # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
+        return tokens.pin_memory().to(self.torch_device, non_blocking=True)
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)
+        self._retries = self._alloc_retries()
+        torch.cuda.reset_peak_memory_stats(self.torch_device)
+
+    def peak_memory(self) -> PeakMemory:
+        peak = torch.cuda.max_memory_allocated(self.torch_device)
+        reserved = torch.cuda.max_memory_reserved(self.torch_device)
+        return PeakMemory(
+            # What a CUDA graph works in does not count as allocated once it is recorded (pytorch issue 121932).
+            bytes=reserved if self._cuda_graphs else peak,
+            method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
+            reserved_bytes=reserved,
+            run_bytes=max(peak, self._run_peak),
+            alloc_retries=self._alloc_retries() - self._retries,
+        )
+
+    def _alloc_retries(self) -> int:
+        return torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0)
+
+    def chip(self) -> str:
+        return torch.cuda.get_device_name(self.torch_device)
+
+    def count(self) -> int:
+        return torch.cuda.device_count()
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        # Outside torch's allocator memory runs out in other words: the driver's, cuBLAS's, NCCL's.
+        text = str(error)
+        return super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+
+    def memory_bytes(self) -> int | None:
+        return torch.cuda.get_device_properties(self.torch_device).total_memory
+
+    def energy_joules(self) -> float | None:
+        import pynvml
+
+        # NVML counts all devices of the machine, torch those of CUDA_VISIBLE_DEVICES: the UUID is common to both.
+        uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
+        with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
+            pynvml.nvmlInit()
+            return pynvml.nvmlDeviceGetTotalEnergyConsumption(pynvml.nvmlDeviceGetHandleByUUID(uuid)) / 1e3
+        return None
+
+    def versions(self) -> dict[str, str]:
+        import pynvml  # the NVIDIA driver's own library; needed on NVIDIA machines only
+
+        found = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        with contextlib.suppress(pynvml.NVMLError):
+            pynvml.nvmlInit()
+            found["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
+        return found

@@ -1,0 +1,57 @@
+"""Apple's GPUs."""
+
+from __future__ import annotations
+
+import psutil
+import torch
+
+from gpt2.device.base import Device, PeakMemory
+from gpt2.device.cpu import Cpu
+from gpt2.toggles import UnsupportedToggle
+
+
+class Mps(Device):
+    kind = "mps"
+
+    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+        if not torch.backends.mps.is_available():
+            raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here; choose cpu")
+        super().__init__()
+        self._highest = self._run_peak = 0
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        if toggle == "world_size" and value != 1:
+            return "a Mac has one GPU; leave it at 1"
+        return None
+
+    def synchronize(self) -> None:
+        torch.mps.synchronize()
+
+    def mark(self) -> None:
+        # Its events cut the queue short each time, can swap places and can hang when read (pytorch 162872, 196395).
+        return None
+
+    def sample_memory(self) -> None:
+        # There is no counter of the peak. This reads the allocator's own figure and waits for nothing.
+        self._highest = max(self._highest, torch.mps.current_allocated_memory())
+
+    def reset_peak_memory(self) -> None:
+        self._run_peak, self._highest = self._highest, 0
+
+    def peak_memory(self) -> PeakMemory:
+        run_peak = max(self._highest, self._run_peak)
+        return PeakMemory(
+            bytes=self._highest,
+            method="allocated, sampled after forward passes (torch.mps)",
+            reserved_bytes=torch.mps.driver_allocated_memory(),
+            run_bytes=run_peak,
+        )
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
+
+    def chip(self) -> str:
+        return Cpu().chip()  # the GPU has no name of its own; the chip that carries both has
+
+    def memory_bytes(self) -> int | None:
+        return psutil.virtual_memory().total  # shared with the CPU
