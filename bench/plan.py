@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -53,8 +55,8 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
     notes = [
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
-        "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; compiled code keeps "
-        "less of these, libraries add their own (docs/devices.md: how far off that is).",
+        "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
+        "(docs/devices.md: how far off that is).",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
         *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
@@ -121,7 +123,10 @@ def _on_chip(rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
         return f"unsupported: {error}"
     number_format = rung.toggles.product_format()
     if chip.lacks(number_format):
-        return f"unsupported: {chip.name} has no {number_format} units"
+        instead = "float16" if number_format == "bfloat16" else "highest"
+        return f"unsupported: {chip.name} has no {number_format} units; choose {instead}"
+    if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
+        return f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
     if chip.memory_bytes is None:
         return "unknown: its name covers several sizes of memory"
     if memory.total <= chip.memory_bytes:
@@ -131,11 +136,21 @@ def _on_chip(rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
 
 def _too_large(toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
     """What to say, and what would help, where the estimate is above what a device has."""
-    size = f"{available / GIB:,.0f} GiB"
-    state = memory.total - memory.activations
-    if state < available and toggles.compile != "eager":
-        return f"fits into {size} only if compiled code keeps {1 - (available - state) / memory.activations:.0%} less"
-    if memory.activations >= available:
-        return f"will not fit into {size}: lower micro_batch_size, or set recompute: block"
-    devices = math.ceil(state / (available - memory.activations))
-    return f"will not fit into {size}: needs sharding: fsdp2 over at least {devices} devices"
+    size, state = f"{available / GIB:,.0f} GiB", memory.total - memory.activations
+    remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
+    if toggles.recompute != "block" and _possible(toggles, recompute="block"):
+        remedies.append("recompute: block")
+    room = available - memory.activations if memory.activations < available else available
+    devices = max(2, math.ceil(state / room))
+    if getattr(toggles, "sharding", None) == "none" and _possible(toggles, sharding="fsdp2", world_size=devices):
+        remedies.append(f"sharding: fsdp2 over at least {devices} devices")
+    return f"will not fit into {size}; try {', '.join(remedies) or 'a smaller model'}"
+
+
+def _possible(toggles: Toggles, **changes: Any) -> bool:
+    """Whether this kind of device can do that."""
+    try:
+        check(replace(toggles, **changes))
+    except UnsupportedToggle:
+        return False
+    return True

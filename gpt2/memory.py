@@ -19,7 +19,7 @@ from gpt2.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes per device, at the end of the forward pass, uncompiled; compilers keep less, libraries add their own."""
+    """Bytes per device, at the end of the forward pass; libraries add their own."""
 
     weights: int
     gradients: int
@@ -51,6 +51,12 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
-    logits = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size * 4
+    elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
+    logits = elements * 4
+    if toggles.compile != "eager":
+        # Eager code keeps log-probabilities in float32. The compiler keeps the logits as the product gave them and
+        # works out both these and their gradient within other kernels.
+        narrower = 4 - dtype.itemsize
+        logits -= 2 * elements * narrower
     total = sum(weights.values())
     return MemoryEstimate(weights=total, gradients=total, optimizer=2 * total, activations=activations + logits)
