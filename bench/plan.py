@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from rich.console import Group
 from rich.table import Table
@@ -19,7 +18,7 @@ from gpt2.device import find
 from gpt2.memory import MemoryEstimate, estimate
 from gpt2.peaks import Chip
 from gpt2.toggles import HOST, Toggles, UnsupportedToggle, check, describe
-from gpt2.workload import FLOPS_FORMULA
+from gpt2.workload import FLOPS_FORMULA, Workload
 
 
 def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
@@ -48,7 +47,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
             Text(plain(", ".join(changed)) or "nothing"),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
             f"{memory.total / GIB:,.2f}",
-            Text(plain(_on_chip(rung, memory, held) if held else _here(rung, memory))),
+            Text(plain(_on_chip(workload, rung, memory, held) if held else _here(workload, rung, memory))),
         )
     p = ladder.protocol
     fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
@@ -102,7 +101,7 @@ def _rounds(ladder: Ladder) -> str:
     return f"{repeats} rounds" if repeats > 1 else "1 round"
 
 
-def _here(rung: Rung, memory: MemoryEstimate) -> str:
+def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
     try:
         device = find(rung.toggles)
     except UnsupportedToggle as error:
@@ -110,10 +109,10 @@ def _here(rung: Rung, memory: MemoryEstimate) -> str:
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
     if here is None or memory.total * ranks <= here:
         return "yes"
-    return _too_large(rung.toggles, memory, here / ranks)
+    return _too_large(workload, rung.toggles, memory, here / ranks)
 
 
-def _on_chip(rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
+def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
     """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
     if rung.toggles.device == HOST:
         return "trains on a CPU"
@@ -131,26 +130,34 @@ def _on_chip(rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
         return "unknown: its name covers several sizes of memory"
     if memory.total <= chip.memory_bytes:
         return f"fits into {chip.memory_bytes / GIB:.0f} GiB"
-    return _too_large(rung.toggles, memory, chip.memory_bytes)
+    return _too_large(workload, rung.toggles, memory, chip.memory_bytes)
 
 
-def _too_large(toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
+def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
     """What to say, and what would help, where the estimate is above what a device has."""
-    size, state = f"{available / GIB:,.0f} GiB", memory.total - memory.activations
     remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
-    if toggles.recompute != "block" and _possible(toggles, recompute="block"):
+    if toggles.recompute != "block" and _possible(replace(toggles, recompute="block")):
         remedies.append("recompute: block")
-    room = available - memory.activations if memory.activations < available else available
-    devices = max(2, math.ceil(state / room))
-    if getattr(toggles, "sharding", None) == "none" and _possible(toggles, sharding="fsdp2", world_size=devices):
-        remedies.append(f"sharding: fsdp2 over at least {devices} devices")
-    return f"will not fit into {size}; try {', '.join(remedies) or 'a smaller model'}"
+    if devices := _devices_needed(workload, toggles, memory, available):
+        at_once = " without accumulation" if toggles.grad_accum_steps > 1 else ""
+        remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
+    return f"will not fit into {available / GIB:,.0f} GiB; try {', '.join(remedies) or 'a smaller model'}"
 
 
-def _possible(toggles: Toggles, **changes: Any) -> bool:
+def _devices_needed(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> int | None:
+    """Over how many devices all that can be shared out would have to be; None where that would not help."""
+    sharded = replace(toggles, sharding="fsdp2", world_size=2, grad_accum_steps=1)
+    if toggles.sharding != "none" or not _possible(sharded):
+        return None
+    state = memory.total - memory.activations
+    room = available - (estimate(workload, sharded).total - state / 2)
+    return max(2, math.ceil(state / room)) if room > 0 else None
+
+
+def _possible(toggles: Toggles) -> bool:
     """Whether this kind of device can do that."""
     try:
-        check(replace(toggles, **changes))
+        check(toggles)
     except UnsupportedToggle:
         return False
     return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -34,10 +35,7 @@ def estimates_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(name: str, *overrides: str) -> Ladder:
-    path = LADDERS / f"{name}.yaml"
-    if "sharding:" in path.read_text() and not hasattr(Toggles(), "sharding"):
-        pytest.skip("the toggle sharding is not there yet")
-    return load(path, overrides)
+    return load(LADDERS / f"{name}.yaml", overrides)
 
 
 def planned(ladder: Ladder, *rungs: str, chip: str | None = None) -> str:
@@ -159,13 +157,20 @@ def test_gpt2_medium_fits_one_tpu_v3_core_up_to_a_batch_of_5_and_gpt2_large_at_n
     assert "will not fit into 16 GiB" in on_core("gpt2-large", 1)
 
 
-def test_gpt3_s_largest_fits_into_no_chip() -> None:
-    memory = remembered(
-        Workload(model="gpt3-175b", seq_len=2048),
-        Toggles(autocast="bfloat16", attention="sdpa", recompute="block"),
-    )
+def test_gpt3_s_largest_fits_into_no_chip_and_over_as_many_h100s_as_the_plan_says() -> None:
+    overrides = ("workload.model=gpt3-175b", "workload.seq_len=2048", "toggles.recompute=block")
+    ladder = read("h100x8-weak", *overrides, "toggles.micro_batch_size=1")
+    toggles = ladder.rungs[0].toggles
+    memory = remembered(ladder.workload, toggles)
     assert all(memory.total > (chip.memory_bytes or 0) for chip in CHIPS)
     assert memory.weights == memory.gradients == memory.optimizer // 2 == 4 * 174_604_259_328
+    said = re.search(
+        r"will not fit into 80 GiB; try sharding: fsdp2 over (\d+) devices or more", planned(ladder, "1 GPU")
+    )
+    assert said
+    for devices, fits in ((int(said[1]) - 1, False), (int(said[1]), True)):
+        sharded = estimate(ladder.workload, replace(toggles, sharding="fsdp2", world_size=devices))
+        assert (sharded.total <= 80 * GIB) == fits, devices
 
 
 def test_a_larger_model_is_planned_from_its_name_alone() -> None:

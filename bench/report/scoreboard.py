@@ -253,7 +253,7 @@ def _on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record
     """The rung that trains on one rank what these toggles train on several, but for the accumulation."""
 
     def alike(of: Toggles) -> Toggles:
-        return replace(of, world_size=1, grad_accum_steps=1)
+        return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
 
     if toggles.world_size == 1:
         return None
