@@ -164,9 +164,9 @@ def test_gpt3_s_largest_fits_into_no_chip_and_over_as_many_h100s_as_the_plan_say
     memory = remembered(ladder.workload, toggles)
     assert all(memory.total > (chip.memory_bytes or 0) for chip in CHIPS)
     assert memory.weights == memory.gradients == memory.optimizer // 2 == 4 * 174_604_259_328
-    said = re.search(
-        r"will not fit into 80 GiB; try sharding: fsdp2 over (\d+) devices or more", planned(ladder, "1 GPU")
-    )
+    text = planned(ladder, "1 GPU")
+    assert "174,604,259,328 parameters; 1,076,373,430,272 FLOPs per token at T = 2048" in text
+    said = re.search(r"will not fit into 80 GiB; try sharding: fsdp2 over (\d+) devices or more", text)
     assert said
     for devices, fits in ((int(said[1]) - 1, False), (int(said[1]), True)):
         sharded = estimate(ladder.workload, replace(toggles, sharding="fsdp2", world_size=devices))
