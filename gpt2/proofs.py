@@ -172,8 +172,7 @@ def matmul_precision(seen: Seen) -> Finding:
 
 def attention(seen: Seen) -> Finding:
     wanted, T = seen.toggles.attention, seen.training.workload.seq_len
-    # The host names the kernel it asks for; under CUDA graphs it asks for none, and the kernels' own names must do.
-    fused = fused_attention(op for op in seen.ops if not op.on_device) or fused_attention(seen.ops)
+    fused = fused_attention(seen.ops)
     ran = ", ".join(fused.values())
     scores = sum(p.batched and (p.m, p.n) == (T, T) for p in seen.products)
     materialised = f"scores materialised: {scores} products of {T} x {T}" if scores else "no fused kernel ran"

@@ -97,7 +97,10 @@ class Toggles:
         ),
         only={
             "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
-            "max-autotune": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs"),
+            "max-autotune": Only(
+                {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
+            ),
+            "max-autotune-no-cudagraphs": Only({"cpu", "cuda"}, "torch tunes nothing on this device; choose default"),
         },
     )
     adamw: Literal["for_loop", "foreach", "fused"] = _toggle(

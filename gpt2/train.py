@@ -28,7 +28,7 @@ class Step:
     loss: Tensor
     """Mean cross-entropy of this rank's micro-batches, in nats; the mean over ranks is that of the global batch."""
     grad_norm: Tensor
-    """Global gradient norm before clipping, the same on every rank."""
+    """Global gradient norm before clipping, the same on every rank; not finite where float16's scaler skipped it."""
     tokens: int
     """Trained on in this step by all ranks together."""
 
