@@ -96,6 +96,12 @@ class Measurement(Plain):
     """With what is computed a second time to save memory; null where nothing is."""
     gradient_difference: float | None = None
     """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
+    ranks_agree: bool | None = None
+    """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
+    skipped_steps: int | None = None
+    """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
+    attention_kernel: str | None = None
+    """That was seen in the profiled step: flash, efficient, cudnn or other; null where none was seen."""
     energy_joules: float | None = None
     """Of all devices during the window; null where there is no counter."""
     other_cores: float | None = None

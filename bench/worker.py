@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -108,7 +109,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
-    data = Waiting(micro_batches(batches, toggles, rank=rank))
+    data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
     compile_cache = _compile_cache()
     steps = train(workload, toggles, device, data)
     startup_seconds = time.time() - psutil.Process().create_time()
@@ -139,6 +140,8 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         """Say, on rank 0, what is known by now."""
         losses = _gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
+        if steps.scaler.is_enabled():
+            facts["skipped_steps"] = sum(not isfinite(norm) for norm in grad_norms)
         outcome = Outcome(
             status="ok",
             environment=machine,
@@ -156,7 +159,10 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
     if progress:
         progress("proofs", len(window.history), None)
-    facts["proofs"] = _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings)
+    if toggles.processes > 1:
+        what = "whether all ranks hold the same weights could not be told"
+        facts["ranks_agree"] = _optional(lambda: _ranks_agree(steps), what, warnings)
+    facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell()
     if arguments.gradients and toggles.compile != "eager":
         facts["gradient_difference"] = _optional(
@@ -181,16 +187,24 @@ def _interruptions(window: Window) -> list[str]:
     return found
 
 
-def _proofs(steps: Training, window: Window) -> dict[str, Proof]:
+def _ranks_agree(steps: Training) -> bool:
+    """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
+    from gpt2.parallel import fingerprint
+
+    return len(set(_gather(fingerprint(steps.model), steps.toggles.processes))) == 1
+
+
+def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
-    from gpt2.ops import profile
+    from gpt2.ops import fused_attention, profile
     from gpt2.proofs import prove
 
     ops = profile(lambda: window.history.append(next(steps)), steps.device)
-    return {
+    proofs = {
         toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
         for toggle, finding in prove(steps, ops).items()
     }
+    return {"proofs": proofs, "attention_kernel": ", ".join(fused_attention(ops)) or None}
 
 
 def _gradient_difference(steps: Training) -> float:

@@ -22,8 +22,10 @@ class MemoryEstimate:
     """Bytes per device, at the end of the forward pass, uncompiled; compilers keep less, libraries add their own."""
 
     weights: int
+    """With those that are gathered by then, where ranks share weights out."""
     gradients: int
     optimizer: int
+    """On the rank that keeps most."""
     activations: int
     """All that autograd keeps for the backward pass, and the logits' gradient, the largest tensor of it."""
 
@@ -44,7 +46,7 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
 
     with FakeTensorMode():
         model = GPT2(config)
-        weights = {p.untyped_storage()._cdata: p.untyped_storage().nbytes() for p in model.parameters()}
+        weights = {p.untyped_storage()._cdata for p in model.parameters()}
         tokens = torch.zeros(toggles.micro_batch_size, workload.seq_len, dtype=torch.int64)
         dtype = getattr(torch, toggles.autocast)
         autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
@@ -52,5 +54,32 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     logits = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size * 4
-    total = sum(weights.values())
-    return MemoryEstimate(weights=total, gradients=total, optimizer=2 * total, activations=activations + logits)
+    return MemoryEstimate(**_state(model, toggles), activations=activations + logits)
+
+
+def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:
+    """Bytes of weights, gradients and optimiser state of one rank."""
+    total, ranks = _bytes(model), toggles.world_size
+    if toggles.sharding == "zero1":
+        return {"weights": total, "gradients": total, "optimizer": 2 * _largest_share(model, ranks)}
+    if not toggles.shards_gradients:
+        return {"weights": total, "gradients": total, "optimizer": 2 * total}
+    share = sum(-(-len(p) // ranks) * p[0].numel() * 4 for p in model.parameters())
+    gathered = total if toggles.sharding == "zero2" else total - _bytes(model.h)  # blocks are let go of one by one
+    # Until they are exchanged, which is once per step, accumulated gradients are whole.
+    gradients = total if toggles.grad_accum_steps > 1 else share
+    return {"weights": share + gathered, "gradients": gradients, "optimizer": 2 * share}
+
+
+def _bytes(module: torch.nn.Module) -> int:
+    return sum(parameter.numel() * 4 for parameter in module.parameters())
+
+
+def _largest_share(model: GPT2, ranks: int) -> int:
+    """Bytes of the tensors of the rank that has most, dealt as ZeroRedundancyOptimizer does: the largest first."""
+    shares = [0] * ranks
+    for matrices in (True, False):
+        sizes = [p.numel() * 4 for p in model.parameters() if (p.dim() >= 2) == matrices]
+        for size in sorted(sizes, reverse=True):
+            shares[shares.index(min(shares))] += size
+    return max(shares)

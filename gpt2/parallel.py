@@ -1,16 +1,24 @@
-"""Ranks that train together: how they find each other, and what they tell each other."""
+"""Ranks that train together: how they find each other, what each of them keeps, and what they tell each other."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import hashlib
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from gpt2.device import Device
 from gpt2.toggles import Toggles
+
+if TYPE_CHECKING:
+    from gpt2.model import GPT2
 
 
 @contextlib.contextmanager
@@ -35,3 +43,84 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     # the group, whose threads are joined only when it is freed; a thread left over aborts the process at its exit.
     gc.collect()
     torch.distributed.destroy_process_group()
+
+
+def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> torch.nn.Module:
+    """One of several replicas, whose gradients are averaged over the ranks while the backward pass goes on."""
+    with warnings.catch_warnings():
+        # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return torch.nn.parallel.DistributedDataParallel(
+            model,
+            device_ids=device.ddp_device_ids,
+            gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
+            broadcast_buffers=False,  # masks, the same on every rank
+            static_graph=static_graph,
+        )
+
+
+def shard(model: GPT2, device: Device, world_size: int, *, keep_weights: bool) -> torch.nn.Module:
+    """Spread every tensor's rows over the ranks, in place; each block's are gathered in one go when they are needed.
+
+    keep_weights: from the forward pass to the backward pass, instead of gathering them a second time.
+    """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh(device.torch_device.type, (world_size,))
+    for part in (*model.h, model):  # the root last: it takes what no block has
+        sharded = fully_shard(part, mesh=mesh, reshard_after_forward=not keep_weights)
+        # Before torch 2.10 or so, gloo takes an average for a sum and says nothing (pytorch issue 162338).
+        sharded.set_force_sum_reduction_for_comms(device.ddp_backend == "gloo")
+    return model
+
+
+def release(model: torch.nn.Module) -> None:
+    """Let go of gathered weights after a forward pass that no backward pass follows."""
+    for module in model.modules():
+        if isinstance(reshard := getattr(module, "reshard", None), Callable):
+            reshard()
+
+
+def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
+    """AdamW that keeps the state of this rank's tensors only and then tells the others what became of them."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    # Weights lie in one buffer per rank, sent as a whole: otherwise each of them would be sent on its own.
+    return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, parameters_as_bucket_view=True, **options)
+
+
+def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
+    """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
+    if hasattr(model, "set_requires_gradient_sync"):  # as fully_shard makes it
+        model.set_requires_gradient_sync(last)
+    elif hasattr(model, "no_sync") and not last:  # DistributedDataParallel
+        return model.no_sync()
+    return contextlib.nullcontext()
+
+
+def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
+    """Scale all gradients down to norm `largest` together; gives their norm before, the same on every rank."""
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = whole(torch.nn.utils.get_total_norm(gradients))
+    torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
+    return norm
+
+
+def whole(tensor: Any) -> Tensor:
+    """All of a tensor, on every rank; where ranks share it out, all of them must ask for it together."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether this is a DTensor, of which each rank has a part; asked without loading what only such tensors need."""
+    return hasattr(tensor, "full_tensor")
+
+
+def fingerprint(model: torch.nn.Module) -> str:
+    """Of all weights and masks, bit for bit; where ranks share the weights out, all of them must ask together."""
+    digest = hashlib.sha256()
+    for tensor in (*model.parameters(), *model.buffers()):
+        whole_here = whole(tensor.detach()).cpu().contiguous()
+        digest.update(whole_here.flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()

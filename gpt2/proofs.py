@@ -16,6 +16,7 @@ from functools import cached_property
 import torch
 
 from gpt2.ops import Op, Product, fused_attention, kernel_formats, products
+from gpt2.parallel import is_shard, release
 from gpt2.stages import threads as wanted_threads
 from gpt2.toggles import Toggles
 from gpt2.train import Training
@@ -87,6 +88,18 @@ class Seen:
     def named(self, name: str) -> list[Op]:
         return [op for op in self.ops if op.name == name]
 
+    def exchanges(self, kind: str) -> int:
+        """Times that this rank told all others something, or was told: gather, reduce_scatter, broadcast, ..."""
+        return sum(op.name.startswith("c10d::") and kind in op.name for op in self.ops)
+
+    @property
+    def optimizer_elements(self) -> int:
+        """Weights whose averages AdamW keeps on this rank."""
+        optimizer = self.training.optimizer
+        states = getattr(optimizer, "optim", optimizer).state.values()  # a sharded optimiser holds this rank's own
+        averages = (state["exp_avg"] for state in states)
+        return sum((each.to_local() if is_shard(each) else each).numel() for each in averages)
+
     @cached_property
     def wide_kept(self) -> int:
         """Activations of the MLPs' width that one more forward pass keeps for its backward pass."""
@@ -101,6 +114,7 @@ class Seen:
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.training.autocast():
             loss = self.training.model(*self.training.micro_batch)
+        release(self.training.model)
         del loss  # and with it what was kept, which until now had addresses of its own
         return len(kept - weights)
 
@@ -155,8 +169,7 @@ def matmul_precision(seen: Seen) -> Finding:
 
 def attention(seen: Seen) -> Finding:
     wanted, T = seen.toggles.attention, seen.training.workload.seq_len
-    # The host names the kernel it asks for; under CUDA graphs it asks for none, and the kernels' own names must do.
-    fused = fused_attention(op for op in seen.ops if not op.on_device) or fused_attention(seen.ops)
+    fused = fused_attention(seen.ops)
     ran = ", ".join(fused.values())
     scores = sum(p.batched and (p.m, p.n) == (T, T) for p in seen.products)
     materialised = f"scores materialised: {scores} products of {T} x {T}" if scores else "no fused kernel ran"
@@ -210,6 +223,27 @@ def adamw(seen: Seen) -> Finding:
     return Finding(ran == seen.toggles.adamw, evidence[ran])
 
 
+def sharding(seen: Seen) -> Finding:
+    parameters = list(seen.training.model.parameters())
+    kept, elements = seen.optimizer_elements, sum(parameter.numel() for parameter in parameters)
+    spread = sum(map(is_shard, parameters))
+    gathers, scatters = seen.exchanges("gather"), seen.exchanges("reduce_scatter")
+    ran = f"this rank holds {kept / elements:.0%} of the optimiser's state"
+    if seen.toggles.shards_gradients:
+        # One gather for each block and one for the rest; where weights are not kept, again for the backward pass.
+        forward = (seen.training.model.config.n_layer + 1) * seen.toggles.grad_accum_steps
+        ran += (
+            f" and its rows of {spread} of {len(parameters)} tensors of weights; {_count(gathers, 'all-gather')} for "
+            f"{forward} in the forward passes, {_count(scatters, 'reduce-scatter')}"
+        )
+        right = spread == len(parameters) and gathers == forward * (2 if seen.toggles.sharding == "fsdp2" else 1)
+        return Finding(right and kept < elements and scatters > 0, ran)
+    if seen.toggles.sharding == "zero1":
+        broadcasts = seen.exchanges("broadcast")
+        return Finding(kept < elements and broadcasts > 0, f"{ran}; {_count(broadcasts, 'broadcast')} of weights")
+    return Finding(kept == elements and not spread, f"{ran} and whole weights")
+
+
 def vocab_multiple(seen: Seen) -> Finding:
     config = seen.training.model.config
     logical, padded = config.vocab_size, seen.training.model.wte.weight.size(0)
@@ -228,8 +262,8 @@ def recompute(seen: Seen) -> Finding:
     wanted, layers = seen.toggles.recompute, config.n_layer
     if seen.training.device.lazy:
         return Finding(config.recompute == wanted, f"the model is built for {config.recompute}")
-    if seen.rows == config.n_embd and seen.toggles.autocast != "float32":
-        evidence = f"the model is built for {config.recompute}; its activations look like autocast's copies of weights"
+    if seen.rows == config.n_embd and (seen.toggles.autocast != "float32" or seen.toggles.shards_gradients):
+        evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
         return Finding(config.recompute == wanted, evidence)
     # A layer's MLP has two such activations: what GELU takes and what it gives.
     evidence = f"a forward pass keeps {seen.wide_kept} of the {2 * layers} activations of the MLPs"
@@ -258,9 +292,11 @@ def world_size(seen: Seen) -> Finding:
         return Finding(devices == seen.toggles.world_size, f"the rows of a batch lie on {_count(devices, 'device')}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
-    exchanges = len(seen.named("c10d::allreduce_"))
+    kind = "reduce_scatter" if seen.toggles.shards_gradients else "allreduce"
+    exchanges = seen.exchanges(kind)
     right = ranks == seen.toggles.world_size and (ranks > 1) == (exchanges > 0)
-    return Finding(right, f"{_count(ranks, 'rank')}, {_count(exchanges, 'all-reduce')} seen in the step")
+    name = kind.replace("_", "-").replace("allr", "all-r")
+    return Finding(right, f"{_count(ranks, 'rank')}, {_count(exchanges, name)} seen in the step")
 
 
 def threads(seen: Seen) -> Finding:
@@ -281,6 +317,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         attention,
         compile,
         adamw,
+        sharding,
         vocab_multiple,
         recompute,
         micro_batch_size,

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -79,43 +78,35 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
-    """Compile the model, then make it one of several replicas."""
-    import torch
+    """Compile the model, then make it one of several replicas, or spread it over the ranks."""
+    from gpt2 import parallel
 
     if toggles.compile != "eager":
-        model.compile(mode=toggles.compile)  # in place: parameters keep their names
+        # What gathers the shards of a block runs before and after it, never within compiled code.
+        parts = list(model.h) if toggles.shards_gradients else [model]
+        for part in parts:
+            part.compile(mode=toggles.compile)  # in place: parameters keep their names
     if toggles.processes == 1:
         return model
-    with warnings.catch_warnings():
-        # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
-        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
-        return torch.nn.parallel.DistributedDataParallel(
-            model,
-            device_ids=device.ddp_device_ids,
-            gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
-            broadcast_buffers=False,  # masks, the same on every rank
-        )
+    if toggles.shards_gradients:
+        return parallel.shard(model, device, toggles.world_size, keep_weights=toggles.sharding == "zero2")
+    # A graph that may not change exchanges gradients in the best order, but cannot leave the exchange out of a step.
+    return parallel.replicate(model, device, static_graph=toggles.grad_accum_steps == 1)
 
 
-def gradient_sync(model: torch.nn.Module, *, last: bool) -> AbstractContextManager[None]:
-    """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
-    if last:
-        return contextlib.nullcontext()
-    from torch.nn.parallel import DistributedDataParallel
-
-    return model.no_sync() if isinstance(model, DistributedDataParallel) else contextlib.nullcontext()
-
-
-def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.AdamW:
+def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices and embeddings, not on biases and LayerNorms."""
     import torch
+
+    from gpt2 import parallel
 
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    make = parallel.sharded_adamw if toggles.sharding == "zero1" else torch.optim.AdamW
+    return make(
         groups,
         lr=workload.lr,
         betas=(workload.beta1, workload.beta2),

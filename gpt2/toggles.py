@@ -73,7 +73,9 @@ class Toggles:
         only={"float16": Only(EAGER, "TPUs have bfloat16 units; choose bfloat16")},
         precision={"bfloat16": "bfloat16", "float16": "float16"},
         note=lambda toggles, workload: (
-            "its scaler waits for the device each step unless AdamW is fused" if toggles.autocast == "float16" else ""
+            "its scaler waits for the device each step unless AdamW is fused and sharding not zero1"
+            if toggles.autocast == "float16"
+            else ""
         ),
     )
     matmul_precision: Literal["highest", "high", "medium"] = _toggle(
@@ -98,11 +100,20 @@ class Toggles:
     compile: Literal["eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _toggle(
         "eager",
         "Mode of torch.compile for the model's forward and backward pass.",
+        note=lambda toggles, workload: (
+            "each block apart; embeddings and lm_head eager"
+            if toggles.compile != "eager" and toggles.shards_gradients
+            else ""
+        ),
         only={
             "default": Only(EAGER, "XLA compiles every step by itself; leave it at eager"),
-            "max-autotune-no-cudagraphs": Only(EAGER, "XLA compiles every step by itself; leave it at eager"),
             "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
-            "max-autotune": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs"),
+            "max-autotune": Only(
+                {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
+            ),
+            "max-autotune-no-cudagraphs": Only(
+                {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, on xla eager"
+            ),
         },
     )
     adamw: Literal["for_loop", "foreach", "fused"] = _toggle(
@@ -112,6 +123,18 @@ class Toggles:
             "foreach": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
             "fused": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
         },
+    )
+    sharding: Literal["none", "zero1", "zero2", "fsdp2"] = _toggle(
+        "none",
+        "What ranks share out instead of each keeping all of it: optimiser state, gradients too, weights too.",
+        only=dict.fromkeys(
+            ("zero1", "zero2", "fsdp2"), Only({"cpu", "cuda"}, "there is no such sharding on this device; choose none")
+        ),
+        note=lambda toggles, workload: {
+            "zero1": "optimiser state, each tensor's on one rank",
+            "zero2": "optimiser state and gradients",
+            "fsdp2": "optimiser state, gradients and weights",
+        }.get(toggles.sharding, ""),
     )
     vocab_multiple: Literal[1, 64, 128] = _toggle(
         1,
@@ -132,9 +155,13 @@ class Toggles:
     grad_accum_steps: int = _toggle(1, "Forward and backward passes per optimiser step and rank.")
     world_size: int = _toggle(
         1,
-        "Devices that train together, by DistributedDataParallel; on xla by SPMD, all devices of the board.",
+        "Devices that train together, by DistributedDataParallel unless gradients are sharded; on xla by SPMD.",
         note=lambda toggles, workload: (
-            "" if toggles.world_size == 1 else "DDP" if toggles.processes > 1 else "SPMD, one process"
+            ""
+            if toggles.world_size == 1 or toggles.shards_gradients
+            else "DDP"
+            if toggles.processes > 1
+            else "SPMD, one process"
         ),
     )
     threads: int | Literal["default"] = _toggle(
@@ -170,6 +197,11 @@ class Toggles:
     def cuda_graphs(self) -> bool:
         """Whether steps are recorded once and then replayed."""
         return self.compile in ("reduce-overhead", "max-autotune")
+
+    @property
+    def shards_gradients(self) -> bool:
+        """Whether each rank keeps its share of every tensor only, by torch's fully_shard."""
+        return self.sharding in ("zero2", "fsdp2")
 
     def tokens_per_step(self, seq_len: int) -> int:
         """Tokens of one optimiser step over all ranks."""
@@ -256,6 +288,13 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
     if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
+    if toggles.sharding != "none" and toggles.world_size == 1:
+        reason = "one rank has nobody to share with; choose a world_size above 1, or none"
+        raise UnsupportedToggle("sharding", toggles.sharding, reason)
+    if toggles.cuda_graphs and toggles.shards_gradients:
+        # A graph replays with the addresses that it was recorded with; gathered weights lie elsewhere each time.
+        reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
         # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
         reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"

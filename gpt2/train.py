@@ -13,7 +13,7 @@ from itertools import count
 import torch
 from torch import Tensor
 
-from gpt2 import stages
+from gpt2 import parallel, stages
 from gpt2.data import Batches
 from gpt2.device import Device
 from gpt2.model import build
@@ -28,7 +28,7 @@ class Step:
     loss: Tensor
     """Mean cross-entropy of this rank's micro-batches, in nats; the mean over ranks is that of the global batch."""
     grad_norm: Tensor
-    """Global gradient norm before clipping, the same on every rank."""
+    """Global gradient norm before clipping, the same on every rank; not finite where float16's scaler skipped it."""
     tokens: int
     """Trained on in this step by all ranks together."""
 
@@ -50,7 +50,8 @@ class Training(Iterator[Step]):
     """Optimiser steps without end, one per item, with what computes them open to be looked at; made by train().
 
     It ends where its batches end. `model` is the plain GPT2 (compiled in place where that is asked for), `wrapped`
-    the module whose forward pass runs, one of several replicas where there are several ranks.
+    the module whose forward pass runs, one of several replicas where there are several ranks. Where these share the
+    weights out, both are one, and its parameters are this rank's shards.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Training(Iterator[Step]):
         for micro_step in range(accumulated):
             x, y = (self.device.put(tokens) for tokens in next(self._batches))
             self.micro_batch = x, y
-            with stages.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
+            with parallel.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
                 with self.autocast():
                     micro_loss = self.wrapped(x, y)
                 if accumulated > 1:  # a division by 1 would still be a step of the backward pass
@@ -86,7 +87,7 @@ class Training(Iterator[Step]):
                 self.scaler.scale(micro_loss).backward()
             losses.append(micro_loss.detach())
         self.scaler.unscale_(self.optimizer)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self._parameters, self.workload.grad_clip)
+        grad_norm = parallel.clip_gradients(self._parameters, self.workload.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
@@ -101,6 +102,6 @@ def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterabl
     """Train without end, one optimiser step per item; the caller decides when to stop.
 
     `batches` gives grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process
-    group must be up (see device.process_group). The model is built before this returns.
+    group must be up (see parallel.process_group). The model is built before this returns.
     """
     return Training(workload, toggles, device, batches)

@@ -36,6 +36,13 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
         ({"device": "cuda", "threads": 2}, "leave it at default"),
+        ({"sharding": "zero1"}, "sharding: zero1: one rank has nobody to share with; choose a world_size above 1"),
+        ({"device": "mps", "sharding": "fsdp2", "world_size": 2}, "no such sharding on this device; choose none"),
+        ({"device": "xla", "sharding": "zero1", "world_size": 2}, "no such sharding on this device; choose none"),
+        (
+            {"device": "cuda", "sharding": "zero2", "world_size": 2, "compile": "reduce-overhead"},
+            "CUDA graphs need weights that stay in place, and sharding moves them; choose default",
+        ),
         (
             {"device": "cuda", "attention": "flash"},
             "takes bfloat16 and float16 only; choose efficient, or set autocast",

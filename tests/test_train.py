@@ -1,10 +1,6 @@
 import itertools
-import json
-import os
-import subprocess
-import sys
+import math
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,7 +10,6 @@ from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
-from gpt2.stages import environment
 from gpt2.toggles import LOSS_TOLERANCE, Toggles
 from gpt2.train import Step
 from gpt2.workload import Workload
@@ -127,70 +122,20 @@ def test_the_guard_against_reading_values_works() -> None:
             reading(torch.ones(()))
 
 
-# --- several ranks, each in a process of its own, as torchrun starts them
-
-RANKS = """
-import itertools, json, os, sys, torch
-from gpt2.data import Batches, open_corpus
-from gpt2.device import find
-from gpt2.parallel import process_group
-from gpt2.gradients import gradient_difference
-from gpt2.ops import profile
-from gpt2.proofs import prove
-from gpt2.toggles import Toggles
-from gpt2.train import micro_batches, train
-from gpt2.workload import Workload
-
-workload, toggles = Workload(**json.loads(sys.argv[1])), Toggles(**json.loads(sys.argv[2]))
-device = find(toggles)
-with process_group(toggles, device) as rank:
-    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
-    tokens = toggles.tokens_per_step(workload.seq_len)
-    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    data = micro_batches(batches, toggles, rank=rank)
-    training = train(workload, toggles, device, data)
-    found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(training, 8)]
-    findings = prove(training, profile(lambda: next(training), device))
-    inert = {name: found.evidence for name, found in findings.items() if not found.took_effect}
-    if rank == 1:  # one rank alone, for it exchanges nothing
-        assert gradient_difference(training, *training.micro_batch) < 1e-4
-    everyone = [None] * toggles.world_size
-    torch.distributed.all_gather_object(everyone, [found, inert])
-    if rank == 0:
-        print(json.dumps(everyone), flush=True)
-os._exit(0)  # as bench.worker leaves
-"""
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"micro_batch_size": 2},
-        {"micro_batch_size": 1, "grad_accum_steps": 2},
-        {"micro_batch_size": 1, "grad_accum_steps": 2, "compile": "default"},
-    ],
-    ids=["plain", "accumulated", "accumulated and compiled"],
-)
-def test_two_ranks_train_as_one_on_the_same_global_batch(changes: dict, baseline: list[float], tmp_path: Path) -> None:
-    script = tmp_path / "ranks.py"
-    script.write_text(RANKS)
-    toggles = {"world_size": 2, **changes}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
-    workload = {"model": "tiny", "seq_len": 64, "lr": 3e-3}
-    done = subprocess.run(
-        [*command, json.dumps(workload), json.dumps(toggles)],
-        env={**os.environ, **environment(Toggles(**toggles)), "PYTHONPATH": str(Path(__file__).parent.parent)},
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    (first, *inert), (second, *_) = json.loads(done.stdout)
-    assert inert == [{}]
-    mean = [(a[0] + b[0]) / 2 for a, b in zip(first, second, strict=True)]
-    assert loss_difference(mean, baseline) <= LOSS_TOLERANCE["float32"].losses
-    assert [a[1] for a in first] == [b[1] for b in second]  # one gradient, the same everywhere
+@pytest.mark.parametrize("adamw", ["for_loop", "fused"])
+def test_a_step_whose_gradients_float16_cannot_hold_changes_nothing_and_its_norm_tells(adamw: str) -> None:
+    training = start(replace(FOUR, autocast="float16", adamw=adamw))
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)  # halved until float16 holds all gradients
+    skipped = []
+    for _ in range(12):
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        step = next(training)
+        same = all(map(torch.equal, before, training.model.parameters()))
+        assert same == (not math.isfinite(step.grad_norm.item()))
+        skipped.append(same)
+    assert skipped[0]
+    assert not skipped[-1]
+    assert training.scaler.get_scale() == 2.0 ** (22 - sum(skipped))
 
 
 def test_a_recorded_loss_shares_no_memory_with_what_the_forward_pass_returned() -> None:

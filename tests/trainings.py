@@ -15,11 +15,11 @@ WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
 FOUR = Toggles(micro_batch_size=4)
 
 
-def start(toggles: Toggles, workload: Workload = WORKLOAD) -> Training:
+def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> Training:
     corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
     tokens = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    return train(workload, toggles, find(toggles), micro_batches(batches, toggles))
+    return train(workload, toggles, find(toggles), micro_batches(batches, toggles, rank=rank))
 
 
 def every_value() -> list[dict[str, object]]:

@@ -39,6 +39,7 @@ def judge(
         return failed[-1].status, failed[-1].error
     for status, error in (
         ("not_comparable", _other_environment(rung, first)),
+        ("ranks_differ", _ranks_differ(rung)),
         ("parity_failed", _other_loss(rung, reference) or _other_gradients(rung)),
         ("recompiled", _recompiled(rung)),
         ("inert", _inert(rung, before)),
@@ -102,6 +103,13 @@ def _other_gradients(rung: Sequence[Record]) -> str | None:
     return None
 
 
+def _ranks_differ(rung: Sequence[Record]) -> str | None:
+    for record in rung:
+        if record.measurement and record.measurement.ranks_agree is False:
+            return f"the ranks of round {record.repetition} ended with different weights: they did not train one model"
+    return None
+
+
 def _recompiled(rung: Sequence[Record]) -> str | None:
     for record in rung:
         if record.measurement and (graphs := record.measurement.recompiles):
@@ -115,7 +123,7 @@ def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> 
     return [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
 
 
-TELLING = {"autocast", "matmul_precision", "attention", "adamw", "vocab_multiple", "threads", "recompute"}
+TELLING = {"autocast", "matmul_precision", "attention", "adamw", "sharding", "vocab_multiple", "threads", "recompute"}
 """Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
 torch.compile may differ in ways that one step does not show."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,9 @@ from torch.profiler import ProfilerActivity
 from gpt2 import peaks
 from gpt2.peaks import Chip
 from gpt2.toggles import BASELINE, Toggles
+
+Batch = tuple[torch.Tensor, torch.Tensor]
+"""Inputs and targets of one micro-batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +86,10 @@ class Device(ABC):
     def seconds_between(self, first: Any, second: Any) -> float:
         """Between two moments that mark() noted, once the device has been waited for."""
         return second - first
+
+    def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        """The same batches, as this device takes them best."""
+        return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         """A CPU tensor on this device; where one process feeds several, each gets its share of the rows."""

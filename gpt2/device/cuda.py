@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2.device.base import Device, PeakMemory
+from gpt2.device.base import Batch, Device, PeakMemory
+from gpt2.prefetch import Prefetched
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
@@ -55,8 +57,16 @@ class Cuda(Device):
     def seconds_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
         return first.elapsed_time(second) / 1e3
 
+    def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        def pinned(batch: Batch) -> Batch:
+            torch.cuda.set_device(self.torch_device)  # each thread has its own; the first device else gets a context
+            return batch[0].pin_memory(), batch[1].pin_memory()
+
+        return Prefetched(batches, pinned)
+
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
+        # What feed() pinned is left as it is.
         return tokens.pin_memory().to(self.torch_device, non_blocking=True)
 
     def reset_peak_memory(self) -> None:

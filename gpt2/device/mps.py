@@ -22,6 +22,8 @@ class Mps(Device):
     def refuses(self, toggle: str, value: object) -> str | None:
         if toggle == "world_size" and value != 1:
             return "a Mac has one GPU; leave it at 1"
+        if (toggle, value) == ("autocast", "bfloat16") and not torch.backends.mps.is_macos_or_newer(14, 0):
+            return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
         return None
 
     def synchronize(self) -> None:
@@ -48,7 +50,9 @@ class Mps(Device):
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
+        # Metal also refuses a single tensor above a size of its own, however much memory is left.
+        text = str(error)
+        return super().is_out_of_memory(error) or "MPS backend out of memory" in text or "Invalid buffer size" in text
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the chip that carries both has

@@ -1,0 +1,118 @@
+"""One rank of a group that stays up: trains what each line of standard input asks for, and answers with a line.
+
+Tests start it once per rank (see Ranks) and ask many questions: starting Python and torch costs more than they do.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from gpt2.stages import environment
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+HERE = Path(__file__).parent
+
+
+class Ranks:
+    """Several ranks, each in a process of its own, that answer one question after the other together."""
+
+    def __init__(self, world_size: int) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port, "LOCAL_RANK": 0}
+        env = {
+            **os.environ,
+            **environment(Toggles(world_size=world_size)),
+            **{name: str(value) for name, value in shared.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
+        }
+        self.world_size = world_size
+        self.processes = [
+            subprocess.Popen(
+                [sys.executable, __file__, str(world_size)],
+                env={**env, "RANK": str(rank)},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+            )
+            for rank in range(world_size)
+        ]
+
+    def ask(self, toggles: Toggles, workload: Workload, *, steps: int = 3, **more: Any) -> list[dict[str, Any]]:
+        """What each rank answers, rank 0 first; see answer()."""
+        question = json.dumps({"toggles": asdict(toggles), "workload": asdict(workload), "steps": steps, **more})
+        for process in self.processes:
+            assert process.stdin is not None
+            print(question, file=process.stdin, flush=True)
+        lines = [process.stdout.readline() for process in self.processes if process.stdout]
+        assert all(lines), "a rank ended; what it wrote to standard error says why"
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+
+def answer(question: dict[str, Any]) -> dict[str, Any]:
+    """Train some steps; what came of it, as JSON can hold it."""
+    import torch
+    from trainings import start
+
+    from bench.worker import _ranks_agree
+    from gpt2.gradients import gradient_difference
+    from gpt2.ops import profile
+    from gpt2.parallel import whole
+    from gpt2.proofs import Seen, prove
+
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    toggles, workload = Toggles(**question["toggles"]), Workload(**question["workload"])
+    training = start(toggles, workload, rank=int(os.environ["RANK"]) if toggles.world_size > 1 else 0)
+    if os.environ["RANK"] == str(question.get("faulty_rank")):
+        with torch.no_grad():
+            training.model.get_parameter("h.0.mlp.c_fc.bias")[0] += 1e-6
+    found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(training, question["steps"])]
+    result: dict[str, Any] = {
+        "losses": [loss for loss, _ in found],
+        "grad_norms": [norm for _, norm in found],
+        "ranks_agree": _ranks_agree(training),
+        "optimizer_bytes": 2 * 4 * Seen(training, []).optimizer_elements,
+        "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
+    }
+    if question.get("weights"):
+        result["weights"] = [whole(p.detach()).flatten().tolist() for p in training.model.parameters()]
+    if question.get("proofs"):
+        findings = prove(training, profile(lambda: next(training), training.device))
+        result["proofs"] = {name: [finding.took_effect, finding.evidence] for name, finding in findings.items()}
+        result["after"] = next(training).loss.item()
+    if question.get("gradients"):
+        assert training.micro_batch is not None
+        result["gradient_difference"] = gradient_difference(training, *training.micro_batch)
+        result["after"] = next(training).loss.item()
+    return result
+
+
+def main() -> None:
+    from gpt2.device import Cpu
+    from gpt2.parallel import process_group
+
+    with process_group(Toggles(world_size=int(sys.argv[1])), Cpu()):
+        for line in sys.stdin:
+            print(json.dumps(answer(json.loads(line))), flush=True)
+        os._exit(0)  # as bench.worker leaves
+
+
+if __name__ == "__main__":
+    main()
