@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
@@ -108,7 +109,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
-    data = Waiting(micro_batches(batches, toggles, rank=rank))
+    data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
     compile_cache = _compile_cache()
     steps = train(workload, toggles, device, data)
     startup_seconds = time.time() - psutil.Process().create_time()
@@ -116,9 +117,9 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     if arguments.kind == "parity":
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
-        agree = _agreement(toggles.world_size, device)
+        agree = _agreement(toggles.processes, device)
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
-    windows = _gather(replace(window, history=[]), toggles.world_size)
+    windows = _gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
     )
@@ -133,12 +134,14 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         "product_format": toggles.product_format(),
         **_peak_flops(machine, toggles, device, arguments.peak_tflops),
     }
-    warnings = list(batches.warnings)
+    warnings = [*batches.warnings, *_interruptions(window)]
 
     def tell() -> Outcome:
         """Say, on rank 0, what is known by now."""
-        losses = _gather(read(step.loss for step in window.history), toggles.world_size)
+        losses = _gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
+        if steps.scaler.is_enabled():
+            facts["skipped_steps"] = sum(not isfinite(norm) for norm in grad_norms)
         outcome = Outcome(
             status="ok",
             environment=machine,
@@ -156,7 +159,10 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
     if progress:
         progress("proofs", len(window.history), None)
-    facts["proofs"] = _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings)
+    if toggles.processes > 1:
+        what = "whether all ranks hold the same weights could not be told"
+        facts["ranks_agree"] = _optional(lambda: _ranks_agree(steps), what, warnings)
+    facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell()
     if arguments.gradients and toggles.compile != "eager":
         facts["gradient_difference"] = _optional(
@@ -169,16 +175,36 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     return outcome
 
 
-def _proofs(steps: Training, window: Window) -> dict[str, Proof]:
+def _interruptions(window: Window) -> list[str]:
+    """What kept a device that compiles whole steps from running each as one program, the host being ahead of it."""
+    found = []
+    if window.programs_per_step not in (None, 1):
+        found.append(
+            f"each step ran as {window.programs_per_step:.3g} programs instead of 1: something cuts its graph"
+        )
+    if window.host_reads:
+        found.append(f"the host read {window.host_reads} values from the device within the window and waited for each")
+    return found
+
+
+def _ranks_agree(steps: Training) -> bool:
+    """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
+    from gpt2.parallel import fingerprint
+
+    return len(set(_gather(fingerprint(steps.model), steps.toggles.processes))) == 1
+
+
+def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
-    from gpt2.ops import profile
+    from gpt2.ops import fused_attention, profile
     from gpt2.proofs import prove
 
     ops = profile(lambda: window.history.append(next(steps)), steps.device)
-    return {
+    proofs = {
         toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
         for toggle, finding in prove(steps, ops).items()
     }
+    return {"proofs": proofs, "attention_kernel": ", ".join(fused_attention(ops)) or None}
 
 
 def _gradient_difference(steps: Training) -> float:
@@ -206,9 +232,9 @@ def _compile_cache() -> Literal["cold", "warm"] | None:
     return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
 
 
-def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
+def _agreement(processes: int, device: Device) -> Callable[[float], float]:
     """The largest of the ranks' values, on every rank."""
-    if world_size == 1:
+    if processes == 1:
         return lambda value: value
     import torch
 
@@ -220,13 +246,13 @@ def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
     return largest
 
 
-def _gather(mine: T, world_size: int) -> list[T]:
+def _gather(mine: T, processes: int) -> list[T]:
     """One value from each rank, on every rank."""
-    if world_size == 1:
+    if processes == 1:
         return [mine]
     import torch
 
-    everyone: list[Any] = [None] * world_size
+    everyone: list[Any] = [None] * processes
     torch.distributed.all_gather_object(everyone, mine)
     return everyone
 

@@ -87,7 +87,15 @@ def products(ops: Iterable[Op]) -> list[Product]:
 
 
 def fused_attention(ops: Iterable[Op]) -> dict[str, str]:
-    """Attention kernels that never hold the score matrix: flash, efficient, cudnn or other, and the name seen."""
+    """Attention kernels that never hold the score matrix: flash, efficient, cudnn or other, and the name seen.
+
+    The host names the kernel it asks for; under CUDA graphs it asks for none, and the kernels' own names must do.
+    """
+    ops = list(ops)
+    return _attention_of(op for op in ops if not op.on_device) or _attention_of(ops)
+
+
+def _attention_of(ops: Iterable[Op]) -> dict[str, str]:
     found: dict[str, str] = {}
     for op in ops:
         if op.on_device:

@@ -70,20 +70,24 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     import torch
     from trainings import start
 
+    from bench.worker import _ranks_agree
     from gpt2.gradients import gradient_difference
     from gpt2.ops import profile
-    from gpt2.parallel import fingerprint, whole
+    from gpt2.parallel import whole
     from gpt2.proofs import Seen, prove
 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
     toggles, workload = Toggles(**question["toggles"]), Workload(**question["workload"])
     training = start(toggles, workload, rank=int(os.environ["RANK"]) if toggles.world_size > 1 else 0)
+    if os.environ["RANK"] == str(question.get("faulty_rank")):
+        with torch.no_grad():
+            training.model.get_parameter("h.0.mlp.c_fc.bias")[0] += 1e-6
     found = [[s.loss.item(), s.grad_norm.item()] for s in itertools.islice(training, question["steps"])]
     result: dict[str, Any] = {
         "losses": [loss for loss, _ in found],
         "grad_norms": [norm for _, norm in found],
-        "fingerprint": fingerprint(training.model),
+        "ranks_agree": _ranks_agree(training),
         "optimizer_bytes": 2 * 4 * Seen(training, []).optimizer_elements,
         "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
     }

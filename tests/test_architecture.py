@@ -21,6 +21,7 @@ TORCH_FREE = [
     "gpt2.toggles",
     "gpt2.peaks",
     "gpt2.data",
+    "gpt2.prefetch",
     "bench.checks",
     "bench.child",
     "bench.child_side",

@@ -1,12 +1,16 @@
 import mmap
+import sys
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Cuda, Mps
+from gpt2.device import DEVICES, Cpu, Cuda, Mps, Xla
 from gpt2.parallel import process_group
+from gpt2.stages import environment
 from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.workload import Workload
 
 MIB = 2**20
 
@@ -83,6 +87,82 @@ def test_several_ranks_on_an_apple_gpu_are_refused(fake_mps: list[int]) -> None:
         find(Toggles(device="mps", world_size=2))
 
 
+def test_an_apple_gpu_that_refuses_one_huge_tensor_is_out_of_memory_too(fake_mps: list[int]) -> None:
+    assert Mps().is_out_of_memory(RuntimeError("Invalid buffer size: 24.00 GiB"))
+
+
+def test_an_apple_gpu_is_waited_for_by_its_own_call(fake_mps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[None] = []
+    monkeypatch.setattr("torch.mps.synchronize", lambda: waits.append(None))
+    device = Mps()
+    assert waits == []
+    device.synchronize()
+    assert len(waits) == 1
+
+
+@pytest.mark.usefixtures("process_settings")
+def test_a_training_step_looks_at_an_apple_gpu_s_memory_once_a_micro_batch(fake_mps: list[int]) -> None:
+    from gpt2.data import Batches, open_corpus
+    from gpt2.train import micro_batches, train
+
+    toggles = Toggles(grad_accum_steps=3)
+    device = Mps()
+    device.torch_device = torch.device("cpu")  # all else is that of an Apple GPU
+    batches = Batches(open_corpus("synthetic", vocab_size=509), seq_len=8, tokens_per_step=24, seed=0)
+    training = train(Workload(model="tiny", seq_len=8), toggles, device, micro_batches(batches, toggles))
+    fake_mps[:] = [100, 700, 300, 200, 400, 600]
+    next(training)
+    assert fake_mps == [200, 400, 600]
+    device.reset_peak_memory()
+    next(training)
+    assert (device.peak_memory().bytes, device.peak_memory().run_bytes) == (600, 700)
+
+
+@pytest.mark.parametrize("autocast", ["float16", "bfloat16"])
+def test_autocast_on_an_apple_gpu_is_its_own_and_only_float16_is_scaled(autocast: str, fake_mps: list[int]) -> None:
+    from gpt2.stages import precision
+
+    enter, scaler = precision(replace(Toggles(device="mps"), autocast=autocast), Mps())
+    with enter():
+        assert torch.is_autocast_enabled("mps")
+        assert torch.get_autocast_dtype("mps") == getattr(torch, autocast)
+    assert scaler.is_enabled() == (autocast == "float16")
+
+
+@pytest.mark.parametrize(
+    ("changes", "remedy"),
+    [
+        ({"autocast": "bfloat16"}, "needs macOS 14 or later; choose float16"),
+        ({"matmul_precision": "high"}, "TF32 exists on CUDA only"),
+        ({"attention": "flash"}, "no such kernel on this device; choose sdpa"),
+        ({"compile": "reduce-overhead"}, "CUDA graphs exist on CUDA only; choose default"),
+        ({"compile": "max-autotune-no-cudagraphs"}, "torch tunes nothing on this device; choose default"),
+        ({"sharding": "fsdp2"}, "no such sharding on this device; choose none"),
+        ({"threads": 2}, "leave it at default"),
+    ],
+)
+def test_an_apple_gpu_refuses_what_it_cannot_do(
+    changes: dict, remedy: str, fake_mps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpt2.device import find
+
+    monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 3))
+    with pytest.raises(UnsupportedToggle, match=remedy):
+        find(Toggles(device="mps", **changes))
+
+
+def test_an_apple_gpu_takes_every_optimisation_of_one_device(
+    fake_mps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpt2.device import find
+
+    monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda major, minor: True)
+    for autocast in ("float16", "bfloat16"):
+        for adamw in ("foreach", "fused"):
+            toggles = Toggles(device="mps", autocast=autocast, attention="sdpa", compile="default", adamw=adamw)
+            assert find(replace(toggles, vocab_multiple=64, recompute="block", grad_accum_steps=2)).kind == "mps"
+
+
 class Counters:
     """torch.cuda's memory counters, as after a run."""
 
@@ -100,7 +180,7 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
 ) -> None:
     Turing.install(monkeypatch)
     Counters.install(monkeypatch)
-    device = Cuda(cuda_graphs=cuda_graphs)
+    device = Cuda(Toggles(compile="reduce-overhead" if cuda_graphs else "eager"))
     device.reset_peak_memory()
     found = device.peak_memory()
     assert (found.bytes, found.reserved_bytes, found.alloc_retries) == (peak, 700, 0)
@@ -134,6 +214,37 @@ def test_a_gpu_s_out_of_memory_is_known_in_the_driver_s_words_too(text: str, mon
     Turing.install(monkeypatch)
     assert Cuda().is_out_of_memory(RuntimeError(text))
     assert not Cuda().is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+
+
+def test_a_gpu_s_batches_are_pinned_ahead_by_a_thread_that_works_on_this_rank_s_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    import threading
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    device = Cuda(local_rank=1)
+    on: dict[int, object] = {}
+    pinned_by: list[int] = []
+
+    def pin_memory(tokens: torch.Tensor) -> torch.Tensor:
+        assert on[threading.get_ident()] == torch.device("cuda", 1)
+        pinned_by.append(threading.get_ident())
+        return tokens.clone()
+
+    monkeypatch.setattr("torch.cuda.set_device", lambda index: on.__setitem__(threading.get_ident(), index))
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    batches = [(torch.tensor([n]), torch.tensor([n + 1])) for n in range(3)]
+    found = [(x.item(), y.item()) for x, y in device.feed(batches)]
+    assert found == [(0, 1), (1, 2), (2, 3)]
+    assert len(pinned_by) == 6
+    assert threading.get_ident() not in pinned_by
+
+
+def test_other_devices_take_their_batches_as_they_come(fake_mps: list[int]) -> None:
+    batches = [(torch.tensor([1]), torch.tensor([2]))]
+    for device in (Cpu(), Mps()):
+        assert next(device.feed(batches)) is batches[0]
 
 
 class Turing:
@@ -244,3 +355,22 @@ def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.Mon
     alone = Cpu().peaks(flags)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert Cpu().peaks(flags) == alone
+
+
+def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_xla", None)  # importing it fails then, wherever the tests run
+    with pytest.raises(UnsupportedToggle, match=r"torch_xla does not load .*pip install -e '.\[xla\]'"):
+        Xla()
+
+
+def test_on_xla_one_process_takes_the_sequences_of_all_devices() -> None:
+    toggles = Toggles(device="xla", world_size=8, micro_batch_size=4, grad_accum_steps=2)
+    assert (toggles.processes, toggles.sequences) == (1, 32)
+    assert toggles.tokens_per_step(1) == 64
+    on_gpus = Toggles(device="cuda", world_size=8, micro_batch_size=4)
+    assert (on_gpus.processes, on_gpus.sequences) == (8, 4)
+
+
+def test_xlas_cpu_backend_is_told_how_many_devices_to_be() -> None:
+    assert environment(Toggles(device="xla", world_size=4))["CPU_NUM_DEVICES"] == "4"
+    assert "CPU_NUM_DEVICES" not in environment(Toggles(world_size=4))

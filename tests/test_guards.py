@@ -207,6 +207,24 @@ def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
     assert board.fastest is board.rows[0]
 
 
+def test_ranks_that_ended_with_different_weights_fail_the_rung_and_keep_its_figures() -> None:
+    two = replace(CUDA, world_size=2)
+    rounds = [record("b", 1, n, toggles=two, measurement=measurement(9000.0, ranks_agree=n != 2)) for n in (1, 2)]
+    board = scoreboard([record(), record(repetition=2), *rounds])
+    row = board.rows[1]
+    assert row.status == "ranks_differ"
+    assert row.error == "the ranks of round 2 ended with different weights: they did not train one model"
+    assert row.tps is not None
+    assert board.fastest is not row
+    assert exit_code([record(), *rounds]) == 4
+    assert "| ranks differ |" in to_markdown(board)
+
+
+def test_ranks_that_agree_or_were_not_asked_have_nothing_held_against_them() -> None:
+    for agree in (True, None):
+        assert second(record("b", 1, measurement=measurement(ranks_agree=agree))).status == "ok"
+
+
 def test_other_text_under_the_same_name_is_not_compared() -> None:
     row = second(record("b", 1, data_sha256="other"))
     assert (row.status, row.error) == ("not_comparable", "text other, but da7a for baseline")

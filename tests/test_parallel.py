@@ -79,8 +79,13 @@ def test_two_ranks_train_as_one_however_they_share_and_every_toggle_is_proved(
     assert loss_difference(mean_losses(answers), alone["losses"]) <= tolerance.losses
     assert loss_difference(first["grad_norms"][:1], alone["grad_norms"]) <= tolerance.first_grad_norm
     assert first["grad_norms"] == second["grad_norms"]  # one gradient, the same everywhere
-    assert first["fingerprint"] == second["fingerprint"]
+    assert first["ranks_agree"] is second["ranks_agree"] is True
     assert {n: f for a in answers for n, f in a["proofs"].items() if not f[0]} == {}
+
+
+def test_a_rank_one_of_whose_weights_is_off_by_a_millionth_is_found_out_by_all(pair: Ranks) -> None:
+    answers = pair.ask(TWO, WORKLOAD, steps=STEPS, faulty_rank=1)
+    assert [answer["ranks_agree"] for answer in answers] == [False, False]
 
 
 @pytest.mark.parametrize("sharding", SHARDING)

@@ -300,6 +300,9 @@ def test_collections_and_allocation_retries_in_the_window_are_warnings() -> None
     text = to_markdown(scoreboard([record(measurement=slow)]))
     assert "garbage collector took 19.5% of the window" in text
     assert "the allocator ran out and retried 3 times" in text
+    skipping = to_markdown(scoreboard([record(measurement=measurement(skipped_steps=2))]))
+    assert "float16 could not hold the gradients of 2 of 4 steps, which changed no weight" in skipping
+    assert "could not hold" not in to_markdown(scoreboard([record(measurement=measurement(skipped_steps=0))]))
     quick = measurement(gc_collections=4, gc_seconds=0.001)
     assert "garbage collector" not in to_markdown(scoreboard([record(measurement=quick)]))
 

@@ -113,6 +113,7 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
     assert measured.tokens_per_step == 64
     assert measured.block_seconds in [rank.block_seconds for rank in measured.ranks]
     assert "torch.distributed.run --standalone --nproc-per-node 2" in record.command
+    assert measured.ranks_agree is True
 
 
 @pytest.fixture(scope="module")
@@ -385,6 +386,8 @@ def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) 
     assert set(proofs) == set(record.toggles.all)
     assert all(proof.took_effect for proof in proofs.values()), proofs
     assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
+    assert record.measurement.attention_kernel == "flash"
+    assert record.measurement.ranks_agree is record.measurement.skipped_steps is None  # one rank, and no scaler
 
 
 def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_path: Path) -> None:

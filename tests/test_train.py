@@ -1,4 +1,5 @@
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -119,6 +120,22 @@ def test_the_guard_against_reading_values_works() -> None:
     for reading in (float, bool, int, Tensor.item):
         with Unread(), pytest.raises(AssertionError, match="waited"):
             reading(torch.ones(()))
+
+
+@pytest.mark.parametrize("adamw", ["for_loop", "fused"])
+def test_a_step_whose_gradients_float16_cannot_hold_changes_nothing_and_its_norm_tells(adamw: str) -> None:
+    training = start(replace(FOUR, autocast="float16", adamw=adamw))
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)  # halved until float16 holds all gradients
+    skipped = []
+    for _ in range(12):
+        before = [parameter.detach().clone() for parameter in training.model.parameters()]
+        step = next(training)
+        same = all(map(torch.equal, before, training.model.parameters()))
+        assert same == (not math.isfinite(step.grad_norm.item()))
+        skipped.append(same)
+    assert skipped[0]
+    assert not skipped[-1]
+    assert training.scaler.get_scale() == 2.0 ** (22 - sum(skipped))
 
 
 def test_a_recorded_loss_shares_no_memory_with_what_the_forward_pass_returned() -> None:

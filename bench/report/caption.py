@@ -14,6 +14,7 @@ from gpt2.workload import Workload
 STATUS = {
     "out_of_memory": "OOM",
     "parity_failed": "loss differs",
+    "ranks_differ": "ranks differ",
     "not_comparable": "not comparable",
 }
 BUSY = 2.0
@@ -255,6 +256,9 @@ def _warnings(board: Scoreboard) -> list[str]:
         if found.gc_seconds and found.gc_seconds > GC_SHARE * sum(found.block_seconds):
             share = found.gc_seconds / sum(found.block_seconds)
             warnings.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
+        if found.skipped_steps:
+            skipped = f"{found.skipped_steps} of {len(found.losses)} steps"
+            warnings.append(f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight")
         if found.alloc_retries:
             warnings.append(f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory")
     if any(record.environment.dirty for record in records):

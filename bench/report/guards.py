@@ -39,6 +39,7 @@ def judge(
         return failed[-1].status, failed[-1].error
     for status, error in (
         ("not_comparable", _other_environment(rung, first)),
+        ("ranks_differ", _ranks_differ(rung)),
         ("parity_failed", _other_loss(rung, reference) or _other_gradients(rung)),
         ("recompiled", _recompiled(rung)),
         ("inert", _inert(rung, before)),
@@ -99,6 +100,13 @@ def _other_gradients(rung: Sequence[Record]) -> str | None:
         difference = record.measurement.gradient_difference if record.measurement else None
         if difference is not None and not difference <= allowed:
             return f"compiled gradients by {difference:.2%} from eager ones; the number formats explain {allowed:.2%}"
+    return None
+
+
+def _ranks_differ(rung: Sequence[Record]) -> str | None:
+    for record in rung:
+        if record.measurement and record.measurement.ranks_agree is False:
+            return f"the ranks of round {record.repetition} ended with different weights: they did not train one model"
     return None
 
 

@@ -110,7 +110,7 @@ def _begun(board: Scoreboard) -> str:
 def exit_code(records: Sequence[Record]) -> int:
     """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung does not do what it claims.
 
-    That is: its loss differs, it recompiled, or what the ladder expects of it did not happen.
+    That is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
     """
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
     for record in records:
@@ -126,7 +126,7 @@ def claims_refuted(board: Scoreboard) -> list[str]:
     """Why the exit code is 4: for each rung that ran and does not do what it claims, what it does instead."""
     wrong = []
     for row in board.rows:
-        if row.status in ("parity_failed", "recompiled"):
+        if row.status in ("parity_failed", "ranks_differ", "recompiled"):
             wrong.append(f"{row.rung}: {status_of(row)}")
         elif row.expect and row.status == "ok":
             wrong.append(f"{row.rung}: the ladder expects {row.expect}, and it ran as any other")

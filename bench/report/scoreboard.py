@@ -265,7 +265,7 @@ def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str 
     """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
     index = reference[0].rung_index - (reference[0].kind == "parity")
     for row in above:
-        if row.index == index and row.status == "parity_failed":
+        if row.index == index and row.status in ("parity_failed", "ranks_differ"):
             return row.rung
     return None
 

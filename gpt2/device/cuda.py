@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2.device.base import Device, PeakMemory
-from gpt2.toggles import UnsupportedToggle
+from gpt2.device.base import Batch, Device, PeakMemory
+from gpt2.prefetch import Prefetched
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):
@@ -16,7 +18,7 @@ class Cuda(Device):
     ddp_backend = "nccl"
     profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
-    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedToggle(
                 "device", "cuda", "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
@@ -25,7 +27,7 @@ class Cuda(Device):
             raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
         self.torch_device = torch.device("cuda", local_rank)
         self.ddp_device_ids = [local_rank]
-        self._cuda_graphs = cuda_graphs
+        self._cuda_graphs = toggles.cuda_graphs
         torch.cuda.set_device(local_rank)
 
     def refuses(self, toggle: str, value: object) -> str | None:
@@ -55,8 +57,16 @@ class Cuda(Device):
     def seconds_between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
         return first.elapsed_time(second) / 1e3
 
+    def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        def pinned(batch: Batch) -> Batch:
+            torch.cuda.set_device(self.torch_device)  # each thread has its own; the first device else gets a context
+            return batch[0].pin_memory(), batch[1].pin_memory()
+
+        return Prefetched(batches, pinned)
+
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
+        # What feed() pinned is left as it is.
         return tokens.pin_memory().to(self.torch_device, non_blocking=True)
 
     def reset_peak_memory(self) -> None:

@@ -7,13 +7,13 @@ import torch
 
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.toggles import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):
     kind = "mps"
 
-    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.backends.mps.is_available():
             raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here; choose cpu")
         super().__init__()
@@ -22,6 +22,8 @@ class Mps(Device):
     def refuses(self, toggle: str, value: object) -> str | None:
         if toggle == "world_size" and value != 1:
             return "a Mac has one GPU; leave it at 1"
+        if (toggle, value) == ("autocast", "bfloat16") and not torch.backends.mps.is_macos_or_newer(14, 0):
+            return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
         return None
 
     def synchronize(self) -> None:
@@ -48,7 +50,9 @@ class Mps(Device):
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        return super().is_out_of_memory(error) or "MPS backend out of memory" in str(error)
+        # Metal also refuses a single tensor above a size of its own, however much memory is left.
+        text = str(error)
+        return super().is_out_of_memory(error) or "MPS backend out of memory" in text or "Invalid buffer size" in text
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the chip that carries both has
