@@ -111,7 +111,7 @@ class Ladder:
         """What to tell a reader where the chip found here, by the name it gives itself, is not the ladder's."""
         if self.chip is None or self.chip == peaks.lookup(chip):
             return None
-        return f"{self.path} is written for {self.chip.name}, and this is {chip}: see bench plan for what fits"
+        return f"{self.path} is written for {self.chip.name}, and this is {chip}: its batches may not suit it"
 
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""
