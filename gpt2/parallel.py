@@ -70,7 +70,7 @@ def shard(model: GPT2, device: Device, world_size: int, *, keep_weights: bool) -
     mesh = init_device_mesh(device.torch_device.type, (world_size,))
     for part in (*model.h, model):  # the root last: it takes what no block has
         sharded = fully_shard(part, mesh=mesh, reshard_after_forward=not keep_weights)
-        # Before torch 2.10 or so, gloo takes an average for a sum and says nothing (pytorch issue 162338).
+        # In some versions of torch gloo takes an average for a sum and says nothing (pytorch issue 162338).
         sharded.set_force_sum_reduction_for_comms(device.ddp_backend == "gloo")
     return model
 
