@@ -7,7 +7,7 @@ import gc
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -75,11 +75,11 @@ def shard(model: GPT2, device: Device, world_size: int, *, keep_weights: bool) -
     return model
 
 
-def release(model: torch.nn.Module) -> None:
+def release(model: Any) -> None:
     """Let go of gathered weights after a forward pass that no backward pass follows."""
     for module in model.modules():
-        if isinstance(reshard := getattr(module, "reshard", None), Callable):
-            reshard()
+        if hasattr(module, "reshard"):  # as fully_shard makes it
+            module.reshard()
 
 
 def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
