@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test benchmark clean
+.PHONY: bench test test-xla benchmark clean
 
 bench: .venv/.ready
 	$(BIN)/bench run ladders/smoke.yaml
@@ -12,6 +12,10 @@ test: .venv/.ready
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/pytest
+
+# torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.
+test-xla: .venv-xla/.ready
+	PJRT_DEVICE=CPU .venv-xla/bin/pytest tests/test_xla.py
 
 benchmark: .venv/.ready
 	$(BIN)/pytest tests/test_benchmarks.py --benchmark-enable --benchmark-only
@@ -23,5 +27,11 @@ benchmark: .venv/.ready
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
 
+.venv-xla/.ready: pyproject.toml
+	$(PYTHON) -m venv .venv-xla
+	.venv-xla/bin/pip install --quiet --upgrade pip
+	.venv-xla/bin/pip install --quiet --editable '.[test,xla]'
+	touch $@
+
 clean:
-	rm -rf .venv
+	rm -rf .venv .venv-xla

@@ -23,7 +23,7 @@ from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
 from gpt2 import stages
-from gpt2.device import Cpu, Device, find
+from gpt2.device import Device, find
 from gpt2.toggles import Toggles, UnsupportedToggle, check
 from gpt2.workload import PRESETS, GPT2Config
 
@@ -71,7 +71,7 @@ def measure_ceiling(
     to 0.9 TFLOP/s at 0.3 s, up to 16384 on a GPU; a smaller `seconds` takes smaller ones.
     """
     start = time.perf_counter()
-    with _precision_restored():
+    with _precision_restored(device):
         rates, absent = _probe(device, seconds, clock)
         matmuls: list[Matmul] = []
         for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
@@ -113,6 +113,7 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
         start = clock()
         for _ in range(calls):
             work()
+            device.end_step()
         device.synchronize()
         return clock() - start
 
@@ -132,7 +133,7 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
 
 def _rate(x: torch.Tensor, w: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:
     """FLOP/s of x (m, k) by the transpose of w (n, k) in a number format."""
-    torch.set_float32_matmul_precision("high" if number_format == "tf32" else "highest")
+    device.set_matmul_precision("high" if number_format == "tf32" else "highest")
     dtype = torch.float32 if number_format == "tf32" else getattr(torch, number_format)
     x, w = x.to(dtype), w.to(dtype)
     # Made once and filled by each product: fresh memory would be faulted in page by page each time.
@@ -141,12 +142,12 @@ def _rate(x: torch.Tensor, w: torch.Tensor, number_format: str, device: Device, 
 
 
 @contextlib.contextmanager
-def _precision_restored() -> Iterator[None]:
-    before = torch.get_float32_matmul_precision()
+def _precision_restored(device: Device) -> Iterator[None]:
+    before = device.matmul_precision()
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(before)
+        device.set_matmul_precision(before)
 
 
 def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, float], dict[str, str]]:
@@ -158,8 +159,12 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
     rates: dict[str, float] = {}
     absent: dict[str, str] = {}
     for number_format, chosen_by in FORMATS.items():
+        toggles = replace(Toggles(), **{"device": device.kind, **chosen_by})
+        if toggles.product_format() != number_format:
+            absent[number_format] = "no such format on this device"
+            continue
         try:
-            check(replace(Toggles(), **{"device": device.kind, **chosen_by}), device)
+            check(toggles, device)
         except UnsupportedToggle as error:
             absent[number_format] = str(error)
             continue
@@ -184,8 +189,10 @@ def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tu
     piece = torch.randn(2**16, device=device.torch_device)
     source = piece.repeat(max(1, size // piece.nbytes))
     target = torch.empty_like(source)
-    copy = sustained(lambda: target.copy_(source), device, seconds, clock)
-    update = sustained(lambda: target.mul_(1.0), device, seconds, clock)
+    # A compiler of whole programs takes a copy, and a product by 1, for nothing to do.
+    copying = (lambda: torch.add(source, 1.0, out=target)) if device.lazy else (lambda: target.copy_(source))
+    copy = sustained(copying, device, seconds, clock)
+    update = sustained(lambda: target.add_(1.0), device, seconds, clock)
     return 2 * source.nbytes / copy, 2 * source.nbytes / update
 
 
@@ -195,7 +202,7 @@ def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tu
 def main() -> int:
     """Returns 0 when the ceiling was measured, else 1."""
     parser = argparse.ArgumentParser(prog="python -m bench.ceiling", description="Measure what this machine sustains.")
-    parser.add_argument("--device", required=True, help="cpu, cuda or mps")
+    parser.add_argument("--device", required=True, help="cpu, cuda, mps or xla")
     parser.add_argument("--threads", type=int, help="of a CPU; default: its physical cores")
     parser.add_argument("--tokens", type=int, required=True, help="of one micro-batch")
     parser.add_argument("--model", required=True, choices=list(PRESETS), help="whose shapes to measure")
@@ -220,9 +227,9 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
     device: Device | None = None
     try:
         device = find(toggles)
-        stages.configure_process(toggles)
+        stages.configure_process(toggles, device)
         machine = describe(device)  # before, because the load average is that of others
-        count = stages.threads(toggles) if isinstance(device, Cpu) else None
+        count = stages.threads(toggles) if device.shared_by_ranks else None
         ceiling = measure_ceiling(
             device,
             arguments.tokens,

@@ -123,7 +123,7 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
     if ended.reason == "timeout":
         return Outcome(status="timeout", error=late)
     if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
-        return Outcome(status="out_of_memory", error="killed by the kernel for want of memory")
+        return Outcome(status="out_of_memory", error=_how(ended))
     if said and not _signal(ended):
         lines = [said.error or said.status, *(last if said.status == "failed" else [])]
         return said.model_copy(update={"error": "\n".join(lines)})
@@ -140,6 +140,8 @@ def _said(out: Path) -> Outcome | None:
 
 def _how(ended: Ended) -> str:
     number = _signal(ended)
+    if number == signal.SIGKILL and ended.kernel_killed:
+        return "killed by the kernel for want of memory"
     return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
 
 

@@ -230,7 +230,7 @@ def roofline(
         Path | None, typer.Argument(metavar="[LADDER]", help="Also show how near to the ceiling its rungs come.")
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda or mps; default: that of the LADDER's last rung, else cpu.")
+        str | None, typer.Option(help="cpu, cuda, mps or xla; default: that of the LADDER's last rung, else cpu.")
     ] = None,
     results: Annotated[
         Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")

@@ -70,6 +70,15 @@ class GpuState(Plain):
     """Processes that compute on it and do not belong to the run."""
 
 
+class ChipState(Plain):
+    """One TPU core's memory and its chip's occupation, as the process that trains can read them."""
+
+    index: int
+    memory_bytes: int
+    memory_total_bytes: int
+    duty_cycle_percent: float
+
+
 class State(Plain):
     """What the machine was doing just before or just after a process."""
 

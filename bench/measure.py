@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from statistics import mean
 from types import TracebackType
@@ -17,9 +17,10 @@ from typing import Any, TypeVar
 import torch
 
 from bench.ladder import LEAST_BLOCKS, Protocol
+from bench.machine import ChipState
 from bench.record import Measurement, Rank
 from bench.state import cpu_times
-from gpt2.device import Device, PeakMemory
+from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.train import Step
 
 T = TypeVar("T")
@@ -99,6 +100,10 @@ class Window:
     energy_joules: float | None
     cpu: CpuUse | None
     """Of the window; None where nothing was timed."""
+    programs_per_step: float | None
+    host_reads: int | None
+    chips: tuple[list[ChipUse], list[ChipUse]] | None
+    """Just before and just after the window, where chips tell."""
     data_wait_seconds: float
 
 
@@ -149,6 +154,7 @@ def measure(
     each_step: list[float] = []
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
+    chips, launched = device.use(), device.launches()
     energy, cpu = device.energy_joules(), cpu_times()
     # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
     # rank in the middle of a step and leave the others waiting for it.
@@ -161,9 +167,10 @@ def measure(
             each_step += of_steps
             tokens = block_steps * history[-1].tokens
             tell("window", len(history), tokens / block_seconds[-1])
-    spent, used = device.energy_joules(), cpu_times()
-    memory = device.peak_memory()
+    spent, used, asked = device.energy_joules(), cpu_times(), device.launches()
+    memory, chips_after = device.peak_memory(), device.use()
     recompiles = device.compilations() - compiled
+    timed = len(history) - warmup_steps
     waited = data.seconds - waited
     return Window(
         first_step_seconds=first_step_seconds,
@@ -178,6 +185,9 @@ def measure(
         gc_seconds=collections.seconds,
         energy_joules=spent - energy if spent is not None and energy is not None else None,
         cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
+        programs_per_step=(asked.programs - launched.programs) / timed if asked and launched else None,
+        host_reads=asked.reads - launched.reads if asked and launched else None,
+        chips=(chips, chips_after) if chips is not None and chips_after is not None else None,
         data_wait_seconds=waited,
     )
 
@@ -203,6 +213,9 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         gc_seconds=0.0,
         energy_joules=None,
         cpu=None,
+        programs_per_step=None,
+        host_reads=None,
+        chips=None,
         data_wait_seconds=0.0,
     )
 
@@ -247,11 +260,19 @@ def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[f
         gc_collections=max(windows, key=lambda window: window.gc_seconds).gc_collections,
         gc_seconds=max(window.gc_seconds for window in windows),
         energy_joules=_sum(window.energy_joules for window in windows),
+        programs_per_step=first.programs_per_step,
+        host_reads=first.host_reads,
+        chips_before=_used(first, 0),
+        chips_after=_used(first, 1),
         other_cores=_other_cores([window.cpu for window in windows if window.cpu]),
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
     )
+
+
+def _used(window: Window, when: int) -> list[ChipState] | None:
+    return [ChipState(**asdict(use)) for use in window.chips[when]] if window.chips else None
 
 
 def _other_cores(ranks: list[CpuUse]) -> float | None:

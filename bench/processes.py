@@ -108,7 +108,7 @@ class Processes:
             _under_load(during, after),
             device=toggles.device,
             threads=threads(toggles),
-            ranks=toggles.world_size,
+            ranks=toggles.processes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             stolen_cores=since.stolen_cores_since(times),
             memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(task.name),
@@ -179,8 +179,8 @@ def worker_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
     command = ["-m", "bench.worker", str(ladder.path), task.rung.name]
     if task.kind not in ("cumulative", "control"):
         command += ["--kind", task.kind]
-    if toggles.world_size > 1:
-        ranks = str(toggles.world_size)
+    if toggles.processes > 1:
+        ranks = str(toggles.processes)
         command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *command]
     if options.data:
         command += ["--data", str(options.data)]

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from bench.machine import Ceiling, Environment, Plain, State
+from bench.machine import Ceiling, ChipState, Environment, Plain, State
 
 SCHEMA = 1
 CEILING = "ceiling"
@@ -106,6 +106,14 @@ class Measurement(Plain):
     """Of all devices during the window; null where there is no counter."""
     other_cores: float | None = None
     """Cores that other processes kept busy during the window, on average."""
+    programs_per_step: float | None = None
+    """Compiled programs that each step of the window ran, where the device compiles whole steps: 1 is right."""
+    host_reads: int | None = None
+    """Values fetched from such a device during the window, each of which waits for it: 0 is right."""
+    chips_before: list[ChipState] | None = None
+    """Just before the window, where the device has such counters: TPUs, with tpu-info installed."""
+    chips_after: list[ChipState] | None = None
+    """Just after it."""
     proofs: dict[str, Proof] | None = None
     """By toggle, from one profiled step after the window; null where none was taken."""
 

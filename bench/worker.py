@@ -117,9 +117,9 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     if arguments.kind == "parity":
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
-        agree = _agreement(toggles.world_size, device)
+        agree = _agreement(toggles.processes, device)
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
-    windows = _gather(replace(window, history=[]), toggles.world_size)
+    windows = _gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
     )
@@ -134,11 +134,11 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         "product_format": toggles.product_format(),
         **_peak_flops(machine, toggles, device, arguments.peak_tflops),
     }
-    warnings = list(batches.warnings)
+    warnings = [*batches.warnings, *_interruptions(window)]
 
     def tell() -> Outcome:
         """Say, on rank 0, what is known by now."""
-        losses = _gather(read(step.loss for step in window.history), toggles.world_size)
+        losses = _gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
         if steps.scaler.is_enabled():
             facts["skipped_steps"] = sum(not isfinite(norm) for norm in grad_norms)
@@ -159,7 +159,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
     if progress:
         progress("proofs", len(window.history), None)
-    if toggles.world_size > 1:
+    if toggles.processes > 1:
         what = "whether all ranks hold the same weights could not be told"
         facts["ranks_agree"] = _optional(lambda: _ranks_agree(steps), what, warnings)
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
@@ -175,11 +175,23 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     return outcome
 
 
+def _interruptions(window: Window) -> list[str]:
+    """What kept a device that compiles whole steps from running each as one program, the host being ahead of it."""
+    found = []
+    if window.programs_per_step not in (None, 1):
+        found.append(
+            f"each step ran as {window.programs_per_step:.3g} programs instead of 1: something cuts its graph"
+        )
+    if window.host_reads:
+        found.append(f"the host read {window.host_reads} values from the device within the window and waited for each")
+    return found
+
+
 def _ranks_agree(steps: Training) -> bool:
     """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
     from gpt2.parallel import fingerprint
 
-    return len(set(_gather(fingerprint(steps.model), steps.toggles.world_size))) == 1
+    return len(set(_gather(fingerprint(steps.model), steps.toggles.processes))) == 1
 
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
@@ -220,9 +232,9 @@ def _compile_cache() -> Literal["cold", "warm"] | None:
     return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
 
 
-def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
+def _agreement(processes: int, device: Device) -> Callable[[float], float]:
     """The largest of the ranks' values, on every rank."""
-    if world_size == 1:
+    if processes == 1:
         return lambda value: value
     import torch
 
@@ -234,13 +246,13 @@ def _agreement(world_size: int, device: Device) -> Callable[[float], float]:
     return largest
 
 
-def _gather(mine: T, world_size: int) -> list[T]:
+def _gather(mine: T, processes: int) -> list[T]:
     """One value from each rank, on every rank."""
-    if world_size == 1:
+    if processes == 1:
         return [mine]
     import torch
 
-    everyone: list[Any] = [None] * world_size
+    everyone: list[Any] = [None] * processes
     torch.distributed.all_gather_object(everyone, mine)
     return everyone
 

@@ -28,12 +28,12 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     Raises RuntimeError where the process was not started once per rank, as torchrun does.
     """
     started = int(os.environ.get("WORLD_SIZE", 1))
-    if started != toggles.world_size:
+    if started != toggles.processes:
         raise RuntimeError(
             f"world_size is {toggles.world_size} but {started} process(es) were started; start it with "
-            f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.world_size} -m ..."
+            f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.processes} -m ..."
         )
-    if toggles.world_size == 1:
+    if toggles.processes == 1:
         yield 0
         return
     bound = device.torch_device if device.ddp_device_ids else None

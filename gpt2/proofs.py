@@ -43,8 +43,8 @@ class Seen:
 
     @property
     def rows(self) -> int:
-        """Tokens of one micro-batch."""
-        return self.toggles.micro_batch_size * self.training.workload.seq_len
+        """Tokens of one forward pass in this process."""
+        return self.toggles.sequences * self.training.workload.seq_len
 
     @cached_property
     def products(self) -> list[Product]:
@@ -157,10 +157,7 @@ def autocast(seen: Seen) -> Finding:
 def matmul_precision(seen: Seen) -> Finding:
     wanted, exact = seen.toggles.matmul_precision, seen.product_error < EXACT_PRODUCT
     probe = f"a float32 product is {'exact' if exact else 'rounded'}: relative error {seen.product_error:.0e}"
-    try:
-        found = torch.get_float32_matmul_precision()
-    except RuntimeError:  # torch refuses to say once it was set through its newer API
-        found = "changed since"
+    found = seen.training.device.matmul_precision()
     if found != wanted:
         return Finding(False, f"torch's setting is {found}; {probe}")
     if exact != (wanted == Toggles().matmul_precision):
@@ -263,6 +260,8 @@ def vocab_multiple(seen: Seen) -> Finding:
 def recompute(seen: Seen) -> Finding:
     config = seen.training.model.config
     wanted, layers = seen.toggles.recompute, config.n_layer
+    if seen.training.device.lazy:
+        return Finding(config.recompute == wanted, f"the model is built for {config.recompute}")
     if seen.rows == config.n_embd and (seen.toggles.autocast != "float32" or seen.toggles.shards_gradients):
         evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
         return Finding(config.recompute == wanted, evidence)
@@ -278,7 +277,7 @@ def micro_batch_size(seen: Seen) -> Finding:
     T = seen.training.workload.seq_len
     sizes = sorted({rows / T for rows in seen.forward_rows})
     evidence = f"forward passes of {', '.join(f'{size:g}' for size in sizes)} x {T} tokens"
-    return Finding(sizes == [seen.toggles.micro_batch_size], evidence if sizes else "no forward pass was told apart")
+    return Finding(sizes == [seen.toggles.sequences], evidence if sizes else "no forward pass was told apart")
 
 
 def grad_accum_steps(seen: Seen) -> Finding:
@@ -287,6 +286,10 @@ def grad_accum_steps(seen: Seen) -> Finding:
 
 
 def world_size(seen: Seen) -> Finding:
+    if seen.toggles.processes < seen.toggles.world_size:
+        assert seen.training.micro_batch is not None
+        devices = seen.training.device.spread(seen.training.micro_batch[0])
+        return Finding(devices == seen.toggles.world_size, f"the rows of a batch lie on {_count(devices, 'device')}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
     kind = "reduce_scatter" if seen.toggles.shards_gradients else "allreduce"

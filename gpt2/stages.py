@@ -36,7 +36,7 @@ def threads(toggles: Toggles) -> int:
     """CPU threads of one rank; unless given, the usable cores shared by the ranks here."""
     if toggles.threads != "default":
         return toggles.threads
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.processes))
     return max(1, usable_cores() // ranks_here)
 
 
@@ -45,15 +45,18 @@ def environment(toggles: Toggles) -> dict[str, str]:
     # Said explicitly because torchrun would otherwise set one thread per rank.
     count = str(threads(toggles))
     # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
-    return {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    if toggles.processes < toggles.world_size:
+        variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
+    return variables
 
 
-def configure_process(toggles: Toggles) -> None:
+def configure_process(toggles: Toggles, device: Device) -> None:
     """Set what torch keeps per process: threads, float32 products, attention kernels."""
     import torch
 
     torch.set_num_threads(threads(toggles))
-    torch.set_float32_matmul_precision(toggles.matmul_precision)
+    device.set_matmul_precision(toggles.matmul_precision)
     kernels = {
         "flash": torch.backends.cuda.enable_flash_sdp,  # these flags choose the CPU's kernel too
         "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
@@ -83,7 +86,7 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
         parts = list(model.h) if toggles.shards_gradients else [model]
         for part in parts:
             part.compile(mode=toggles.compile)  # in place: parameters keep their names
-    if toggles.world_size == 1:
+    if toggles.processes == 1:
         return model
     if toggles.shards_gradients:
         return parallel.shard(model, device, toggles.world_size, keep_weights=toggles.sharding == "zero2")

@@ -20,6 +20,12 @@ HOST = "cpu"
 """The device whose memory and threads are the machine's own."""
 
 
+SPMD = frozenset({"xla"})
+"""Devices that one process feeds together, by a program that is split over them; elsewhere each has its own."""
+EAGER = frozenset({"cpu", "cuda", "mps"})
+"""Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
+
+
 class UnsupportedToggle(Exception):
     """A toggle that this device cannot do; the message says why and what to choose instead."""
 
@@ -58,10 +64,13 @@ class Toggles:
 
     __pydantic_config__: ClassVar = STRICT
 
-    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle("cpu", "Where the model trains; not yet on xla.")
+    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle(
+        "cpu", "Where the model trains; xla is a TPU, or XLA's own CPU backend."
+    )
     autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",
+        only={"float16": Only(EAGER, "TPUs have bfloat16 units; choose bfloat16")},
         precision={"bfloat16": "bfloat16", "float16": "float16"},
         note=lambda toggles, workload: (
             "its scaler waits for the device each step unless AdamW is fused and sharding not zero1"
@@ -71,10 +80,11 @@ class Toggles:
     )
     matmul_precision: Literal["highest", "high", "medium"] = _toggle(
         "highest",
-        "How float32 products are computed: exactly, as TF32 (high, CUDA) or as bfloat16 (medium, CPU).",
+        "How float32 products are computed: exactly, as TF32 (high, CUDA) or as bfloat16 (medium, CPU); "
+        "on TPUs as six, three (high) or one (medium) of bfloat16.",
         only={
-            "high": Only({"cuda"}, "TF32 exists on CUDA only; on a CPU choose medium"),
-            "medium": Only({"cpu"}, "bfloat16 products of float32 exist on CPUs only; on CUDA choose high"),
+            "high": Only({"cuda", "xla"}, "TF32 exists on CUDA only; on a CPU choose medium"),
+            "medium": Only({"cpu", "xla"}, "bfloat16 products of float32 exist on CPUs and TPUs only; choose high"),
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
@@ -96,15 +106,23 @@ class Toggles:
             else ""
         ),
         only={
+            "default": Only(EAGER, "XLA compiles every step by itself; leave it at eager"),
             "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
             "max-autotune": Only(
                 {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
-            "max-autotune-no-cudagraphs": Only({"cpu", "cuda"}, "torch tunes nothing on this device; choose default"),
+            "max-autotune-no-cudagraphs": Only(
+                {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, on xla eager"
+            ),
         },
     )
     adamw: Literal["for_loop", "foreach", "fused"] = _toggle(
-        "for_loop", "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), or in one kernel."
+        "for_loop",
+        "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), or in one kernel.",
+        only={
+            "foreach": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
+            "fused": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
+        },
     )
     sharding: Literal["none", "zero1", "zero2", "fsdp2"] = _toggle(
         "none",
@@ -128,13 +146,23 @@ class Toggles:
     recompute: Literal["none", "gelu", "block"] = _toggle(
         "none",
         "What the backward pass computes again instead of keeping it: nothing, GELU's results, or each block.",
+        only={
+            "gelu": Only(EAGER, "XLA computes once what it is asked twice; leave it at none"),
+            "block": Only(EAGER, "XLA computes once what it is asked twice; leave it at none"),
+        },
     )
     micro_batch_size: int = _toggle(1, "Sequences per forward pass and rank.")
     grad_accum_steps: int = _toggle(1, "Forward and backward passes per optimiser step and rank.")
     world_size: int = _toggle(
         1,
-        "Devices that train together, by DistributedDataParallel unless gradients are sharded.",
-        note=lambda toggles, workload: "DDP" if toggles.world_size > 1 and not toggles.shards_gradients else "",
+        "Devices that train together, by DistributedDataParallel unless gradients are sharded; on xla by SPMD.",
+        note=lambda toggles, workload: (
+            ""
+            if toggles.world_size == 1 or toggles.shards_gradients
+            else "DDP"
+            if toggles.processes > 1
+            else "SPMD, one process"
+        ),
     )
     threads: int | Literal["default"] = _toggle(
         "default",
@@ -150,6 +178,16 @@ class Toggles:
                 )
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
+
+    @property
+    def processes(self) -> int:
+        """Processes that train together: one per device, except where one feeds them all."""
+        return 1 if self.device in SPMD else self.world_size
+
+    @property
+    def sequences(self) -> int:
+        """Of one forward pass in one process."""
+        return self.micro_batch_size * self.world_size // self.processes
 
     def padded(self, vocab_size: int) -> int:
         """Rows of the embedding for a vocabulary."""
@@ -173,7 +211,8 @@ class Toggles:
         """Number format of the matrix products' inputs."""
         if self.autocast != "float32":
             return self.autocast
-        return {"highest": "float32", "high": "tf32", "medium": "bfloat16"}[self.matmul_precision]
+        high = "float32" if self.device in SPMD else "tf32"  # a TPU adds up three products of bfloat16
+        return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def precision_class(self) -> str:
         """The coarsest arithmetic switched on: a key of LOSS_TOLERANCE."""
@@ -181,6 +220,10 @@ class Toggles:
         for toggle in fields(self):
             classes.add(toggle.metadata["precision"].get(getattr(self, toggle.name), "float32"))
         return max(classes, key=list(LOSS_TOLERANCE).index)
+
+
+BASELINE = Toggles()
+"""Nothing switched on."""
 
 
 @dataclass(frozen=True)

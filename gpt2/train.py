@@ -34,11 +34,11 @@ class Step:
 
 
 def micro_batches(batches: Batches, toggles: Toggles, *, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-    """This rank's share of each global batch, in order: inputs and targets, int64 (micro_batch_size, seq_len).
+    """This process's share of each global batch, in order: inputs and targets, int64 (sequences, seq_len).
 
-    Micro-step m of a step takes, for rank r of W, sequences (m W + r) B to (m W + r + 1) B.
+    Micro-step m of a step takes, for process `rank` of W, sequences (m W + rank) B to (m W + rank + 1) B.
     """
-    B, W, A = toggles.micro_batch_size, toggles.world_size, toggles.grad_accum_steps
+    B, W, A = toggles.sequences, toggles.processes, toggles.grad_accum_steps
     assert batches.sequences_per_step == A * W * B
     for step in count():
         for micro_step in range(A):
@@ -57,13 +57,14 @@ class Training(Iterator[Step]):
     def __init__(
         self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
     ) -> None:
-        stages.configure_process(toggles)
+        stages.configure_process(toggles, device)
         self.workload, self.toggles, self.device = workload, toggles, device
         self.model = build(stages.model_config(toggles, workload.config), workload.seed, device.torch_device)
         self.wrapped = stages.wrap_model(toggles, self.model, device)
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
         self._parameters = list(self.model.parameters())  # which a module gathers anew each time it is asked
         self.autocast, self.scaler = stages.precision(toggles, device)
+        device.end_step()  # a step is a program of its own, without what came before it
         self.micro_batch: tuple[Tensor, Tensor] | None = None
         """The last one trained on: inputs and targets on the device, strides and all as compiled code expects them."""
         self._batches = iter(batches)
@@ -93,6 +94,7 @@ class Training(Iterator[Step]):
         self._number += 1
         # A copy: what a CUDA graph returned is overwritten when it runs again.
         loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()
+        self.device.end_step()
         return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
 
 
@@ -100,6 +102,6 @@ def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterabl
     """Train without end, one optimiser step per item; the caller decides when to stop.
 
     `batches` gives grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process
-    group must be up (see device.process_group). The model is built before this returns.
+    group must be up (see parallel.process_group). The model is built before this returns.
     """
     return Training(workload, toggles, device, batches)

@@ -208,7 +208,7 @@ def test_float32_is_measured_exactly_and_tf32_not(monkeypatch: pytest.MonkeyPatc
     seen: list[str] = []
     monkeypatch.setattr(ceiling, "sustained", lambda *_: seen.append(torch.get_float32_matmul_precision()) or 1.0)
     x = torch.ones(2, 2)
-    with ceiling._precision_restored():
+    with ceiling._precision_restored(Cpu()):
         for number_format in ("float32", "tf32", "bfloat16"):
             ceiling._rate(x, x, number_format, Cpu(), 1.0, Steady())
     assert seen == ["highest", "high", "highest"]
@@ -254,8 +254,8 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
 
 
 def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--device: xla: this version trains on cpu"):
-        measure(load(write_ladder("[{name: a}]")), "xla", tmp_path, 0.002, Silent())
+    with pytest.raises(RunError, match="--device: mps: torch finds no Apple GPU here"):
+        measure(load(write_ladder("[{name: a}]")), "mps", tmp_path, 0.002, Silent())
     assert not list(tmp_path.rglob("*.jsonl"))
 
 

@@ -1,12 +1,14 @@
 import mmap
+import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Cuda, Mps
+from gpt2.device import DEVICES, Cpu, Cuda, Mps, Xla
 from gpt2.parallel import process_group
+from gpt2.stages import environment
 from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.workload import Workload
 
@@ -178,7 +180,7 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
 ) -> None:
     Turing.install(monkeypatch)
     Counters.install(monkeypatch)
-    device = Cuda(cuda_graphs=cuda_graphs)
+    device = Cuda(Toggles(compile="reduce-overhead" if cuda_graphs else "eager"))
     device.reset_peak_memory()
     found = device.peak_memory()
     assert (found.bytes, found.reserved_bytes, found.alloc_retries) == (peak, 700, 0)
@@ -353,3 +355,22 @@ def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.Mon
     alone = Cpu().peaks(flags)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert Cpu().peaks(flags) == alone
+
+
+def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch_xla", None)  # importing it fails then, wherever the tests run
+    with pytest.raises(UnsupportedToggle, match=r"torch_xla does not load .*pip install -e '.\[xla\]'"):
+        Xla()
+
+
+def test_on_xla_one_process_takes_the_sequences_of_all_devices() -> None:
+    toggles = Toggles(device="xla", world_size=8, micro_batch_size=4, grad_accum_steps=2)
+    assert (toggles.processes, toggles.sequences) == (1, 32)
+    assert toggles.tokens_per_step(1) == 64
+    on_gpus = Toggles(device="cuda", world_size=8, micro_batch_size=4)
+    assert (on_gpus.processes, on_gpus.sequences) == (8, 4)
+
+
+def test_xlas_cpu_backend_is_told_how_many_devices_to_be() -> None:
+    assert environment(Toggles(device="xla", world_size=4))["CPU_NUM_DEVICES"] == "4"
+    assert "CPU_NUM_DEVICES" not in environment(Toggles(world_size=4))

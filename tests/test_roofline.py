@@ -223,9 +223,14 @@ def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) ->
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("device", ["xla", "tpu"])
-def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(device: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("device", "why"),
+    [("mps", "torch finds no Apple GPU here"), ("tpu", "is not one of cpu, cuda, mps, xla; choose one of them")],
+)
+def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(
+    device: str, why: str, tmp_path: Path
+) -> None:
     done = roofline("--device", device, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert f"bench: --device: {device}: this version trains on cpu, cuda, mps; choose one of them" in done.stderr
+    assert f"bench: --device: {device}: {why}" in done.stderr
     assert not list((tmp_path / "out").rglob("*.jsonl"))

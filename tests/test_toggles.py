@@ -24,7 +24,11 @@ def test_counts_below_one_are_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"device": "xla"}, "device: xla: this version trains on cpu, cuda, mps"),
+        ({"device": "tpu"}, "device: tpu: is not one of cpu, cuda, mps, xla; choose one of them"),
+        ({"device": "xla", "compile": "default"}, "XLA compiles every step by itself; leave it at eager"),
+        ({"device": "xla", "adamw": "fused"}, "leave it at for_loop"),
+        ({"device": "xla", "recompute": "gelu"}, "leave it at none"),
+        ({"device": "xla", "autocast": "float16"}, "choose bfloat16"),
         ({"matmul_precision": "high"}, "matmul_precision: high: TF32 exists on CUDA only; on a CPU choose medium"),
         ({"device": "cuda", "matmul_precision": "medium"}, "on CUDA choose high"),
         ({"attention": "cudnn"}, "attention: cudnn: cuDNN exists on CUDA only; choose sdpa"),
@@ -135,9 +139,9 @@ def test_ranks_share_the_cores_of_the_machine(monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.mark.usefixtures("process_settings")
 def test_no_kernel_stays_switched_off_from_a_rung_before() -> None:
-    configure_process(Toggles(attention="math"))
+    configure_process(Toggles(attention="math"), Cpu())
     assert not torch.backends.cuda.flash_sdp_enabled()
-    configure_process(Toggles(attention="sdpa"))
+    configure_process(Toggles(attention="sdpa"), Cpu())
     assert torch.backends.cuda.flash_sdp_enabled()
 
 

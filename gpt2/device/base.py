@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2 import peaks
 from gpt2.peaks import Chip
+from gpt2.toggles import BASELINE, Toggles
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch."""
@@ -33,6 +34,27 @@ class PeakMemory:
     """Times the allocator had to give memory back and try again; more than 0 makes the speed suspect."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChipUse:
+    """One chip's memory and occupation at one moment, by its own counters."""
+
+    index: int
+    memory_bytes: int
+    memory_total_bytes: int
+    duty_cycle_percent: float
+    """Share of the last seconds in which its matrix units had work."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launches:
+    """What a device that compiles whole steps has been asked so far."""
+
+    programs: int
+    """Compiled programs run; one for each optimiser step is as it should be."""
+    reads: int
+    """Values that the host fetched from the device, each of which waits for it."""
+
+
 class Device(ABC):
     """One accelerator as the trainer sees it; the defaults suit a device that finishes each call at once."""
 
@@ -41,10 +63,12 @@ class Device(ABC):
     ddp_device_ids: list[int] | None = None
     shared_by_ranks = False
     """Whether all ranks of a machine work on one device, whose peak then counts once."""
+    lazy = False
+    """Whether ops are recorded, and run only as a whole: tensors then have no addresses of their own."""
     profiler_activities = (ProfilerActivity.CPU,)
     """What torch's profiler must watch to see all that runs."""
 
-    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
 
     def refuses(self, toggle: str, value: object) -> str | None:
@@ -68,8 +92,27 @@ class Device(ABC):
         return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A CPU tensor on this device."""
+        """A CPU tensor on this device; where one process feeds several, each gets its share of the rows."""
         return tokens.to(self.torch_device)
+
+    def spread(self, tensor: torch.Tensor) -> int:
+        """Over how many devices the rows of a tensor that put() placed lie."""
+        return 1
+
+    def end_step(self) -> None:
+        """Called at the end of each optimiser step: whoever records work to run it as one does so here."""
+        return
+
+    def set_matmul_precision(self, precision: str) -> None:
+        """Choose how float32 products are computed: a value of Toggles.matmul_precision."""
+        torch.set_float32_matmul_precision(precision)
+
+    def matmul_precision(self) -> str:
+        """What set_matmul_precision() was last given, as the library that obeys it tells."""
+        try:
+            return torch.get_float32_matmul_precision()
+        except RuntimeError:  # torch refuses to say once it was set through its newer API
+            return "changed since"
 
     def sample_memory(self) -> None:
         """Called between each forward pass and its backward pass, when most memory is in use."""
@@ -79,6 +122,14 @@ class Device(ABC):
         """Times that torch set out to compile a function so far, in vain ones included; steady once warmed up."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
+
+    def use(self) -> list[ChipUse] | None:
+        """What each chip's own counters say now, where they can only be read by the process that trains."""
+        return None
+
+    def launches(self) -> Launches | None:
+        """What it was asked to run so far; None where ops are launched one by one."""
+        return None
 
     def energy_joules(self) -> float | None:
         """Energy that this device has used since some moment in the past: of interest is the difference of two."""

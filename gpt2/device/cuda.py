@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
 from gpt2.prefetch import Prefetched
-from gpt2.toggles import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):
@@ -18,7 +18,7 @@ class Cuda(Device):
     ddp_backend = "nccl"
     profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
-    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedToggle(
                 "device", "cuda", "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
@@ -27,7 +27,7 @@ class Cuda(Device):
             raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
         self.torch_device = torch.device("cuda", local_rank)
         self.ddp_device_ids = [local_rank]
-        self._cuda_graphs = cuda_graphs
+        self._cuda_graphs = toggles.cuda_graphs
         torch.cuda.set_device(local_rank)
 
     def refuses(self, toggle: str, value: object) -> str | None:

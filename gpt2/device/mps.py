@@ -7,13 +7,13 @@ import torch
 
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.toggles import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):
     kind = "mps"
 
-    def __init__(self, local_rank: int = 0, cuda_graphs: bool = False) -> None:
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.backends.mps.is_available():
             raise UnsupportedToggle("device", "mps", "torch finds no Apple GPU here; choose cpu")
         super().__init__()

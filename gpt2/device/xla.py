@@ -1,0 +1,178 @@
+"""TPUs, by way of torch_xla, and its CPU backend, on which the same code runs where there is no TPU.
+
+Ops are recorded and run as one compiled program per optimiser step. Several devices are fed by this one process:
+the rows of each batch are spread over a mesh of all of them (SPMD), and XLA adds what must be exchanged.
+"""
+
+# pyright: reportMissingImports=false
+# torch_xla pins a torch of its own and is no part of the usual environment.
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+from collections.abc import Collection
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import torch
+
+from gpt2.device.base import ChipUse, Device, Launches, PeakMemory
+from gpt2.device.cpu import Cpu
+from gpt2.peaks import Chip
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+
+PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
+"""Values of Toggles.matmul_precision as torch_xla calls them: on a TPU, six, three or one bfloat16 product for each
+float32 one."""
+
+
+class Xla(Device):
+    kind = "xla"
+    lazy = True
+
+    def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
+        try:
+            import torch_xla
+            import torch_xla.backends
+            import torch_xla.core.xla_model
+            import torch_xla.debug.metrics
+            import torch_xla.distributed.spmd
+        except ImportError as error:
+            reason = f"torch_xla does not load ({error}); choose cpu, or pip install -e '.[xla]'"
+            raise UnsupportedToggle("device", "xla", reason) from None
+        self._xla = torch_xla
+        if toggles.world_size > 1:
+            torch_xla.runtime.use_spmd()
+        self.torch_device = torch_xla.device()
+        self._on_cpu = torch_xla.runtime.device_type() == "CPU"
+        self.shared_by_ranks = self._on_cpu  # virtual devices of one and the same CPU
+        self._found = torch_xla.runtime.global_runtime_device_count()
+        self._spread = None
+        if toggles.world_size > 1:
+            spmd = torch_xla.distributed.spmd
+            mesh = spmd.Mesh(list(range(self._found)), (self._found,), ("data",))
+            self._spread = spmd.ShardingSpec(mesh, ("data", None))
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        # Of the CPU backend's devices there are as many as are asked for.
+        if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
+            return f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
+        return None
+
+    def put(self, tokens: torch.Tensor) -> torch.Tensor:
+        send = self._xla.core.xla_model.send_cpu_data_to_device
+        (there,) = send([tokens], self.torch_device, input_sharding=self._spread)
+        return there
+
+    def spread(self, tensor: torch.Tensor) -> int:
+        spec = self._xla._XLAC._get_xla_sharding_spec(tensor)  # such as {devices=[2,1]0,1}
+        rows = re.match(r"\{devices=\[(\d+)", spec)
+        return int(rows.group(1)) if rows else 1
+
+    def end_step(self) -> None:
+        self._xla.sync()
+
+    def synchronize(self) -> None:
+        self._xla.sync()
+        # Its option to wait comes back while the program still runs: seen with torch_xla 2.9, with SPMD and without.
+        self._xla.core.xla_model.wait_device_ops()
+
+    def mark(self) -> Any:
+        return None  # the host runs ahead, and the device's queue has no clock
+
+    def compilations(self) -> int:
+        return self._xla.debug.metrics.counter_value("UncachedCompile") or 0
+
+    def launches(self) -> Launches:
+        def times(name: str) -> int:
+            return (self._xla.debug.metrics.metric_data(name) or (0,))[0]
+
+        # Under SPMD they go by another name.
+        programs = times("ExecuteTime") + times("ExecuteReplicatedTime")
+        return Launches(programs=programs, reads=times("TransferFromDeviceTime"))
+
+    def set_matmul_precision(self, precision: str) -> None:
+        backends = self._xla.backends
+        logging.getLogger(backends.__name__).setLevel(logging.ERROR)  # else each call warns of there being two
+        backends.set_mat_mul_precision(PRECISION[precision])
+
+    def matmul_precision(self) -> str:
+        ours = {name: precision for precision, name in PRECISION.items()}
+        return ours[self._xla.backends.get_mat_mul_precision()]
+
+    def reset_peak_memory(self) -> None:
+        return  # there is no way to
+
+    def peak_memory(self) -> PeakMemory:
+        if self._spread:
+            return PeakMemory(bytes=None, method="absent: torch_xla does not tell it under SPMD")
+        told = self._memory_info()
+        if told is None:
+            return PeakMemory(bytes=None, method="absent: XLA's backend for this device does not tell it")
+        peak = told.get("peak_bytes_used")
+        return PeakMemory(bytes=peak, method="allocated, whole run (torch_xla)", run_bytes=peak)
+
+    def _memory_info(self) -> dict[str, int] | None:
+        with contextlib.suppress(RuntimeError):  # not on the CPU, and not under SPMD
+            return self._xla.core.xla_model.get_memory_info(self.torch_device)
+        return None
+
+    def use(self) -> list[ChipUse] | None:
+        # Asked by whoever holds the TPU, it answers; of what can go wrong inside it there is no list.
+        with contextlib.suppress(Exception):
+            from tpu_info import device, metrics
+
+            chip, _ = device.get_local_chips()
+            assert chip is not None
+            return [
+                ChipUse(
+                    index=each.device_id,
+                    memory_bytes=each.memory_usage,
+                    memory_total_bytes=each.total_memory,
+                    duty_cycle_percent=each.duty_cycle_pct,
+                )
+                for each in metrics.get_chip_usage(chip)
+            ]
+        return None
+
+    def is_out_of_memory(self, error: BaseException) -> bool:
+        return super().is_out_of_memory(error) or "RESOURCE_EXHAUSTED" in str(error)
+
+    def chip(self) -> str:
+        return Cpu().chip() if self._on_cpu else _tpu_name()
+
+    def count(self) -> int:
+        return Cpu().count() if self._on_cpu else self._found
+
+    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+        return Cpu().peaks(cpu_flags) if self._on_cpu else super().peaks(cpu_flags)
+
+    def memory_bytes(self) -> int | None:
+        if self._on_cpu:
+            return Cpu().memory_bytes()
+        told, chip = self._memory_info(), super().peaks(())
+        return told["bytes_limit"] if told else chip.memory_bytes if chip else None
+
+    def versions(self) -> dict[str, str]:
+        found = {"xla_backend": str(self._xla.runtime.device_type())}
+        for package in ("torch_xla", "libtpu"):
+            with contextlib.suppress(PackageNotFoundError):
+                found[package] = version(package)
+        return found
+
+
+def _tpu_name() -> str:
+    """As gpt2.peaks knows it: "TPU v3"; "TPU" where nothing here tells which."""
+    with contextlib.suppress(Exception):
+        from tpu_info import device
+
+        chip, _ = device.get_local_chips()
+        if chip is not None:
+            return f"TPU {chip.value.name}"
+    with contextlib.suppress(Exception):  # asks the cloud's metadata server, which other places do not have
+        from torch_xla._internal import tpu
+
+        return f"TPU {tpu.get_tpu_type().replace('litepod', 'e')}"
+    return "TPU"
