@@ -13,6 +13,11 @@ from gpt2.device import Device
 from gpt2.toggles import Toggles
 
 
+def nodes() -> int:
+    """Machines that the ranks are spread over, evenly."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1))
+
+
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     """Join the ranks that train together; gives this process's rank.

@@ -60,7 +60,7 @@ def run_with(
     if monkeypatch:
         genuine = processes.worker_command
 
-        def command(ladder, task, options):
+        def command(ladder, task, options, part=None):
             return genuine(ladder, task, options) if task.rung.name == "good" else ["-c", script]
 
         monkeypatch.setattr(processes, "worker_command", command)
