@@ -76,6 +76,7 @@ class Follower:
     def follow(self, hello: dict[str, Any]) -> Farewell:
         """Say hello, and do as node 0 says until the end. Raises Farewell, or PlaceError."""
         self._link.send("hello", **hello)
+        self._watcher.note(f"{self._place.name}: found it; it takes nodes in between rungs")
         while True:
             for message in self._link.receive(POLL_SECONDS):
                 self._heed(message)

@@ -7,6 +7,7 @@ is lost is found out by the kernel's keep-alive probes, which go on while this p
 from __future__ import annotations
 
 import contextlib
+import errno
 import ipaddress
 import json
 import select
@@ -105,9 +106,9 @@ def listen(place: Place) -> socket.socket:
         reason = f"{error.strerror or error}; give a name or an address of node 0"
     except OSError as error:
         reason = {
-            "Address already in use": "the port is in use; end what listens there, or choose another port",
-            "Cannot assign requested address": "is no address of this machine, and --node-rank 0 is to be there",
-        }.get(error.strerror or "", error.strerror or str(error))
+            errno.EADDRINUSE: "the port is in use; end what listens there, or choose another port",
+            errno.EADDRNOTAVAIL: "is no address of this machine, and --node-rank 0 is to be there",
+        }.get(error.errno or 0, error.strerror or str(error))
     raise PlaceError(f"--rdzv {place.endpoint}: {reason}")
 
 
