@@ -111,6 +111,8 @@ class Follower:
         """Whether this node's part of a rung is to end."""
         for message in self._link.receive():
             self._heed(message)
+        if self._stop.asked:  # said before this side ends, for node 0 would take that for the cause
+            self._link.send("interrupted")
         return bool(self._stop.asked or self._link.lost or self._ended_by_node_0 or self._goodbye)
 
     def _take_part(self, message: dict[str, Any]) -> None:

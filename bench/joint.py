@@ -107,9 +107,11 @@ class Joint:
         for node in self._open:
             self._team.drop(node, f"it did not answer within {ANSWER_SECONDS:g} s")
         self._listen()
+        by = self._team.interrupted_by
+        if mine.status != "ok" and by is not None:  # whatever came of it here
+            return Outcome(status="interrupted", error=f"by the user, on node {by}", warnings=mine.warnings)
         if mine.status == "interrupted" and self._team.stopped:
-            by = self._team.interrupted_by
-            return mine if by is None else mine.model_copy(update={"error": f"by the user, on node {by}"})
+            return mine
         return verdict(self._team.place, mine, self._answers)
 
     @property

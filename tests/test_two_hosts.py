@@ -18,6 +18,7 @@ import psutil
 import pytest
 from two_hosts import ROOT, TwoHosts, TwoHostsError
 
+from bench.child import MARK
 from bench.record import Record, progress_path, read
 
 T = TypeVar("T")
@@ -27,11 +28,13 @@ name: story
 workload: {model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64}
 protocol: {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
 rungs:
-  - {name: worker killed, set: {world_size: 2}}
+  - {name: worker killed, set: {world_size: 2, threads: 1}}
   - {name: whole, set: {attention: sdpa}}
   - {name: node killed, set: {attention: explicit}}
   - {name: cable cut, set: {attention: sdpa}}
   - {name: without it, set: {attention: explicit}}
+  - {name: alone, set: {world_size: 1}}
+  - {name: interrupted, set: {world_size: 2}}
 """
 
 
@@ -51,11 +54,13 @@ class Node:
         self._log = place / f"node-{host}-{time.monotonic_ns()}.log"
         with self._log.open("w") as log:
             self.process = hosts.start(host, [str(place / "ladder.yaml"), *arguments], stdout=log, stderr=log)
-        self.marks: set[str] = set()
 
     @property
     def said(self) -> str:
         return self._log.read_text()
+
+    def wait_to_say(self, words: str) -> None:
+        until(lambda: words in self.said)
 
     def training(self, rung: str) -> psutil.Process:
         """Its worker of a rung, once that has done its first step."""
@@ -65,35 +70,35 @@ class Node:
             with contextlib.suppress(psutil.Error, OSError, KeyError):
                 for child in psutil.Process(self.process.pid).children(recursive=True):
                     if {"bench.worker", rung} <= set(child.cmdline()) and "RANK" in child.environ():
-                        out = child.environ()["BENCH_OUT"]
-                        self.marks.add(out)
-                        if re.search('"(warm-up|window)"', progress_path(Path(out)).read_text()):
+                        progress = progress_path(Path(child.environ()["BENCH_OUT"]))
+                        if re.search('"(warm-up|window)"', progress.read_text()):
                             return child
             return None
 
         return until(look)
 
-    def kill(self) -> None:
-        """As the kernel would: without a word."""
-        self.process.send_signal(signal.SIGKILL)
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
 
     def ended(self) -> int:
         return self.process.wait(100)
 
-    def orphans(self) -> list[psutil.Process]:
-        """Processes of its rungs that are still there after a while."""
 
-        def mine(process: psutil.Process) -> bool:
-            with contextlib.suppress(psutil.Error, OSError):
-                return process.status() != psutil.STATUS_ZOMBIE and process.environ().get("BENCH_OUT") in self.marks
-            return False
+def orphans(place: Path) -> list[psutil.Process]:
+    """Processes of rungs that are still there after a while."""
 
-        def left() -> list[psutil.Process]:
-            return [process for process in psutil.process_iter() if mine(process)]
+    def is_one(process: psutil.Process) -> bool:
+        with contextlib.suppress(psutil.Error, OSError):
+            mark = process.environ().get(MARK, "")
+            return mark.startswith(str(place)) and process.status() != psutil.STATUS_ZOMBIE
+        return False
 
-        with contextlib.suppress(AssertionError):
-            until(lambda: not left(), 20)
-        return left()
+    def left() -> list[psutil.Process]:
+        return [process for process in psutil.process_iter() if is_one(process)]
+
+    with contextlib.suppress(AssertionError):
+        until(lambda: not left(), 20)
+    return left()
 
 
 @dataclass
@@ -101,12 +106,11 @@ class Story:
     """What came of a run in which all of it happened."""
 
     records: dict[str, Record]
-    leader: int
-    follower: int
-    said: list[str]
+    codes: dict[str, int]
+    said: dict[str, str]
     orphans: list[psutil.Process]
-    alone: list[float]
-    """Losses of the rung called whole, both ranks on one host."""
+    on_one_host: list[float]
+    """Losses of the rung called whole."""
 
 
 @pytest.fixture(scope="module")
@@ -125,42 +129,51 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCH_NODE_SILENCE_SECONDS", "3")
         patch.setenv("GPT2_CACHE_DIR", str(place / "cache"))
+        patch.setenv("TMPDIR", str(place))  # where runs have their rungs' files, by which their processes are known
         leader = Node(hosts, 0, place, "--out", str(place / "results"))
-        first = Node(hosts, 1, place)
+        nodes = {"leader": leader, "killed": Node(hosts, 1, place)}
+        same = on_one_host(place)
         try:
-            first.training("worker killed").kill()
-            leader.training("whole")
-            first.training("node killed")
-            leader.training("node killed")
-            first.kill()
-            leader.process.send_signal(signal.SIGSTOP)  # until the other is back: before the next rung begins
-            second = Node(hosts, 1, place)
-            until(lambda: "found it" in second.said)
-            leader.process.send_signal(signal.SIGCONT)
-            second.training("cable cut")
-            leader.training("cable cut")
+            nodes["killed"].training("worker killed").kill()
+            nodes["killed"].training("node killed")
+            nodes["killed"].send(signal.SIGKILL)
+            nodes["cut"] = come_back(leader, hosts, place)
+            nodes["cut"].training("cable cut")
             hosts.cut()
-            codes = leader.ended(), second.ended()
+            leader.wait_to_say("alone ...")
+            hosts.mend()
+            nodes["interrupted"] = come_back(leader, hosts, place)
+            nodes["interrupted"].training("interrupted")
+            nodes["interrupted"].send(signal.SIGINT)
+            codes = {name: node.ended() for name, node in nodes.items()}
         finally:
-            leader.kill()
-        alone = losses_alone(place)
+            for node in nodes.values():
+                node.send(signal.SIGKILL)
+    assert same.wait(100) == 0
     (file,) = (place / "results").rglob("*.jsonl")
     return Story(
         records={record.rung: record for record in read(file)[0]},
-        leader=codes[0],
-        follower=codes[1],
-        said=[leader.said, second.said],
-        orphans=[*leader.orphans(), *first.orphans(), *second.orphans()],
-        alone=alone,
+        codes=codes,
+        said={name: node.said for name, node in nodes.items()},
+        orphans=orphans(place),
+        on_one_host=json.loads((place / "m.json").read_text())["measurement"]["losses"],
     )
 
 
-def losses_alone(place: Path) -> list[float]:
+def come_back(leader: Node, hosts: TwoHosts, place: Path) -> Node:
+    """Another `bench run` on host 1, while that on host 0 stands still."""
+    leader.send(signal.SIGSTOP)
+    node = Node(hosts, 1, place)
+    node.wait_to_say("found it")
+    leader.send(signal.SIGCONT)
+    return node
+
+
+def on_one_host(place: Path) -> subprocess.Popen[bytes]:
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     worker = ["-m", "bench.worker", str(place / "ladder.yaml"), "whole", "--out", str(place / "m.json")]
     quick = ["--set", "protocol.block_seconds=0.01"]
-    subprocess.run([*torchrun, *worker, *quick], check=True, capture_output=True, cwd=ROOT, timeout=100)
-    return json.loads((place / "m.json").read_text())["measurement"]["losses"]
+    return subprocess.Popen([*torchrun, *worker, *quick], cwd=ROOT, stderr=subprocess.DEVNULL)
 
 
 def test_two_hosts_compute_what_one_does(story: Story) -> None:
@@ -169,7 +182,7 @@ def test_two_hosts_compute_what_one_does(story: Story) -> None:
     assert whole.measurement is not None
     assert len(whole.measurement.ranks) == 2
     assert whole.toggles.resolved["nodes"] == 2
-    assert whole.measurement.losses[:8] == story.alone[:8]
+    assert whole.measurement.losses[:8] == story.on_one_host[:8]
 
 
 def test_a_killed_worker_of_another_node_is_a_row_that_names_it(story: Story) -> None:
@@ -195,12 +208,24 @@ def test_what_needs_a_lost_node_fails_at_once(story: Story) -> None:
     assert (record.status, record.error) == ("failed", "node 1 of 2 was lost: silent for 3 s")
 
 
-def test_a_run_with_lost_nodes_ends_with_exit_code_6_on_both(story: Story) -> None:
-    assert (story.leader, story.follower) == (6, 6), story.said
-    assert story.said[1].strip().splitlines()[-1] == "bench: node 0 of 2 was lost: silent for 3 s"
+def test_a_rung_that_one_node_can_run_goes_on_without_the_other(story: Story) -> None:
+    record = story.records["alone"]
+    assert record.status == "ok", record.error
+    assert "torch.distributed.run" not in record.command
 
 
-def test_lost_nodes_leave_no_process_behind_on_either_side(story: Story) -> None:
+def test_a_node_that_loses_node_0_says_so_and_fails(story: Story) -> None:
+    assert story.codes["cut"] == 6
+    assert story.said["cut"].strip().splitlines()[-1] == "bench: node 0 of 2 was lost: silent for 3 s"
+
+
+def test_an_interruption_on_one_node_ends_the_run_in_order_on_both(story: Story) -> None:
+    record = story.records["interrupted"]
+    assert (record.status, record.error) == ("interrupted", "by the user, on node 1")
+    assert (story.codes["leader"], story.codes["interrupted"]) == (130, 130), story.said
+
+
+def test_nodes_that_end_badly_leave_no_process_behind_on_either_side(story: Story) -> None:
     assert story.orphans == []
 
 

@@ -56,6 +56,10 @@ class TwoHosts:
         """Take the cable out, at host 1."""
         _ip("-n", self.names[1], "link", "set", "cable", "down")
 
+    def mend(self) -> None:
+        """Put it back."""
+        _ip("-n", self.names[1], "link", "set", "cable", "up")
+
     def start(self, host: int, arguments: Sequence[str], **options: object) -> subprocess.Popen[str]:
         """`bench run` on one of the hosts, which is the node of that number."""
         where = ["--nnodes", "2", "--node-rank", str(host), "--rdzv", f"{self.addresses[0]}:{PORT}"]
