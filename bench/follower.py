@@ -52,7 +52,7 @@ def follow(ladder: Ladder, options: Options, place: Place, watcher: Watcher) -> 
 
 
 def _reach(place: Place, patience: Patience, stop: Stop, watcher: Watcher) -> Link:
-    watcher.note(f"{place.name}: looking for node 0 at {place.endpoint}")
+    watcher.waiting(f"{place.name}: looking for node 0 at {place.endpoint}")
     deadline = time.monotonic() + patience.come_seconds
     while time.monotonic() < deadline:
         if stop.asked:
@@ -76,7 +76,7 @@ class Follower:
     def follow(self, hello: dict[str, Any]) -> Farewell:
         """Say hello, and do as node 0 says until the end. Raises Farewell, or PlaceError."""
         self._link.send("hello", **hello)
-        self._watcher.note(f"{self._place.name}: found it; it takes nodes in between rungs")
+        self._watcher.waiting(f"{self._place.name}: found node 0, which takes nodes in between rungs")
         while True:
             for message in self._link.receive(POLL_SECONDS):
                 self._heed(message)
@@ -90,7 +90,7 @@ class Follower:
         if what == "refused":
             raise PlaceError(str(message.get("why")))
         if what == "welcome":
-            self._watcher.note(f"{self._place.name}: node 0 has taken it in; this node writes no records")
+            self._watcher.waiting(f"{self._place.name}: taken in, waiting for a rung; node 0 keeps the records")
         if what == "end":
             self._ended_by_node_0 = True
         if what == "bye":
@@ -122,7 +122,7 @@ class Follower:
         seen = self._processes.observe(task, self, part)
         self._leave_if_over()
         self._link.send("ended", task=list(task.key), outcome=self._told(seen))
-        self._watcher.note(f"{self._place.name}: {task.title}: {self._told(seen)['status']}")
+        self._watcher.waiting(f"{self._place.name}: {task.title}: {self._told(seen)['status']}; waiting for a rung")
 
     def _understand(self, message: dict[str, Any]) -> tuple[Task, Part]:
         """Raises Farewell where this ladder has no such task."""

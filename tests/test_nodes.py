@@ -16,7 +16,7 @@ from bench import runner
 from bench.follower import Farewell, Follower
 from bench.joint import Part, verdict
 from bench.ladder import Ladder, load
-from bench.link import Link, connect, free_port
+from bench.link import Link, connect, free_port, listen
 from bench.nodes import Patience, Team, described
 from bench.place import Place, PlaceError, nodes_for, place
 from bench.probe import Answer
@@ -320,11 +320,21 @@ def test_an_address_of_another_machine_is_one_clear_error() -> None:
         Team(elsewhere, {}, QUICK, Stop(), print)
 
 
+def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: [found])
+    with listen(Place(nodes=2, node=0, host="gpu07", port=free_port())) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
 # --- a follower ------------------------------------------------------------------------------------------------------
 
 
 class Silent:
     def note(self, text: str) -> None: ...
+    def waiting(self, what: str) -> None: ...
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
     def working(self, phase: str, steps: int, tps: float | None) -> None: ...
     def finished(self, record: Record) -> None: ...

@@ -164,7 +164,7 @@ def come_back(leader: Node, hosts: TwoHosts, place: Path) -> Node:
     """Another `bench run` on host 1, while that on host 0 stands still."""
     leader.send(signal.SIGSTOP)
     node = Node(hosts, 1, place)
-    node.wait_to_say("found it")
+    node.wait_to_say("found node 0")
     leader.send(signal.SIGCONT)
     return node
 
