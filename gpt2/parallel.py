@@ -7,7 +7,7 @@ import gc
 import hashlib
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ from gpt2.toggles import Toggles
 
 if TYPE_CHECKING:
     from gpt2.model import GPT2
+
+
+def nodes() -> int:
+    """Machines that the ranks are spread over, evenly."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
 @contextlib.contextmanager
@@ -70,16 +75,16 @@ def shard(model: GPT2, device: Device, world_size: int, *, keep_weights: bool) -
     mesh = init_device_mesh(device.torch_device.type, (world_size,))
     for part in (*model.h, model):  # the root last: it takes what no block has
         sharded = fully_shard(part, mesh=mesh, reshard_after_forward=not keep_weights)
-        # Before torch 2.10 or so, gloo takes an average for a sum and says nothing (pytorch issue 162338).
+        # In some versions of torch gloo takes an average for a sum and says nothing (pytorch issue 162338).
         sharded.set_force_sum_reduction_for_comms(device.ddp_backend == "gloo")
     return model
 
 
-def release(model: torch.nn.Module) -> None:
+def release(model: Any) -> None:
     """Let go of gathered weights after a forward pass that no backward pass follows."""
     for module in model.modules():
-        if isinstance(reshard := getattr(module, "reshard", None), Callable):
-            reshard()
+        if hasattr(module, "reshard"):  # as fully_shard makes it
+            module.reshard()
 
 
 def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:

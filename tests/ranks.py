@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,8 @@ from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
 HERE = Path(__file__).parent
+PATIENCE = 120.0
+"""Seconds until ranks that wait for each other count as stuck."""
 
 
 class Ranks:
@@ -55,8 +58,11 @@ class Ranks:
         for process in self.processes:
             assert process.stdin is not None
             print(question, file=process.stdin, flush=True)
+        limit = threading.Timer(PATIENCE, self.end)
+        limit.start()
         lines = [process.stdout.readline() for process in self.processes if process.stdout]
-        assert all(lines), "a rank ended; what it wrote to standard error says why"
+        limit.cancel()
+        assert all(lines), "a rank ended, or all were stuck; what they wrote to standard error says why"
         return [json.loads(line) for line in lines]
 
     def end(self) -> None:

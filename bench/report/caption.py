@@ -296,6 +296,7 @@ def _machine(board: Scoreboard) -> str:
     flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags else ""
     cpu = f"{e.cpu}, {e.cpu_cores} cores{flags}"
     chip = cpu if e.chip == e.cpu else f"{e.chip} ({e.device_count} here; {cpu})"
+    chip = f"{e.nodes} nodes, each: {chip}" if e.nodes else chip
     versions = "".join(f", {name} {version}" for name, version in sorted(e.versions.items()))
     return f"{chip}, {e.memory_bytes / GIB:.1f} GiB; torch {e.torch}{versions}, Python {e.python}, {e.os}"
 
