@@ -82,7 +82,9 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
         if task.is_ceiling or toggles.device != HOST:
             continue
         # The same for all that changes nothing of what is kept.
-        kept = replace(toggles, compile="eager", adamw="for_loop", grad_accum_steps=1, world_size=1)
+        kept = replace(toggles, compile="eager", adamw="for_loop")
+        if toggles.sharding == "none":
+            kept = replace(kept, grad_accum_steps=1, world_size=1)
         if kept not in known:
             known[kept] = estimate(ladder.workload, kept).total
         memory[task.name] = known[kept] * toggles.world_size
