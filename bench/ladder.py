@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Literal
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from gpt2 import peaks
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import STRICT, Workload
 
@@ -92,6 +93,8 @@ class Ladder:
     workload: Workload
     protocol: Protocol
     rungs: tuple[Rung, ...]
+    chip: peaks.Chip | None = None
+    """What its batches were chosen for; nothing that is measured depends on it."""
 
     @property
     def hash(self) -> str:
@@ -103,6 +106,12 @@ class Ladder:
     def file_name(self) -> str:
         """Its name as the beginning of a results file's."""
         return re.sub(r"[^\w.-]+", "-", self.name)
+
+    def written_for_another(self, chip: str) -> str | None:
+        """What to tell a reader where the chip found here, by the name it gives itself, is not the ladder's."""
+        if self.chip is None or self.chip == peaks.lookup(chip):
+            return None
+        return f"{self.path} is written for {self.chip.name}, and this is {chip}: its batches may not suit it"
 
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""
@@ -133,6 +142,7 @@ class _LadderFile:
     __pydantic_config__: ClassVar = STRICT
     name: str
     rungs: list[dict[str, Any]]
+    chip: str | None = None
     workload: dict[str, Any] = field(default_factory=dict)
     protocol: dict[str, Any] = field(default_factory=dict)
 
@@ -146,6 +156,10 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
     file = _validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= 100:
         raise LadderError(f"{path}: name is some text of at most 100 characters; results files are called by it")
+    try:
+        chip = None if file.chip is None else peaks.named(file.chip)
+    except ValueError as error:
+        raise LadderError(f"{path}: chip: {error}") from None
     extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
     for override in overrides:
         section, key, value = _parse_override(override)
@@ -174,7 +188,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
             raise LadderError(f"{where}: {error}") from None
         changed = describe(resolved, rungs[-1].toggles if rungs else None, workload)
         rungs.append(Rung(name=rung.name, index=index, changed=changed, expect=rung.expect, toggles=resolved))
-    return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs))
+    return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs), chip=chip)
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from rich.console import Group
 from rich.table import Table
@@ -13,46 +15,70 @@ from bench.report.text import GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import find
-from gpt2.memory import estimate
+from gpt2.memory import MemoryEstimate, estimate
 from gpt2.peaks import Chip
-from gpt2.toggles import HOST, UnsupportedToggle, check, describe
-from gpt2.workload import FLOPS_FORMULA
+from gpt2.toggles import HOST, Toggles, UnsupportedToggle, check, describe
+from gpt2.workload import FLOPS_FORMULA, Workload
 
 
 def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
     """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
 
-    chip: instead, whether it fits into the memory of this one. ablate: counts those processes, too.
+    chip: instead, whether it fits into the memory of this one; where nothing that the rungs train on is here, that of
+    the ladder is held to by default. ablate: counts those processes, too.
     """
     workload = ladder.workload
+    missing = _missing(rungs)
+    nothing_here = all(rung.toggles.device in missing for rung in rungs)
+    held = chip or (ladder.chip if nothing_here else None)
     result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
     result.add_column("Rung", overflow="fold")
     result.add_column("Changed", overflow="fold")
     result.add_column("Tokens per step", justify="right")
     result.add_column("Memory per device (GiB)", justify="right")
-    result.add_column(f"On {chip.name}" if chip else "Here", overflow="fold")
+    result.add_column(f"On {held.name}" if held else "Here", overflow="fold")
     before = None
     for rung in rungs:
-        memory = estimate(workload, rung.toggles).total
+        memory = estimate(workload, rung.toggles)
         changed = describe(rung.toggles, before, workload)
         before = rung.toggles
         result.add_row(
             Text(plain(rung.name)),
             Text(plain(", ".join(changed)) or "nothing"),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
-            f"{memory / GIB:.2f}",
-            Text(plain(_fits(rung, memory, chip) if chip else _support(rung, memory))),
+            f"{memory.total / GIB:,.2f}",
+            Text(plain(_on_chip(workload, rung, memory, held) if held else _here(workload, rung, memory))),
         )
     p = ladder.protocol
     fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
     notes = [
         f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
         f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
-        "Memory: estimate of weights, gradients, AdamW's state and uncompiled activations; libraries add their own.",
+        "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
+        "(docs/devices.md: how far off that is).",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
+        *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
+        *([] if chip or nothing_here else _found_another(ladder, rungs, missing)),
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
+
+
+def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
+    """The kinds of device that these rungs train on and this machine lacks, with the reason."""
+    reasons = {}
+    for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
+        try:
+            find(toggles)
+        except UnsupportedToggle as error:
+            reasons[toggles.device] = str(error)
+    return reasons
+
+
+def _found_another(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
+    here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
+    other = ladder.written_for_another(find(here[-1]).chip())
+    return [f"{other}."] if other else []
 
 
 def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
@@ -75,15 +101,18 @@ def _rounds(ladder: Ladder) -> str:
     return f"{repeats} rounds" if repeats > 1 else "1 round"
 
 
-def _support(rung: Rung, memory: int) -> str:
+def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
     try:
-        here = find(rung.toggles).memory_bytes()
+        device = find(rung.toggles)
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
-    return f"will not fit into {here / GIB:.1f} GiB" if here is not None and memory > here else "yes"
+    here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
+    if here is None or memory.total * ranks <= here:
+        return "yes"
+    return _too_large(workload, rung.toggles, memory, here / ranks)
 
 
-def _fits(rung: Rung, memory: int, chip: Chip) -> str:
+def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
     """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
     if rung.toggles.device == HOST:
         return "trains on a CPU"
@@ -91,6 +120,44 @@ def _fits(rung: Rung, memory: int, chip: Chip) -> str:
         check(rung.toggles)
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
+    number_format = rung.toggles.product_format()
+    if chip.lacks(number_format):
+        instead = "float16" if number_format == "bfloat16" else "highest"
+        return f"unsupported: {chip.name} has no {number_format} units; choose {instead}"
+    if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
+        return f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
     if chip.memory_bytes is None:
         return "unknown: its name covers several sizes of memory"
-    return f"{'will not fit' if memory > chip.memory_bytes else 'fits'} into {chip.memory_bytes / GIB:.0f} GiB"
+    if memory.total <= chip.memory_bytes:
+        return f"fits into {chip.memory_bytes / GIB:.0f} GiB"
+    return _too_large(workload, rung.toggles, memory, chip.memory_bytes)
+
+
+def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
+    """What to say, and what would help, where the estimate is above what a device has."""
+    remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
+    if toggles.recompute != "block" and _possible(replace(toggles, recompute="block")):
+        remedies.append("recompute: block")
+    if devices := _devices_needed(workload, toggles, memory, available):
+        at_once = " without accumulation" if toggles.grad_accum_steps > 1 else ""
+        remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
+    return f"will not fit into {available / GIB:,.0f} GiB; try {', '.join(remedies) or 'a smaller model'}"
+
+
+def _devices_needed(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> int | None:
+    """Over how many devices all that can be shared out would have to be; None where that would not help."""
+    sharded = replace(toggles, sharding="fsdp2", world_size=2, grad_accum_steps=1)
+    if toggles.sharding != "none" or not _possible(sharded):
+        return None
+    state = memory.total - memory.activations
+    room = available - (estimate(workload, sharded).total - state / 2)
+    return max(2, math.ceil(state / room)) if room > 0 else None
+
+
+def _possible(toggles: Toggles) -> bool:
+    """Whether this kind of device can do that."""
+    try:
+        check(toggles)
+    except UnsupportedToggle:
+        return False
+    return True

@@ -6,12 +6,14 @@ Run by bench.runner; alone too: python -m bench.probe cpu ladders/smoke.yaml
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pydantic import BaseModel
 
@@ -22,6 +24,9 @@ from bench.schedule import Schedule
 from gpt2.stages import environment
 from gpt2.toggles import HOST, Toggles
 
+if TYPE_CHECKING:
+    from gpt2.device import Device
+
 
 class ProbeError(Exception):
     """torch does not start here; the message says why."""
@@ -31,7 +36,7 @@ class Answer(BaseModel):
     """What the runner asked."""
 
     environment: Environment
-    """As a process sees it that trains on the last rung's device."""
+    """As a process sees it that trains on the last rung's device, or on the last that is here."""
     memory_bytes: dict[str, int]
     """By bench.schedule.Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
 
@@ -54,8 +59,6 @@ def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()
 
 def main() -> None:
     from bench.environment import describe
-    from gpt2.device import DEVICES, Cpu
-    from gpt2.toggles import UnsupportedToggle
 
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
@@ -63,12 +66,23 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--ablate", action="store_true")
     arguments = parser.parse_args()
-    try:
-        device = DEVICES.get(arguments.device, Cpu)()
-    except UnsupportedToggle:
-        device = Cpu()
-    memory = _memory(load(arguments.ladder, arguments.set), arguments.ablate) if arguments.ladder else {}
+    ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
+    others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
+    device = _first_here([arguments.device, *others])
+    memory = _memory(ladder, arguments.ablate) if ladder else {}
     print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
+
+
+def _first_here(devices: Sequence[str]) -> Device:
+    """One of these kinds, or else the machine's own processor, which every machine has."""
+    from gpt2.device import DEVICES, Cpu
+    from gpt2.toggles import UnsupportedToggle
+
+    for name in devices:
+        with contextlib.suppress(UnsupportedToggle):
+            if name in DEVICES:
+                return DEVICES[name]()
+    return Cpu()
 
 
 def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
@@ -82,7 +96,7 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
         if task.is_ceiling or toggles.device != HOST:
             continue
         # The same for all that changes nothing of what is kept.
-        kept = replace(toggles, compile="eager", adamw="for_loop")
+        kept = replace(toggles, adamw="for_loop")
         if toggles.sharding == "none":
             kept = replace(kept, grad_accum_steps=1, world_size=1)
         if kept not in known:

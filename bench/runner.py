@@ -57,6 +57,8 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     data_sha256 = _check_data(ladder, rungs, options.data)
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
+    if other := ladder.written_for_another(machine.chip):
+        watcher.note(other)
     if options.resume:
         path = unfinished(
             options.out,

@@ -19,7 +19,7 @@ from gpt2.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes per device, at the end of the forward pass, uncompiled; compilers keep less, libraries add their own."""
+    """Bytes per device, at the end of the forward pass; libraries add their own."""
 
     weights: int
     """With those that are gathered by then, where ranks share weights out."""
@@ -53,7 +53,12 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), autocast:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
-    logits = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size * 4
+    elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
+    logits = elements * 4
+    if toggles.compile != "eager" and not toggles.shards_gradients:
+        # Eager code keeps log-probabilities in float32. Compiled code keeps the logits as the product gave them, and
+        # their gradient is of that format too. Where gradients are sharded, the lm_head is not compiled.
+        logits -= 2 * elements * (4 - dtype.itemsize)
     return MemoryEstimate(**_state(model, toggles), activations=activations + logits)
 
 

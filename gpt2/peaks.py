@@ -39,6 +39,10 @@ class Chip:
         rates = {"float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16}
         return rates[number_format]
 
+    def lacks(self, number_format: str) -> bool:
+        """Whether it has no units for this format, as far as is known: who states float16 states all that there is."""
+        return self.float16 is not None and self.peak(number_format) is None
+
 
 def _chip(
     name: str,

@@ -84,7 +84,9 @@ class Toggles:
         "on TPUs as six, three (high) or one (medium) of bfloat16.",
         only={
             "high": Only({"cuda", "xla"}, "TF32 exists on CUDA only; on a CPU choose medium"),
-            "medium": Only({"cpu", "xla"}, "bfloat16 products of float32 exist on CPUs and TPUs only; choose high"),
+            "medium": Only(
+                {"cpu", "xla"}, "bfloat16 products of float32 exist on CPUs and TPUs only; on CUDA choose high"
+            ),
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
@@ -106,13 +108,13 @@ class Toggles:
             else ""
         ),
         only={
-            "default": Only(EAGER, "XLA compiles every step by itself; leave it at eager"),
+            "default": Only(EAGER, "XLA compiles every step by itself; choose eager"),
             "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
             "max-autotune": Only(
                 {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
             "max-autotune-no-cudagraphs": Only(
-                {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, on xla eager"
+                {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, or eager on xla"
             ),
         },
     )
@@ -120,8 +122,8 @@ class Toggles:
         "for_loop",
         "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), or in one kernel.",
         only={
-            "foreach": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
-            "fused": Only(EAGER, "XLA compiles the update with the whole step; leave it at for_loop"),
+            "foreach": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
+            "fused": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
         },
     )
     sharding: Literal["none", "zero1", "zero2", "fsdp2"] = _toggle(
@@ -147,8 +149,8 @@ class Toggles:
         "none",
         "What the backward pass computes again instead of keeping it: nothing, GELU's results, or each block.",
         only={
-            "gelu": Only(EAGER, "XLA computes once what it is asked twice; leave it at none"),
-            "block": Only(EAGER, "XLA computes once what it is asked twice; leave it at none"),
+            "gelu": Only(EAGER, "XLA computes once what it is asked twice; choose none"),
+            "block": Only(EAGER, "XLA computes once what it is asked twice; choose none"),
         },
     )
     micro_batch_size: int = _toggle(1, "Sequences per forward pass and rank.")

@@ -52,6 +52,17 @@ PRESETS = {
     "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
+    # Sizes of the GPT-3 paper (Brown et al. 2020, table 2.1), every layer's attention dense: theirs is banded in every
+    # other one. Where heads times their width is not the model's there, the heads' width is kept: xl has 24 heads of
+    # 128 for a width of 2048, which is 16; 13b has a width of 5140 for 40 heads of 128, which is 5120.
+    "gpt3-small": GPT2Config(n_layer=12, n_head=12, n_embd=768, n_ctx=2048),
+    "gpt3-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024, n_ctx=2048),
+    "gpt3-large": GPT2Config(n_layer=24, n_head=16, n_embd=1536, n_ctx=2048),
+    "gpt3-xl": GPT2Config(n_layer=24, n_head=16, n_embd=2048, n_ctx=2048),
+    "gpt3-2.7b": GPT2Config(n_layer=32, n_head=32, n_embd=2560, n_ctx=2048),
+    "gpt3-6.7b": GPT2Config(n_layer=32, n_head=32, n_embd=4096, n_ctx=2048),
+    "gpt3-13b": GPT2Config(n_layer=40, n_head=40, n_embd=5120, n_ctx=2048),
+    "gpt3-175b": GPT2Config(n_layer=96, n_head=96, n_embd=12288, n_ctx=2048),
 }
 
 FLOPS_FORMULA = "3 x forward matmuls = 6 N + 12 L T d; attention not halved, lm_head at the logical vocabulary"

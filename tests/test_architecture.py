@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from dataclasses import fields
@@ -133,8 +134,9 @@ def test_nothing_imports_an_undeclared_package() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    declared = {d.split(">")[0].split("=")[0].split("[")[0].lower() for d in project["dependencies"]}
-    provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py"}
+    extras = [each for name in ("xla", "tpu") for each in project["optional-dependencies"][name]]
+    declared = {re.split(r"[>=\[]", each)[0].lower() for each in [*project["dependencies"], *extras]}
+    provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info"}
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

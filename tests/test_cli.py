@@ -140,7 +140,7 @@ def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     for part in ("batch of 64", "65,536", "124,439,808 parameters", "854,438,400 FLOPs per token"):
         assert part in done.stdout
-    assert "unsupported" in done.stdout or "yes" in done.stdout
+    assert "Missing here: device: cuda" in done.stdout or "yes" in done.stdout
 
 
 def test_a_plan_says_what_will_not_fit(write_ladder) -> None:

@@ -374,3 +374,47 @@ def test_on_xla_one_process_takes_the_sequences_of_all_devices() -> None:
 def test_xlas_cpu_backend_is_told_how_many_devices_to_be() -> None:
     assert environment(Toggles(device="xla", world_size=4))["CPU_NUM_DEVICES"] == "4"
     assert "CPU_NUM_DEVICES" not in environment(Toggles(world_size=4))
+
+
+def fake_tpu(monkeypatch: pytest.MonkeyPatch, usage: object) -> None:
+    """tpu-info as on a host with one TPU v5e chip; `usage` answers for its counters."""
+    chip = SimpleNamespace(value=SimpleNamespace(name="v5e"))
+    device = SimpleNamespace(get_local_chips=lambda: (chip, 1))
+    metrics = SimpleNamespace(get_chip_usage=usage)
+    monkeypatch.setitem(sys.modules, "tpu_info", SimpleNamespace(device=device, metrics=metrics))
+
+
+def test_a_tpus_counters_are_those_of_tpu_info(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = SimpleNamespace(device_id=0, memory_usage=3 * MIB, total_memory=16 * MIB, duty_cycle_pct=98.5)
+    fake_tpu(monkeypatch, lambda chip: [read])
+    found = Xla.use(object.__new__(Xla))
+    assert found
+    (use,) = found
+    assert (use.memory_bytes, use.memory_total_bytes, use.duty_cycle_percent) == (3 * MIB, 16 * MIB, 98.5)
+
+
+def test_a_tpu_whose_counters_do_not_answer_is_measured_without_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    def usage(chip: object) -> None:
+        raise RuntimeError("UNAVAILABLE: failed to connect")
+
+    fake_tpu(monkeypatch, usage)
+    assert Xla.use(object.__new__(Xla)) is None
+
+
+def test_a_tpu_is_found_in_the_table_of_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_tpu(monkeypatch, None)
+    device = object.__new__(Xla)
+    device._on_cpu = False
+    assert device.chip() == "TPU v5e"
+    chip = device.peaks(())
+    assert chip
+    assert chip.bfloat16 == 197e12
+
+
+@pytest.mark.parametrize("value", [2, 4, 16])
+def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
+    device = object.__new__(Xla)
+    device._on_cpu, device._found = False, 8
+    assert device.refuses("world_size", value) == ("a batch is spread over all of the 8 device(s) here; choose 1 or 8")
+    assert device.refuses("world_size", 8) is None
+    assert device.refuses("world_size", 1) is None

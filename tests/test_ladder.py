@@ -49,6 +49,13 @@ def test_a_committed_ladder_loads_and_begins_by_saying_what_it_shows(path: Path)
     assert path.read_text().startswith("# Shows ")
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "ladders").glob("*.yaml")), ids=lambda path: path.name)
+def test_a_committed_ladder_expects_nothing_of_float32_products_where_autocast_leaves_none(path: Path) -> None:
+    for rung in load(path).rungs:
+        if rung.toggles.autocast != "float32" and rung.toggles.matmul_precision != "highest":
+            assert rung.expect == "inert", rung.name
+
+
 BAD = {
     "unknown toggle": (
         "rungs: [{name: b, set: {autocas: x}}]",
@@ -201,3 +208,35 @@ def test_a_ladder_that_is_not_there_names_one_that_is(tmp_path: Path) -> None:
         load(tmp_path / "smoke")
     with pytest.raises(LadderError, match=r"did you mean .*smoke\.yaml\?"):
         load(tmp_path / "smok.yaml")
+
+
+def test_each_committed_ladder_is_in_the_documentation_with_its_command() -> None:
+    text = (ROOT / "docs" / "ladders.md").read_text()
+    for path in (ROOT / "ladders").glob("*.yaml"):
+        assert f"| [`{path.stem}`](../ladders/{path.name}) |" in text
+        assert f"| `bench run ladders/{path.name}` |" in text
+
+
+def test_a_chip_is_one_that_is_known_and_no_part_of_the_hash(write_ladder) -> None:
+    path = write_ladder("[{name: a}]")
+    plain = load(path)
+    path.write_text(path.read_text().replace("name: test\n", "name: test\nchip: h100-sxm\n"))
+    written = load(path)
+    assert plain.chip is None
+    assert written.chip is not None
+    assert written.chip.name == "H100 SXM"
+    assert written.hash == plain.hash
+    path.write_text(path.read_text().replace("h100-sxm", "H1000 SXM"))
+    with pytest.raises(
+        LadderError, match=r"ladder\.yaml: chip: no chip is called 'H1000 SXM'; did you mean: H100 SXM"
+    ):
+        load(path)
+
+
+def test_a_chip_that_is_not_the_ladder_s_is_said_and_the_right_one_passed_over() -> None:
+    ladder = load(ROOT / "ladders" / "h100.yaml")
+    assert ladder.written_for_another("NVIDIA H100 80GB HBM3") is None
+    said = ladder.written_for_another("NVIDIA H200")
+    assert said is not None
+    assert "is written for H100 SXM, and this is NVIDIA H200" in said
+    assert load(ROOT / "ladders" / "cpu.yaml").written_for_another("any CPU") is None

@@ -16,12 +16,15 @@ import pytest
 from bench import processes, runner
 from bench.ladder import load
 from bench.machine import GpuState, State
-from bench.probe import Answer, probe
+from bench.probe import Answer, _first_here, probe
 from bench.processes import Options
 from bench.record import Measurement, Record, read
+from bench.resume import ResumeError
 from bench.runner import MOST_ROUNDS_UNTIL, RunError, run
 from bench.schedule import Task
 from gpt2.data import DataError
+from gpt2.device import DEVICES, Cpu
+from gpt2.toggles import UnsupportedToggle
 
 
 @pytest.fixture(scope="module")
@@ -479,3 +482,33 @@ def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(
     monkeypatch.setattr(processes, "warnings", lambda *a, **k: genuine(*a, **{**k, "memory_bytes": 2**50}))
     (record,) = run_with(write_ladder, tmp_path, "[{name: a}]")
     assert any("GiB needed" in warning for warning in record.warnings)
+
+
+def test_a_run_on_another_chip_than_the_ladder_s_says_so(write_ladder, tmp_path: Path) -> None:
+    path = write_ladder("[{name: a}]")
+    path.write_text(path.read_text().replace("name: test\n", "name: test\nchip: T4\n"))
+    notes: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(ResumeError):  # before any process starts
+        run(load(path), Options(out=tmp_path / "out", resume=True), Noting())
+    assert [note.split(", and this is ")[0] for note in notes] == [f"{path} is written for T4"]
+
+
+def test_a_machine_without_the_last_rung_s_device_is_described_by_the_last_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Absent(Cpu):
+        def __init__(self, *arguments: object) -> None:
+            raise UnsupportedToggle("device", "cuda", "none here; choose cpu")
+
+    class Present(Cpu):
+        pass
+
+    monkeypatch.setitem(DEVICES, "cuda", Absent)
+    monkeypatch.setitem(DEVICES, "mps", Present)
+    assert isinstance(_first_here(["cuda", "mps", "cpu"]), Present)
+    assert type(_first_here(["cuda"])) is Cpu

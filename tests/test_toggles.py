@@ -25,9 +25,9 @@ def test_counts_below_one_are_refused(name: str) -> None:
     ("changes", "reason"),
     [
         ({"device": "tpu"}, "device: tpu: is not one of cpu, cuda, mps, xla; choose one of them"),
-        ({"device": "xla", "compile": "default"}, "XLA compiles every step by itself; leave it at eager"),
-        ({"device": "xla", "adamw": "fused"}, "leave it at for_loop"),
-        ({"device": "xla", "recompute": "gelu"}, "leave it at none"),
+        ({"device": "xla", "compile": "default"}, "XLA compiles every step by itself; choose eager"),
+        ({"device": "xla", "adamw": "fused"}, "choose for_loop"),
+        ({"device": "xla", "recompute": "gelu"}, "choose none"),
         ({"device": "xla", "autocast": "float16"}, "choose bfloat16"),
         ({"matmul_precision": "high"}, "matmul_precision: high: TF32 exists on CUDA only; on a CPU choose medium"),
         ({"device": "cuda", "matmul_precision": "medium"}, "on CUDA choose high"),

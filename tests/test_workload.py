@@ -1,4 +1,5 @@
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,3 +65,33 @@ def test_hardware_flops_per_token_are_what_torch_counts_for_what_really_runs(rec
 
 def test_hardware_flops_without_padding_and_recomputation_are_those_of_the_workload() -> None:
     assert hardware_flops_per_token(PRESETS["gpt2"], 1024, "gelu") == flops_per_token(PRESETS["gpt2"], 1024)
+
+
+def test_the_documented_sizes_are_those_of_the_presets() -> None:
+    text = (Path(__file__).parent.parent / "docs" / "ladders.md").read_text()
+    for name, config in PRESETS.items():
+        flops, state = flops_per_token(config, config.n_ctx), 16 * config.parameters / 2**30
+        row = f"| `{name}` | {config.parameters:,} | {flops:,} | {state:,.1f} |"
+        assert name == "tiny" or row in text
+
+
+@pytest.mark.parametrize(
+    ("model", "billions", "head"),
+    [
+        ("gpt3-small", 0.125, 64),
+        ("gpt3-medium", 0.350, 64),
+        ("gpt3-large", 0.760, 96),
+        ("gpt3-xl", 1.3, 128),
+        ("gpt3-2.7b", 2.7, 80),
+        ("gpt3-6.7b", 6.7, 128),
+        ("gpt3-13b", 13.0, 128),
+        ("gpt3-175b", 175.0, 128),
+    ],
+)
+def test_gpt3_s_sizes_have_the_published_width_of_heads_and_number_of_parameters(
+    model: str, billions: float, head: int
+) -> None:
+    config = PRESETS[model]
+    assert config.n_embd == config.n_head * head
+    assert config.n_ctx == 2048
+    assert config.parameters / 1e9 == pytest.approx(billions, rel=0.02)

@@ -216,3 +216,12 @@ def test_the_precision_of_products_is_set_in_its_own_words() -> None:
     environ = {**os.environ, "PJRT_DEVICE": "CPU"}
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["highest highest", "high high", "medium default"], done.stderr[-2000:]
+
+
+def test_tpu_info_has_what_is_asked_of_it() -> None:
+    from tpu_info import device, metrics  # pyright: ignore[reportMissingImports]
+
+    assert device.get_local_chips() == (None, 0)  # no TPU here
+    assert device.TpuChip.V5E.value.name == "v5e"
+    assert {"device_id", "memory_usage", "total_memory", "duty_cycle_pct"} <= set(metrics.Usage._fields)
+    assert callable(metrics.get_chip_usage)
