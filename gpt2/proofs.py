@@ -11,12 +11,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import torch
 
-from gpt2.ops import Op, Product, fused_attention, kernel_formats, products
-from gpt2.parallel import is_shard, release
+from gpt2.ops import Op, fused_attention
+from gpt2.parallel import is_shard
+from gpt2.seen import Seen
 from gpt2.stages import threads as wanted_threads
 from gpt2.toggles import Toggles
 from gpt2.train import Training
@@ -28,105 +28,6 @@ class Finding:
 
     took_effect: bool
     evidence: str
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the proofs look at: a training and the ops of one of its steps."""
-
-    training: Training
-    ops: list[Op]
-
-    @property
-    def toggles(self) -> Toggles:
-        return self.training.toggles
-
-    @property
-    def rows(self) -> int:
-        """Tokens of one forward pass in this process."""
-        return self.toggles.sequences * self.training.workload.seq_len
-
-    @cached_property
-    def products(self) -> list[Product]:
-        return products(self.ops)
-
-    @cached_property
-    def linear(self) -> list[Product]:
-        """Products of a linear layer, forward and backward; those within attention are batched."""
-        return [product for product in self.products if not product.batched]
-
-    @cached_property
-    def formats(self) -> list[str]:
-        """Number formats of the linear products, or where the host saw none, of the matrix kernels."""
-        return [product.number_format for product in self.linear] or kernel_formats(self.ops)
-
-    @cached_property
-    def heads(self) -> list[Product]:
-        """The lm_head's product of each forward pass: no other has so many columns and so short a sum."""
-        config = self.training.model.config
-        return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
-
-    @cached_property
-    def forward_rows(self) -> list[int]:
-        """Tokens of each forward pass."""
-        if self.heads:
-            return [head.m for head in self.heads]
-        # A compiled graph's inputs are seen even where its kernels are not; tokens and targets are two of them.
-        whole = [
-            torch.Size(shape).numel()
-            for op in self.named("CompiledFunction")
-            for dtype, shape in zip(op.dtypes, op.shapes, strict=False)
-            if dtype == "long int" and len(shape) == 2
-        ]
-        return whole[::2]
-
-    @cached_property
-    def graph_launches(self) -> int:
-        """CUDA graphs replayed."""
-        return sum(op.name in ("cudaGraphLaunch", "hipGraphLaunch") for op in self.ops)
-
-    def named(self, name: str) -> list[Op]:
-        return [op for op in self.ops if op.name == name]
-
-    def exchanges(self, kind: str) -> int:
-        """Times that this rank told all others something, or was told: gather, reduce_scatter, broadcast, ..."""
-        return sum(op.name.startswith("c10d::") and kind in op.name for op in self.ops)
-
-    @property
-    def optimizer_elements(self) -> int:
-        """Weights whose averages AdamW keeps on this rank."""
-        optimizer = self.training.optimizer
-        states = getattr(optimizer, "optim", optimizer).state.values()  # a sharded optimiser holds this rank's own
-        averages = (state["exp_avg"] for state in states)
-        return sum((each.to_local() if is_shard(each) else each).numel() for each in averages)
-
-    @cached_property
-    def wide_kept(self) -> int:
-        """Activations of the MLPs' width that one more forward pass keeps for its backward pass."""
-        assert self.training.micro_batch is not None
-        wide, kept = 4 * self.training.model.config.n_embd, set()
-        weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
-
-        def keep(tensor: torch.Tensor) -> torch.Tensor:
-            if wide in tensor.shape and tensor.numel() == self.rows * wide:
-                kept.add(tensor.data_ptr())
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.training.autocast():
-            loss = self.training.model(*self.training.micro_batch)
-        release(self.training.model)
-        del loss  # and with it what was kept, which until now had addresses of its own
-        return len(kept - weights)
-
-    @cached_property
-    def product_error(self) -> float:
-        """Relative error of one float32 product on the device, as torch is set now."""
-        generator = torch.Generator().manual_seed(0)
-        a, b = (torch.randn(512, 512, generator=generator) for _ in range(2))
-        exact = a.double() @ b.double()
-        device = self.training.device.torch_device
-        found = (a.to(device) @ b.to(device)).cpu().double()
-        return ((found - exact).norm() / exact.norm()).item()
 
 
 EXACT_PRODUCT = 1e-5
@@ -292,10 +193,9 @@ def world_size(seen: Seen) -> Finding:
         return Finding(devices == seen.toggles.world_size, f"the rows of a batch lie on {_count(devices, 'device')}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
-    kind = "reduce_scatter" if seen.toggles.shards_gradients else "allreduce"
+    kind, name = ("reduce_scatter", "reduce-scatter") if seen.toggles.shards_gradients else ("allreduce", "all-reduce")
     exchanges = seen.exchanges(kind)
     right = ranks == seen.toggles.world_size and (ranks > 1) == (exchanges > 0)
-    name = kind.replace("_", "-").replace("allr", "all-r")
     return Finding(right, f"{_count(ranks, 'rank')}, {_count(exchanges, name)} seen in the step")
 
 

@@ -80,7 +80,8 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     from gpt2.gradients import gradient_difference
     from gpt2.ops import profile
     from gpt2.parallel import whole
-    from gpt2.proofs import Seen, prove
+    from gpt2.proofs import prove
+    from gpt2.seen import Seen
 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()

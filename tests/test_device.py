@@ -241,6 +241,21 @@ def test_a_gpu_s_batches_are_pinned_ahead_by_a_thread_that_works_on_this_rank_s_
     assert threading.get_ident() not in pinned_by
 
 
+def test_ranks_on_gpus_join_by_nccl_each_bound_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    Turing.install(monkeypatch)
+    joined: list[tuple] = []
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    monkeypatch.setattr("torch.distributed.init_process_group", lambda *given, **named: joined.append((given, named)))
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
+    monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    device = Cuda(local_rank=1)
+    with process_group(Toggles(device="cuda", world_size=2), device) as rank:
+        assert rank == 1
+    assert joined == [(("nccl",), {"device_id": torch.device("cuda", 1)})]
+    assert device.ddp_device_ids == [1]
+
+
 def test_other_devices_take_their_batches_as_they_come(fake_mps: list[int]) -> None:
     batches = [(torch.tensor([1]), torch.tensor([2]))]
     for device in (Cpu(), Mps()):

@@ -120,6 +120,15 @@ def test_compiled_ranks_train_as_eager_ones_and_their_gradients_agree(
         assert answer["graph_breaks"] == 0
 
 
+@pytest.mark.parametrize("sharding", ["none", "fsdp2"])
+def test_accumulated_gradients_are_exchanged_as_often_as_those_of_one_micro_batch(sharding: str, pair: Ranks) -> None:
+    seen = []
+    for accumulated in (1, 3):
+        toggles = replace(TWO, sharding=sharding, grad_accum_steps=accumulated)
+        seen += [answer["proofs"]["world_size"][1] for answer in pair.ask(toggles, WORKLOAD, steps=2, proofs=True)]
+    assert len(set(seen)) == 1
+
+
 def test_looking_at_a_sharded_training_changes_nothing_in_it(pair: Ranks) -> None:
     toggles = replace(TWO, sharding="zero2")
     plain = mean_losses(pair.ask(toggles, WORKLOAD, steps=STEPS + 3))

@@ -12,7 +12,8 @@ import torch
 from trainings import FOUR, every_value, start
 
 from gpt2.ops import Op, fused_attention, kernel_formats, products, profile
-from gpt2.proofs import PROOFS, Finding, Seen, prove
+from gpt2.proofs import PROOFS, Finding, prove
+from gpt2.seen import Seen
 from gpt2.stages import model_config
 from gpt2.toggles import Toggles
 from gpt2.train import Training

@@ -107,7 +107,7 @@ def test_the_recorded_command_runs_the_rung_again(write_ladder, tmp_path: Path) 
 
 
 def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp_path: Path) -> None:
-    (record,) = run_with(write_ladder, tmp_path, "[{name: two, set: {world_size: 2}}]")
+    (record,) = run_with(write_ladder, tmp_path, "[{name: two, set: {world_size: 2, autocast: float16}}]")
     assert record.status == "ok", record.error
     measured = record.measurement
     assert measured is not None
@@ -116,6 +116,7 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
     assert measured.block_seconds in [rank.block_seconds for rank in measured.ranks]
     assert "torch.distributed.run --standalone --nproc-per-node 2" in record.command
     assert measured.ranks_agree is True
+    assert measured.skipped_steps == 0
 
 
 @pytest.fixture(scope="module")
