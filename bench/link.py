@@ -36,9 +36,12 @@ class Link:
         connection.settimeout(SEND_SECONDS)
         _probe_often(connection, silence_seconds)
         self._silence = f"silent for {silence_seconds:g} s"
-        self.own_host: str = connection.getsockname()[0]
-        """This side's address: that of the interface which leads to the other."""
-        self.other_host: str = connection.getpeername()[0]
+        self.own_host = self.other_host = ""
+        """Addresses; this side's is that of the interface which leads to the other."""
+        try:
+            self.own_host, self.other_host = connection.getsockname()[0], connection.getpeername()[0]
+        except OSError as error:  # gone already
+            self._lose(error)
 
     def send(self, what: str, **facts: Any) -> None:
         """Send one object; where the other side is lost, `lost` says so."""
@@ -96,12 +99,14 @@ def _probe_often(connection: socket.socket, silence_seconds: float) -> None:
 
 
 def listen(place: Place) -> socket.socket:
-    """Where the other nodes find node 0. Raises PlaceError."""
+    """Where the other nodes find node 0; its accept() does not wait. Raises PlaceError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
         # Many hosts know their own name as a loopback address, where nobody else could come.
         inward = _is_loopback(str(address[0])) and not (_is_loopback(place.host) or place.host == "localhost")
-        return socket.create_server(("" if inward else str(address[0]), place.port), family=family)
+        server = socket.create_server(("" if inward else str(address[0]), place.port), family=family)
+        server.setblocking(False)
+        return server
     except socket.gaierror as error:
         reason = f"{error.strerror or error}; give a name or an address of node 0"
     except OSError as error:

@@ -6,6 +6,7 @@ rungs, and words on how they ended. What one rung over several nodes comes to is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import time
@@ -55,6 +56,9 @@ def described(place: Place, ladder: Ladder, data_sha256: str, environment: Envir
     """What a node says of itself, and what must be equal on all of them."""
     free = {"repeats", "until"}  # node 0 decides on the rounds
     protocol = {key: value for key, value in asdict(ladder.protocol).items() if key not in free}
+    # Which devices are left to a node may differ in name, but not in number and kind.
+    variables = {name: value for name, value in environment.variables.items() if name != "CUDA_VISIBLE_DEVICES"}
+    alike = environment.model_copy(update={"variables": variables})
     return {
         "node": place.node,
         "nodes": place.nodes,
@@ -62,7 +66,7 @@ def described(place: Place, ladder: Ladder, data_sha256: str, environment: Envir
         "ladder": ladder.hash,
         "protocol": protocol,
         "data": data_sha256,
-        "environment": environment.model_dump(mode="json"),
+        "environment": alike.model_dump(mode="json"),
     }
 
 
@@ -186,8 +190,9 @@ class Team:
         """Greet those who have come, waiting a moment for somebody."""
         while select.select([self._server], [], [], wait_seconds)[0]:
             wait_seconds = 0.0
-            connection, _ = self._server.accept()
-            self._strangers.append((Link(connection, self._patience.silence_seconds), time.monotonic()))
+            with contextlib.suppress(OSError):  # gone before it could be greeted
+                connection, _ = self._server.accept()
+                self._strangers.append((Link(connection, self._patience.silence_seconds), time.monotonic()))
         for stranger in list(self._strangers):
             link, since = stranger
             messages = link.receive()

@@ -214,7 +214,7 @@ class Processes:
         """Without places, and without addresses of the nodes."""
         hosts = self.team.hosts if self.team else {}
         for host in sorted(hosts, key=len, reverse=True):
-            text = text.replace(host, hosts[host])
+            text = re.sub(rf"\b{re.escape(host)}\b", hosts[host], text)
         return anonymous(text)
 
     def _shown(self, command: list[str]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import MACHINE
+from samples import MACHINE, record
 
 from bench import runner
 from bench.follower import Farewell, Follower
@@ -21,7 +22,9 @@ from bench.nodes import Patience, Team, described
 from bench.place import Place, PlaceError, nodes_for, place
 from bench.probe import Answer
 from bench.processes import Options, Processes
-from bench.record import Outcome, Record, read
+from bench.record import Outcome, Record, ToggleValues, read
+from bench.report.caption import caption
+from bench.report.scoreboard import scoreboard
 from bench.schedule import Task
 from bench.stop import Stop
 from gpt2.stages import environment, usable_cores
@@ -176,6 +179,15 @@ def test_a_machine_of_several_nodes_is_a_machine_of_its_own() -> None:
     assert both.machine == f"{MACHINE.machine}-2nodes"
 
 
+def test_the_caption_says_which_rungs_took_several_nodes() -> None:
+    machine = MACHINE.model_copy(update={"nodes": 2})
+    wide = record("wide", 1, environment=machine)
+    wide = wide.model_copy(update={"toggles": ToggleValues(all=wide.toggles.all, resolved={"nodes": 2})})
+    lines = caption(scoreboard([record(environment=machine), wide]))
+    assert lines[0].startswith("2 nodes, each: NVIDIA H100")
+    assert lines[1] == "Ranks on more than one node: wide on 2."
+
+
 # --- who may take part -----------------------------------------------------------------------------------------------
 
 
@@ -285,6 +297,21 @@ def test_a_stranger_at_the_port_is_sent_away_and_the_nodes_still_come(said: byte
     assert answer(link) == {"what": "welcome"}
     stranger.settimeout(5.0)
     assert stranger.recv(100) == b""
+
+
+def test_a_stranger_that_is_gone_at_once_disturbs_nobody(team: Team, ladder: Ladder) -> None:
+    stranger = socket.create_connection(("127.0.0.1", team.place.port))
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a port scanner resets it
+    stranger.close()
+    link = knock(team, hello(team, ladder))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+
+
+def test_devices_of_other_names_are_no_difference(team: Team, ladder: Ladder) -> None:
+    link = knock(team, hello(team, ladder, variables={"CUDA_VISIBLE_DEVICES": "GPU-77"}))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
 
 
 def test_a_node_that_is_lost_may_come_back_but_not_twice(team: Team, ladder: Ladder, notes: list[str]) -> None:
