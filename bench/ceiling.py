@@ -189,10 +189,12 @@ def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tu
     piece = torch.randn(2**16, device=device.torch_device)
     source = piece.repeat(max(1, size // piece.nbytes))
     target = torch.empty_like(source)
-    # A compiler of whole programs takes a copy, and a product by 1, for nothing to do.
-    copying = (lambda: torch.add(source, 1.0, out=target)) if device.lazy else (lambda: target.copy_(source))
+    if device.lazy:  # a compiler of whole programs takes a copy, and a product by 1, for nothing to do
+        copying, updating = (lambda: torch.add(source, 1.0, out=target)), (lambda: target.add_(1.0))
+    else:
+        copying, updating = (lambda: target.copy_(source)), (lambda: target.mul_(1.0))
     copy = sustained(copying, device, seconds, clock)
-    update = sustained(lambda: target.add_(1.0), device, seconds, clock)
+    update = sustained(updating, device, seconds, clock)
     return 2 * source.nbytes / copy, 2 * source.nbytes / update
 
 
