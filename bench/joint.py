@@ -23,7 +23,9 @@ from bench.schedule import Task
 SETTLE_SECONDS = 3.0
 """After one side has ended badly: for the others to end by themselves and tell their own story."""
 ANSWER_SECONDS = 30.0
-"""After node 0's side has ended well, or the others were told to end theirs: for their answers."""
+"""After node 0's side has ended well: for the others' answers."""
+END_SECONDS = 15.0
+"""After the others were told to end theirs: for their answers."""
 JOIN_SECONDS = 120
 """How long torchrun waits for that of another node, which may import torch from a slow disk."""
 
@@ -103,9 +105,9 @@ class Joint:
             self._await(ANSWER_SECONDS if mine.status == "ok" else SETTLE_SECONDS)
         for node in self._open:
             self._team.links[node].send("end")
-        self._await(ANSWER_SECONDS)
+        self._await(END_SECONDS)
         for node in self._open:
-            self._team.drop(node, f"it did not answer within {ANSWER_SECONDS:g} s")
+            self._team.drop(node, "it did not answer, and should have ended its part of a rung")
         self._listen()
         by = self._team.interrupted_by
         if mine.status != "ok" and by is not None:  # whatever came of it here

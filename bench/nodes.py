@@ -177,7 +177,9 @@ class Team:
         return said
 
     def drop(self, node: int, why: str) -> None:
-        """Count a node as lost; it may come back."""
+        """Count a node as lost, if it is not; it may come back."""
+        if node not in self.links:
+            return
         self.links.pop(node).close()
         self.gone[node] = f"{LOST}: {why}"
         if not self._stop.asked:

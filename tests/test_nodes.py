@@ -15,7 +15,7 @@ from samples import MACHINE, record
 
 from bench import runner
 from bench.follower import Farewell, Follower
-from bench.joint import Part, verdict
+from bench.joint import Joint, Part, verdict
 from bench.ladder import Ladder, load
 from bench.link import Link, connect, free_port, listen
 from bench.nodes import Patience, Team, described
@@ -482,6 +482,67 @@ def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
     found = verdict(at(0, 1), OK, {1: Outcome(status="ok", warnings=["GPU 3 throttles"])})
     assert found.warnings == ["node 1: GPU 3 throttles"]
+
+
+@pytest.fixture
+def joint(team: Team, ladder: Ladder) -> Iterator[tuple[Joint, Link]]:
+    """A rung begun with node 1, and node 1's end of the line."""
+    link = knock(team, hello(team, ladder))
+    team.gather(2)
+    task = Task(kind="cumulative", rung=ladder.rungs[0], repetition=1)
+    joint = Joint(team, task, 2)
+    welcome, order = answers(link, 2)
+    assert (welcome["what"], order) == (
+        "welcome",
+        {"what": "task", "kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": joint.part.port},
+    )
+    yield joint, link
+    link.close()
+
+
+def answers(link: Link, count: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    assert wait_for(lambda: found.extend(link.receive()) or len(found) >= count)
+    return found
+
+
+def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
+    joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.joint.SETTLE_SECONDS", 0.3)
+    one, link = joint
+    assert not one.asked
+    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "failed", "error": "killed by SIGKILL"})
+    assert wait_for(lambda: one.asked)
+    assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
+
+
+def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[Joint, Link]) -> None:
+    one, link = joint
+    link.send("ended", task=["cumulative", 0, 0], outcome={"status": "failed", "error": "old"})
+    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "ok"})
+    assert one.conclude(OK) == OK
+
+
+def test_an_answer_that_cannot_be_read_counts_as_a_lost_node(joint: tuple[Joint, Link]) -> None:
+    one, link = joint
+    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "odd"})
+    link.close()
+    found = one.conclude(PEER)
+    assert (found.status, (found.error or "").splitlines()[0][:22]) == ("failed", "node 1 of 2: was lost:")
+
+
+def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
+    joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("SETTLE_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
+        monkeypatch.setattr(f"bench.joint.{name}", 0.3)
+    one, link = joint
+    found = one.conclude(OK)
+    assert answer(link) == {"what": "end"}
+    assert found.warnings == [
+        "after the window: node 1 of 2: was lost: it did not answer, and should have ended its part of a rung"
+    ]
 
 
 # --- a node that never comes -----------------------------------------------------------------------------------------
