@@ -12,7 +12,8 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from ranks import Ranks
-from trainings import FOUR, WORKLOAD, start
+from trainings import FOUR, start
+from trainings import WORKLOAD as STEADY
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
@@ -23,6 +24,8 @@ from gpt2.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 STEPS = 4
+WORKLOAD = replace(STEADY, lr_warmup_steps=3)
+"""Its learning rate changes at each step, which whatever wraps the optimiser must pass on."""
 CORPUS = open_corpus("synthetic", vocab_size=509)
 TWO = Toggles(world_size=2, micro_batch_size=2)
 FEW = settings(
@@ -52,7 +55,7 @@ def three() -> Iterator[Ranks]:
 @pytest.fixture(scope="module")
 def alone() -> dict[str, list]:
     """One rank on the global batch of FOUR, with plain AdamW."""
-    training = start(FOUR)
+    training = start(FOUR, WORKLOAD)
     steps = list(itertools.islice(training, STEPS))
     return {
         "losses": [step.loss.item() for step in steps],
