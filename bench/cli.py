@@ -80,8 +80,8 @@ def run(
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
-    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, it recompiled, or the outcome that the
-    ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly; 130 interrupted
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled, or the
+    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly; 130 interrupted
     (what was measured is kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
