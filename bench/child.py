@@ -17,7 +17,7 @@ import psutil
 from pydantic import ValidationError
 
 from bench.record import Outcome, progress_path
-from bench.stop import Stop
+from bench.stop import Ending
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
@@ -42,7 +42,7 @@ def supervise(
     out: Path,
     timeout: float,
     working: Callable[[str, int, float | None], None],
-    stop: Stop,
+    stop: Ending,
 ) -> Ended:
     """Start a process in a session of its own, pass its progress on, and end it with all it started.
 

@@ -9,7 +9,20 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from bench.options import Ablate, LadderFile, Overrides, Price, Repeats, RungNames, Until, load_as_asked, names
+from bench.options import (
+    Ablate,
+    LadderFile,
+    NodeRank,
+    Nodes,
+    Overrides,
+    Price,
+    Rendezvous,
+    Repeats,
+    RungNames,
+    Until,
+    load_as_asked,
+    names,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -76,17 +89,24 @@ def run(
         float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")
     ] = None,
     price_per_hour: Price = None,
+    nnodes: Nodes = None,
+    node_rank: NodeRank = None,
+    rdzv: Rendezvous = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if a rung failed.")] = False,
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
+    Over several nodes, run the same on each, with its own --node-rank; see docs/nodes.md.
+
     Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled, or the
-    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly; 130 interrupted
-    (what was measured is kept).
+    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly;
+    130 interrupted (what was measured is kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
+    from bench.follower import follow
     from bench.ladder import LadderError
+    from bench.place import PlaceError, place
     from bench.probe import ProbeError
     from bench.progress import Progress
     from bench.record import RecordError
@@ -107,10 +127,15 @@ def run(
             resume=resume,
             peak_tflops=peak_tflops,
             price_per_hour=price_per_hour,
+            place=place(nnodes, node_rank, rdzv),
         )
         with Progress() as progress:
+            if options.place and options.place.node:
+                farewell = follow(loaded, options, options.place, progress)
+                typer.echo(f"bench: {farewell}", err=True)
+                raise typer.Exit(farewell.exit_code)
             outcome = run(loaded, options, progress)
-    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError) as error:
+    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         _fail(error)
     if any(record.kind == "cumulative" for record in outcome.records):
         _show(outcome.records, outcome.path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel, ConfigDict
 
 
@@ -36,6 +38,8 @@ class Environment(Plain):
     """Driver, CUDA, cuDNN and the like, where the device has them."""
     variables: dict[str, str] = {}
     """Environment variables that can change the speed, where they are set."""
+    nodes: int | None = None
+    """Machines, alike in all the above, that the run is over; null: one."""
     load_average: float | None
     """Runnable processes over the last minute, just before the run."""
     code_hash: str
@@ -46,10 +50,47 @@ class Environment(Plain):
 
     @property
     def machine(self) -> str:
-        """Chip and count, fit for a folder's name."""
+        """Chip and count, and of how many nodes, fit for a folder's name."""
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
         words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
-        return "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
+        name = "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
+        return f"{name}-{self.nodes}nodes" if self.nodes else name
+
+
+Difference = tuple[str, object, object]
+"""What must be equal and is not, what it was and what it is."""
+
+MEMORY_TOLERANCE = 0.01
+"""A new kernel keeps a little more or less of the memory for itself."""
+
+
+def differences(was: Environment, now: Environment, *, same_device: bool = True) -> Iterator[Difference]:
+    """In what two machines, or one at two times, are not the same to a measurement.
+
+    same_device: whether both are as processes on the same kind of device see them; those on others see other chips
+    and drivers.
+    """
+    versions = {**was.versions, **now.versions} if same_device else {}
+    seen = [("the chip", was.chip, now.chip), ("the number of devices", was.device_count, now.device_count)]
+    for name, there, here in (
+        *(seen if same_device else []),
+        ("the number of nodes", was.nodes or 1, now.nodes or 1),
+        ("the CPU", was.cpu, now.cpu),
+        ("the number of usable cores", was.usable_cores, now.usable_cores),
+        ("torch", was.torch, now.torch),
+        ("Python", was.python, now.python),
+        *((name, was.versions.get(name), now.versions.get(name)) for name in versions),
+        ("the set environment", was.variables, now.variables),
+        ("the code of gpt2/ and bench/ (hash)", was.code_hash[:12], now.code_hash[:12]),
+    ):
+        if there != here:
+            yield name, there, here
+    for name, before, after in (
+        ("the machine's memory", was.memory_bytes, now.memory_bytes),
+        ("the device's memory", was.device_memory_bytes or 0, now.device_memory_bytes or 0),
+    ):
+        if (same_device or name == "the machine's memory") and abs(after - before) > MEMORY_TOLERANCE * before:
+            yield name, before, after
 
 
 class GpuState(Plain):

@@ -236,10 +236,12 @@ def read(values: Iterable[torch.Tensor]) -> list[float]:
     return torch.stack(list(values)).tolist()
 
 
-def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[float], **facts: Any) -> Measurement:
+def combine(
+    windows: list[Window], losses: list[list[float]], grad_norms: list[float], *, nodes: int = 1, **facts: Any
+) -> Measurement:
     """One Measurement from the windows and losses of all ranks, rank 0 first.
 
-    facts: those of its fields that no rank measures.
+    nodes: machines, each with as many of the ranks, in order. facts: those of its fields that no rank measures.
     """
     slowest = max(windows, key=lambda window: sum(window.block_seconds))
     first = windows[0]
@@ -264,7 +266,7 @@ def combine(windows: list[Window], losses: list[list[float]], grad_norms: list[f
         host_reads=first.host_reads,
         chips_before=_used(first, 0),
         chips_after=_used(first, 1),
-        other_cores=_other_cores([window.cpu for window in windows if window.cpu]),
+        other_cores=_other_cores([window.cpu for window in windows if window.cpu], nodes),
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
@@ -275,12 +277,16 @@ def _used(window: Window, when: int) -> list[ChipState] | None:
     return [ChipState(**asdict(use)) for use in window.chips[when]] if window.chips else None
 
 
-def _other_cores(ranks: list[CpuUse]) -> float | None:
-    """Cores that processes other than these ranks kept busy, on average."""
+def _other_cores(ranks: list[CpuUse], nodes: int) -> float | None:
+    """Cores that processes other than these ranks kept busy, on average; on the node where they kept most."""
     if not ranks:
         return None
-    others = ranks[0].busy_seconds - sum(rank.own_seconds for rank in ranks)
-    return max(0.0, others / ranks[0].seconds)
+    here = len(ranks) // nodes
+    cores = [0.0]
+    for first in range(0, len(ranks), here):
+        others = ranks[first].busy_seconds - sum(rank.own_seconds for rank in ranks[first : first + here])
+        cores.append(others / ranks[first].seconds)
+    return max(cores)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

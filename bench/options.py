@@ -23,6 +23,9 @@ Until = Annotated[
 Ablate = Annotated[
     bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
 ]
+Nodes = Annotated[int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")]
+Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
 Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the whole machine, for the cost of a run.")]
 
 ABLATION_WINDOW = 20.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from bench.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.report.text import GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
-from gpt2.device import find
+from gpt2.device import Device, find
 from gpt2.memory import MemoryEstimate, estimate
 from gpt2.peaks import Chip
 from gpt2.toggles import HOST, Toggles, UnsupportedToggle, check, describe
@@ -59,7 +60,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
         *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
-        *([] if chip or nothing_here else _found_another(ladder, rungs, missing)),
+        *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]
     return Group(result, *(Text(plain(note), style="dim") for note in notes))
 
@@ -69,15 +70,21 @@ def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
     reasons = {}
     for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
         try:
-            find(toggles)
+            _found(toggles)
         except UnsupportedToggle as error:
             reasons[toggles.device] = str(error)
     return reasons
 
 
-def _found_another(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
+def _found(toggles: Toggles) -> Device:
+    """As gpt2.device.find; that one process asks for many devices and trains on none is nothing to be warned of."""
+    with warnings.catch_warnings(action="ignore"):
+        return find(toggles)
+
+
+def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
     here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
-    other = ladder.written_for_another(find(here[-1]).chip())
+    other = ladder.written_for_another(_found(here[-1]).chip())
     return [f"{other}."] if other else []
 
 
@@ -103,7 +110,7 @@ def _rounds(ladder: Ladder) -> str:
 
 def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
     try:
-        device = find(rung.toggles)
+        device = _found(rung.toggles)
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1

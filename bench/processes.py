@@ -3,25 +3,29 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
 from bench.child import classify, supervise
 from bench.doctor import warnings
+from bench.joint import Joint, Part, part_shown
 from bench.ladder import Ladder
 from bench.machine import State
+from bench.nodes import Team
+from bench.place import Place, nodes_for
 from bench.probe import Answer
-from bench.record import Record, ToggleValues
+from bench.record import Outcome, Record, ToggleValues
 from bench.schedule import Task
 from bench.state import cpu_times, other_cores, state
-from bench.stop import Stop
+from bench.stop import Ending, Stop
 from gpt2.stages import environment, threads
-from gpt2.toggles import HOST
+from gpt2.toggles import HOST, UnsupportedToggle
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,12 +44,15 @@ class Options:
     """Whether to go on with the newest results file of this ladder."""
     peak_tflops: float | None = None
     price_per_hour: float | None = None
+    place: Place | None = None
+    """Among several nodes; None where there is one."""
 
 
 class Watcher(Protocol):
     """Is told how a run gets on (see bench.progress)."""
 
     def note(self, text: str) -> None: ...
+    def waiting(self, what: str) -> None: ...
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
     def working(self, phase: str, steps: int, tps: float | None) -> None: ...
     def finished(self, record: Record) -> None: ...
@@ -55,9 +62,20 @@ GPU_SECONDS = 1.0
 """Between looks at the GPUs during a window."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """How a task ended on this node, and what the machine did before, within and after it; null: it never began."""
+
+    outcome: Outcome
+    exit_code: int | None = None
+    before: State | None = None
+    during: State | None = None
+    after: State | None = None
+
+
 @dataclass
 class Processes:
-    """Starts one process per task, and says how each ended."""
+    """Runs one task after the other, each in processes of its own, and says how each ended."""
 
     ladder: Ladder
     options: Options
@@ -68,26 +86,50 @@ class Processes:
     session: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     standing: tuple[str, ...] = ()
     """Warnings that hold for the whole run on a CPU."""
-    stop: Stop = field(default_factory=Stop)
+    stop: Ending = field(default_factory=Stop)
     """By which the user ends the process that runs."""
+    team: Team | None = None
+    """The other nodes, where there are several."""
 
     def run(self, task: Task) -> Record:
-        """Measure one rung once, in a process of its own."""
-        ladder, rung = self.ladder, task.rung
-        out = self.scratch / f"{task.repetition}-{task.kind}-{rung.index}.json"
-        toggles = rung.toggles
-        command = (
-            ceiling_command(ladder, toggles.device) if task.is_ceiling else worker_command(ladder, task, self.options)
-        )
+        """Measure one rung once, in a process of its own, or in several on each of the nodes that it takes."""
+        started = datetime.now(UTC).isoformat(timespec="seconds")
+        nodes = 1
+        try:
+            if self.team:
+                nodes = self._nodes(task, self.team)
+            seen = self._jointly(task, nodes, self.team) if self.team and nodes > 1 else self.observe(task, self.stop)
+        except UnsupportedToggle as error:
+            seen = Observed(outcome=Outcome(status="unsupported", error=str(error)))
+        return self._record(task, started, nodes, seen)
+
+    def _nodes(self, task: Task, team: Team) -> int:
+        """How many nodes a task takes. Raises UnsupportedToggle."""
+        toggles = task.rung.toggles
+        # What was asked is about the last rung's device; others can only be spread evenly.
+        same = toggles.device == self.ladder.chosen(self.options.rungs)[-1].toggles.device
+        return nodes_for(toggles, team.place.nodes, self.asked.environment.device_count if same else None)
+
+    def _jointly(self, task: Task, nodes: int, team: Team) -> Observed:
+        if absent := team.absent(nodes):
+            return Observed(outcome=Outcome(status="failed", error=absent))
+        joint = Joint(team, task, nodes)
+        seen = self.observe(task, joint, joint.part)
+        return replace(seen, outcome=joint.conclude(seen.outcome))
+
+    def observe(self, task: Task, stop: Ending, part: Part | None = None) -> Observed:
+        """Run this node's processes of a task, and see how they end and what the machine does meanwhile."""
+        toggles, nodes = task.rung.toggles, part.nodes if part else 1
+        out = self.scratch / f"{task.repetition}-{task.kind}-{task.rung.index}.json"
         environ = {
             **os.environ,
-            **environment(toggles),
+            **environment(toggles, nodes),
+            **(part.environment if part else {}),
             # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"inductor-{task.kind}-{rung.index}"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"inductor-{task.kind}-{task.rung.index}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
         }
-        started = datetime.now(UTC).isoformat(timespec="seconds")
-        timeout = ladder.protocol.timeout_seconds
+        timeout = self.ladder.protocol.timeout_seconds
         before, times, others = state(), cpu_times(), other_cores()
         during: list[State] = []
         looked = 0.0
@@ -99,20 +141,43 @@ class Processes:
                 looked = time.monotonic()  # at work a device shows what an idle one does not
                 during[:] = [_with_reasons(state(), during)]
 
-        argv = [sys.executable, *command, "--out", str(out)]
-        ended = supervise(argv, environ, out, timeout, working, self.stop)
+        argv = [sys.executable, *self._command(task, part), "--out", str(out)]
+        ended = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
         noticed = warnings(
             before,
             _under_load(during, after),
             device=toggles.device,
-            threads=threads(toggles),
-            ranks=toggles.processes,
+            threads=threads(toggles, nodes),
+            ranks=toggles.processes // nodes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             stolen_cores=since.stolen_cores_since(times),
-            memory_bytes=None if task.is_ceiling else self.asked.memory_bytes.get(task.name),
+            memory_bytes=None if task.is_ceiling else self._memory_bytes(task, nodes),
         )
+        return Observed(
+            outcome=outcome.model_copy(update={"warnings": [*outcome.warnings, *noticed]}),
+            exit_code=ended.exit_code,
+            before=before,
+            during=during[0] if during else None,
+            after=after,
+        )
+
+    def _memory_bytes(self, task: Task, nodes: int) -> int | None:
+        """What the ranks here need."""
+        needed = self.asked.memory_bytes.get(task.name)
+        return needed // nodes if needed is not None else None
+
+    def _command(self, task: Task, part: Part | None) -> list[str]:
+        if task.is_ceiling:
+            return ceiling_command(self.ladder, task.rung.toggles.device)
+        return worker_command(self.ladder, task, self.options, part)
+
+    def _record(self, task: Task, started: str, nodes: int, seen: Observed) -> Record:
+        ladder, rung, outcome = self.ladder, task.rung, seen.outcome
+        machine = outcome.environment or self.asked.environment
+        if self.team:
+            machine = machine.model_copy(update={"nodes": self.team.place.nodes})
         return Record(
             run_id=self.run_id,
             session=self.session,
@@ -128,22 +193,29 @@ class Processes:
             repetition=task.repetition,
             status=outcome.status,
             expect=rung.expect,
-            error=_anonymous(outcome.error) if outcome.error else None,
-            exit_code=ended.exit_code,
-            command=self._shown(command),
-            warnings=[*outcome.warnings, *noticed, *(self.standing if toggles.device == HOST else ())],
+            error=self._shareable(outcome.error) if outcome.error else None,
+            exit_code=seen.exit_code,
+            command=self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
+            warnings=[*outcome.warnings, *(self.standing if rung.toggles.device == HOST else ())],
             changed=rung.changed,
             workload=asdict(ladder.workload),
             data_sha256=outcome.data_sha256,
-            toggles=ToggleValues(all=asdict(toggles), resolved=outcome.resolved),
-            environment=outcome.environment or self.asked.environment,
+            toggles=ToggleValues(all=asdict(rung.toggles), resolved=outcome.resolved),
+            environment=machine,
             measurement=outcome.measurement,
             ceiling=outcome.ceiling,
-            before=before,
-            during=during[0] if during else None,
-            after=after,
+            before=seen.before,
+            during=seen.during,
+            after=seen.after,
             price_per_hour=self.options.price_per_hour,
         )
+
+    def _shareable(self, text: str) -> str:
+        """Without places, and without addresses of the nodes."""
+        hosts = self.team.hosts if self.team else {}
+        for host in sorted(hosts, key=len, reverse=True):
+            text = re.sub(rf"\b{re.escape(host)}\b", hosts[host], text)
+        return anonymous(text)
 
     def _shown(self, command: list[str]) -> str:
         """For a record: a corpus, and a ladder from elsewhere, by what they are and not by where they lie."""
@@ -151,7 +223,7 @@ class Processes:
         if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
             places[str(self.ladder.path)] = "LADDER"
         parts = ["python", *command, "--out", "m.json"]
-        return _anonymous(shlex.join(places.get(part, part) for part in parts))
+        return anonymous(shlex.join(places.get(part, part) for part in parts))
 
 
 def _under_load(during: list[State], after: State) -> State:
@@ -173,15 +245,15 @@ def _with_reasons(now: State, earlier: list[State]) -> State:
     return now.model_copy(update={"gpus": gpus})
 
 
-def worker_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
-    """Arguments of the interpreter that measures one rung, --out excepted."""
+def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
+    """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share it."""
     toggles = task.rung.toggles
     command = ["-m", "bench.worker", str(ladder.path), task.rung.name]
     if task.kind not in ("cumulative", "control"):
         command += ["--kind", task.kind]
     if toggles.processes > 1:
-        ranks = str(toggles.processes)
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", ranks, *command]
+        alone = ["--standalone", "--nproc-per-node", str(toggles.processes)]
+        command = ["-m", "torch.distributed.run", *(part.arguments(toggles.processes) if part else alone), *command]
     if options.data:
         command += ["--data", str(options.data)]
     overrides = list(options.overrides)
@@ -211,8 +283,13 @@ def ceiling_command(ladder: Ladder, device: str) -> list[str]:
     ]
 
 
-def _anonymous(text: str) -> str:
-    """Without the places where this user keeps his files: results are made to be shared."""
+TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
+"""In its account of what has failed."""
+
+
+def anonymous(text: str) -> str:
+    """Without the names of this host and of the places where this user keeps his files: results are to be shared."""
+    text = TORCHRUNS_HOST.sub(r"\1HOST", text)
     for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
         text = text.replace(place, name) if len(place) > 1 else text
     return text

@@ -47,6 +47,12 @@ class Progress:
     def note(self, text: str) -> None:
         self._print(text)
 
+    def waiting(self, what: str) -> None:
+        """Of a node that has nothing to do until another says so."""
+        self._title, self._state, self._start, self._left = what, "", time.monotonic(), None
+        if not self._console.is_terminal:
+            self._print(what)
+
     def working(self, phase: str, steps: int, tps: float | None) -> None:
         speed = f", {number(tps)} tokens/s in the last block" if tps is not None else ""
         self._state = f"{phase}, step {steps + 1}{speed}"
@@ -78,4 +84,5 @@ class Progress:
             return Text("looking at the machine and the data")
         elapsed = time.monotonic() - self._start
         left = f", about {duration(max(0.0, self._left - elapsed))} left" if self._left is not None else ""
-        return Text(f"{self._title}: {self._state} ({duration(elapsed)}{left})", overflow="ellipsis", no_wrap=True)
+        state = f": {self._state}" if self._state else ""
+        return Text(f"{self._title}{state} ({duration(elapsed)}{left})", overflow="ellipsis", no_wrap=True)

@@ -181,7 +181,8 @@ class Record(Plain):
     exit_code: int | None
     """As the shell would show it; minus the signal's number where a signal ended it."""
     command: str
-    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere."""
+    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere. Over
+    several nodes it is for each of them: NODE is its number, HOST and PORT are those of node 0."""
     warnings: list[str]
     changed: list[str]
     """What differs from the ladder's rung before, as shown to a reader."""

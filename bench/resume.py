@@ -12,12 +12,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from bench.ladder import Ladder
-from bench.machine import Environment
+from bench.machine import Difference, Environment, differences
 from bench.record import Record, RecordError, read
 from bench.schedule import Schedule
-
-MEMORY_TOLERANCE = 0.01
-"""A new kernel keeps a little more or less of the memory for itself."""
 
 
 class ResumeError(Exception):
@@ -80,34 +77,11 @@ def _lacks(records: Sequence[Record], ladder: Ladder, chosen: Sequence[str], abl
     return ladder.protocol.until is not None or bool(left or list(schedule.closing(rounds)))
 
 
-Difference = tuple[str, object, object]
-"""What must be equal and is not, what it was and what it is."""
-
-
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:
-    """`machine` is as a process on `device` sees it; processes on others see other chips, and drivers."""
+    """`machine` is as a process on `device` sees it."""
     same = [record.environment for record in records if record.toggles.all.get("device") == device]
     was = (same or [record.environment for record in records])[0]
-    versions = {**was.versions, **machine.versions} if same else {}
-    seen = [("the chip", was.chip, machine.chip), ("the number of devices", was.device_count, machine.device_count)]
-    for name, there, now in (
-        *(seen if same else []),
-        ("the CPU", was.cpu, machine.cpu),
-        ("the number of usable cores", was.usable_cores, machine.usable_cores),
-        ("torch", was.torch, machine.torch),
-        ("Python", was.python, machine.python),
-        *((name, was.versions.get(name), machine.versions.get(name)) for name in versions),
-        ("the set environment", was.variables, machine.variables),
-        ("the code of gpt2/ and bench/ (hash)", was.code_hash[:12], machine.code_hash[:12]),
-    ):
-        if there != now:
-            yield name, there, now
-    for name, before, after in (
-        ("the machine's memory", was.memory_bytes, machine.memory_bytes),
-        ("the device's memory", was.device_memory_bytes or 0, machine.device_memory_bytes or 0),
-    ):
-        if (same or name == "the machine's memory") and abs(after - before) > MEMORY_TOLERANCE * before:
-            yield name, before, after
+    yield from differences(was, machine, same_device=bool(same))
 
 
 def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:

@@ -5,6 +5,7 @@ The parent loads no torch and never opens the device; it meets the worker at a f
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -16,7 +17,9 @@ from pathlib import Path
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
 from bench.machine import Environment
-from bench.probe import probe
+from bench.nodes import Patience, Team, described
+from bench.place import nodes_for
+from bench.probe import Answer, probe
 from bench.processes import Options, Processes, Watcher
 from bench.record import Record, append, read, reserved
 from bench.report.attribution import ratios
@@ -24,9 +27,9 @@ from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
 from bench.schedule import Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
-from bench.stop import stoppable
+from bench.stop import Stop, stoppable
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import HOST
+from gpt2.toggles import HOST, UnsupportedToggle
 
 
 class RunError(Exception):
@@ -48,17 +51,19 @@ class Run:
 def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    Raises LadderError, DataError, ProbeError, ResumeError, RecordError or RunError before anything is written. Ctrl-C
-    or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
+    Raises LadderError, DataError, ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is
+    written. Ctrl-C or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
     """
     rungs = ladder.chosen(options.rungs)
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
-    data_sha256 = _check_data(ladder, rungs, options.data)
+    data_sha256 = check_data(ladder, rungs, options.data)
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
+    if options.place:
+        machine = machine.model_copy(update={"nodes": options.place.nodes})
     if options.resume:
         path = unfinished(
             options.out,
@@ -75,17 +80,27 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
     schedule = Schedule(ladder, rungs, options.ablate)
     records: list[Record] = []
     interrupted, error = False, None
-    with reserved(path), tempfile.TemporaryDirectory(prefix="bench-") as scratch, stoppable() as stop:
+    with (
+        stoppable() as stop,
+        _team(ladder, options, data_sha256, asked, stop, watcher) as team,
+        reserved(path),
+        tempfile.TemporaryDirectory(prefix="bench-") as scratch,
+    ):
+        ending = team or stop
+        if team:
+            team.gather(_most_nodes(rungs, team.place.nodes, asked))
         if options.resume:
             repair(path)
             records += [record for record in read(path)[0] if record.status != "interrupted"]
             schedule.resume(records)
             watcher.note(f"going on with {path}, which holds {len(records)} processes")
         standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()
-        one = Processes(ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=stop)
+        one = Processes(
+            ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=ending, team=team
+        )
         try:
             for task in _tasks(schedule, records, watcher):
-                if stop.asked:  # a measurement that was complete by then stands
+                if ending.asked:  # a measurement that was complete by then stands
                     interrupted = True
                     break
                 rounds = max(schedule.planned_rounds, task.repetition)
@@ -102,7 +117,35 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
                 f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and --resume "
                 "goes on from there"
             )
+        if team:
+            team.send_home(*_farewell(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error)
+
+
+def _team(
+    ladder: Ladder, options: Options, data_sha256: str, asked: Answer, stop: Stop, watcher: Watcher
+) -> contextlib.AbstractContextManager[Team | None]:
+    """Where the other nodes, if there are any, find this one. Raises PlaceError."""
+    if options.place is None:
+        return contextlib.nullcontext()
+    here = described(options.place, ladder, data_sha256, asked.environment)
+    return Team(options.place, here, Patience.as_set(), stop, watcher.note)
+
+
+def _most_nodes(rungs: Sequence[Rung], nodes: int, asked: Answer) -> int:
+    """Nodes that some rung takes; what none takes need not be waited for."""
+    most = 1
+    for rung in rungs:
+        with contextlib.suppress(UnsupportedToggle):
+            most = max(most, nodes_for(rung.toggles, nodes, asked.environment.device_count))
+    return most
+
+
+def _farewell(interrupted: bool, error: str | None) -> tuple[int, str]:
+    """What the other nodes are told at the end, and the exit codes of their bench run."""
+    if error:
+        return 6, "node 0 could not go on; it says why"
+    return (130, "the run was interrupted") if interrupted else (0, "the run is done; node 0 has its records")
 
 
 HEAP_BYTES = 32 * 2**20
@@ -132,7 +175,7 @@ def _tasks(schedule: Schedule, records: list[Record], watcher: Watcher) -> Itera
         watcher.note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
 
-def _check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
+def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
     """Find, tokenise and fingerprint the corpus before any process starts; its sha256. Raises DataError."""
     workload = ladder.workload
     where = f"{ladder.path}: workload.data"

@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Protocol
 
 
 @dataclass
@@ -14,6 +15,13 @@ class Stop:
     """Whether the user has asked for an end."""
 
     asked: bool = False
+
+
+class Ending(Protocol):
+    """Whatever may ask for an end."""
+
+    @property
+    def asked(self) -> bool: ...
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 2
     enter_environment(rung.toggles, "bench.worker")
-    if os.environ.get("RANK", "0") == "0":
+    if os.environ.get("LOCAL_RANK", "0") == "0":
         arguments.out.unlink(missing_ok=True)  # of an earlier run
     give_way()
     leave_with_runner()
@@ -102,6 +102,7 @@ PARITY_LOSSES = 5
 def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
     from bench.environment import describe
     from bench.measure import Waiting, combine, first_losses, measure, more_losses, read
+    from gpt2.parallel import nodes
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
@@ -110,14 +111,16 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
     data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
+    agree = _agreement(toggles.processes, device)
     compile_cache = _compile_cache()
     steps = train(workload, toggles, device, data)
+    if agree(float(compile_cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
+        compile_cache = "cold"
     startup_seconds = time.time() - psutil.Process().create_time()
-    progress = Progress(arguments.out) if rank == 0 else None
+    progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     if arguments.kind == "parity":
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
-        agree = _agreement(toggles.processes, device)
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
     windows = _gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
@@ -145,9 +148,9 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         outcome = Outcome(
             status="ok",
             environment=machine,
-            measurement=combine(windows, losses, grad_norms, **facts),
+            measurement=combine(windows, losses, grad_norms, nodes=nodes(), **facts),
             data_sha256=corpus.sha256,
-            resolved=resolved(toggles, workload),
+            resolved={**resolved(toggles, workload), **({"nodes": nodes()} if nodes() > 1 else {})},
             warnings=warnings,
         )
         if rank == 0:
@@ -261,8 +264,10 @@ def _peak_flops(
     machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
 ) -> dict[str, float | int | str | None]:
     """The peaks of one device, their source, and how many devices add up: fields of bench.record.Measurement."""
+    from gpt2.parallel import nodes
+
     number_format = toggles.product_format()
-    devices = 1 if device.shared_by_ranks else toggles.world_size
+    devices = nodes() if device.shared_by_ranks else toggles.world_size
     if given_tflops is not None:
         own = given_tflops * 1e12 if number_format == "bfloat16" else None
         source = "given with --peak-tflops"

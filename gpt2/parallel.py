@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from gpt2.model import GPT2
 
 
+def nodes() -> int:
+    """Machines that the ranks are spread over, evenly."""
+    return int(os.environ.get("GROUP_WORLD_SIZE", 1))
+
+
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     """Join the ranks that train together; gives this process's rank.

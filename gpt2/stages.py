@@ -32,18 +32,21 @@ def usable_cores() -> int:
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
-def threads(toggles: Toggles) -> int:
-    """CPU threads of one rank; unless given, the usable cores shared by the ranks here."""
+def threads(toggles: Toggles, nodes: int = 1) -> int:
+    """CPU threads of one rank; unless given, the usable cores shared by the ranks here.
+
+    nodes: machines that the ranks are spread over, for who starts them; a rank knows from its torchrun.
+    """
     if toggles.threads != "default":
         return toggles.threads
-    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.processes))
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.processes // nodes))
     return max(1, usable_cores() // ranks_here)
 
 
-def environment(toggles: Toggles) -> dict[str, str]:
-    """Variables that a training process must have before its interpreter starts."""
+def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
+    """Variables that a training process must have before its interpreter starts. nodes: as for threads()."""
     # Said explicitly because torchrun would otherwise set one thread per rank.
-    count = str(threads(toggles))
+    count = str(threads(toggles, nodes))
     # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     if toggles.processes < toggles.world_size:

@@ -291,6 +291,14 @@ def test_a_t4_refuses_what_it_has_no_units_for(changes: dict, remedy: str, monke
         find(Toggles(device="cuda", **changes))
 
 
+def test_ranks_on_other_nodes_take_no_device_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "1")
+    assert find(Toggles(device="cuda", world_size=2)).count() == 1
+
+
 def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_them() -> None:
     with (
         pytest.raises(RuntimeError, match=r"world_size is 2 but 1 process.*--nproc-per-node 2"),

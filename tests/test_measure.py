@@ -241,6 +241,12 @@ def test_work_of_others_during_the_window_is_what_all_ranks_together_did_not_do(
     assert combine([window, other], [[1.0], [1.0]], [1.0], **FACTS).other_cores == pytest.approx(0.8)
 
 
+def test_ranks_on_several_nodes_are_held_to_the_work_of_their_own_node() -> None:
+    window = replace(run(FakeDevice(0.5)), cpu=CpuUse(10.0, 12.0, 9.0))
+    busier = replace(window, cpu=CpuUse(10.0, 25.0, 9.0))
+    assert combine([window, busier], [[1.0], [1.0]], [1.0], nodes=2, **FACTS).other_cores == pytest.approx(1.6)
+
+
 def test_a_process_for_its_losses_alone_times_nothing_but_the_first_step() -> None:
     device = FakeDevice(0.5)
     window = first_losses(device.steps_of(), device, 5)

@@ -10,13 +10,12 @@ from pathlib import Path
 import pytest
 import torch
 from rich.console import Console
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from bench import plan
 from bench.ladder import Ladder, load
 from gpt2.device import DEVICES
 from gpt2.memory import MemoryEstimate, estimate
-from gpt2.model import GPT2
+from gpt2.model import build
 from gpt2.peaks import CHIPS, named
 from gpt2.stages import model_config
 from gpt2.toggles import Toggles
@@ -192,17 +191,16 @@ def test_the_estimate_of_compiled_code_is_what_torch_s_partitioner_keeps(autocas
         kept[tensor.untyped_storage()._cdata] = tensor.untyped_storage().nbytes()
         return tensor
 
-    with FakeTensorMode():
-        model = GPT2(model_config(toggles, workload.config))
-        model.compile(backend="aot_eager_decomp_partition")  # the compiler's choice of what to keep, without its code
-        tokens = torch.zeros(8, 128, dtype=torch.int64)
-        weights = [parameter.untyped_storage()._cdata for parameter in model.parameters()]
-        dtype = getattr(torch, autocast)
-        with (
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-            torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32),
-        ):
-            model(tokens, tokens)
+    model = build(model_config(toggles, workload.config), 0, torch.device("cpu"))
+    model.compile(backend="aot_eager_decomp_partition")  # the compiler's choice of what to keep, without its code
+    weights = [parameter.untyped_storage()._cdata for parameter in model.parameters()]
+    tokens, dtype = torch.zeros(8, 128, dtype=torch.int64), getattr(torch, autocast)
+    with (
+        torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
+        torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32),
+    ):
+        loss = model(tokens, tokens)
+    assert loss.isfinite()  # and what is kept for its backward pass is there still
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     gradient_of_logits = 8 * 128 * 509 * dtype.itemsize
     assert remembered(workload, toggles).activations - gradient_of_logits == pytest.approx(activations, rel=0.03)

@@ -47,6 +47,8 @@ class Silent:
 
     def note(self, text: str) -> None: ...
 
+    def waiting(self, what: str) -> None: ...
+
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:
@@ -63,7 +65,7 @@ def run_with(
     if monkeypatch:
         genuine = processes.worker_command
 
-        def command(ladder, task, options):
+        def command(ladder, task, options, part=None):
             return genuine(ladder, task, options) if task.rung.name == "good" else ["-c", script]
 
         monkeypatch.setattr(processes, "worker_command", command)

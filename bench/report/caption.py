@@ -52,7 +52,7 @@ def caption(board: Scoreboard) -> list[str]:
     """Of the scoreboard itself, a line for each matter."""
     machine, workload = board.environment, board.records[0].workload
     found = measured(board.records)
-    lines = [f"{_machine(board)}."]
+    lines = [f"{_machine(board)}.", *_nodes(board)]
     parameters = f" ({found.parameters:,} parameters)" if found else ""
     steps = sorted({row.tokens_per_step for row in board.rows if row.tokens_per_step})
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
@@ -296,8 +296,21 @@ def _machine(board: Scoreboard) -> str:
     flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags else ""
     cpu = f"{e.cpu}, {e.cpu_cores} cores{flags}"
     chip = cpu if e.chip == e.cpu else f"{e.chip} ({e.device_count} here; {cpu})"
+    chip = f"{e.nodes} nodes, each: {chip}" if e.nodes else chip
     versions = "".join(f", {name} {version}" for name, version in sorted(e.versions.items()))
     return f"{chip}, {e.memory_bytes / GIB:.1f} GiB; torch {e.torch}{versions}, Python {e.python}, {e.os}"
+
+
+def _nodes(board: Scoreboard) -> list[str]:
+    """Of a run over several nodes, which rungs took more than one."""
+    over: dict[int, list[str]] = {}
+    for records in cumulative(board.records):
+        nodes = max(record.toggles.resolved.get("nodes", 1) for record in records)
+        over.setdefault(nodes, []).append(plain(records[0].rung))
+    each = [f"{', '.join(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
+    if not board.environment.nodes:
+        return []
+    return [f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."]
 
 
 def attribution_notes(board: Scoreboard) -> list[str]:

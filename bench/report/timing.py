@@ -38,7 +38,7 @@ def timing(board: Scoreboard) -> list[Timing]:
         if not found:
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
-        cuts = quantiles(steps, n=20) if len(steps) > 1 else None
+        cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
         result.append(
             Timing(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -38,8 +39,8 @@ class Cuda(Device):
             return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
         if (toggle, value) == ("attention", "flash") and not ampere:
             return f"{self.chip()} is older than FlashAttention's kernels (Ampere and later); choose efficient"
-        if toggle == "world_size" and isinstance(value, int) and value > torch.cuda.device_count():
-            return self._too_many_ranks()
+        if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
+            return self._too_many_ranks()  # on this machine; others may hold more
         return None
 
     def _too_many_ranks(self) -> str:

@@ -1,0 +1,504 @@
+"""A run over several nodes: who takes part, what is refused, whose fault a bad end is."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import MACHINE, record
+
+from bench import runner
+from bench.follower import Farewell, Follower
+from bench.joint import Part, verdict
+from bench.ladder import Ladder, load
+from bench.link import Link, connect, free_port, listen
+from bench.nodes import Patience, Team, described
+from bench.place import Place, PlaceError, nodes_for, place
+from bench.probe import Answer
+from bench.processes import Options, Processes
+from bench.record import Outcome, Record, ToggleValues, read
+from bench.report.caption import caption
+from bench.report.scoreboard import scoreboard
+from bench.schedule import Task
+from bench.stop import Stop
+from gpt2.stages import environment, usable_cores
+from gpt2.toggles import Toggles, UnsupportedToggle
+
+QUICK = Patience(come_seconds=5.0, silence_seconds=3.0)
+
+
+# --- which node this is ----------------------------------------------------------------------------------------------
+
+
+def test_options_make_a_place() -> None:
+    assert place(2, 1, "10.0.0.1:29400", {}) == Place(nodes=2, node=1, host="10.0.0.1", port=29400)
+    assert place(2, 0, "[fd00::1]:29400", {}) == Place(nodes=2, node=0, host="fd00::1", port=29400)
+
+
+def test_without_options_or_with_one_node_there_is_no_place() -> None:
+    assert place(None, None, None, {}) is None
+    assert place(1, 0, "here:29400", {}) is None
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ((None, 1, "a:1"), "--node-rank and --rdzv are of one among several nodes; say with --nnodes how many"),
+        ((2, None, "a:1"), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
+        ((2, 0, None), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
+        ((2, 2, "a:1"), "--node-rank 2 is not one of 0 to 1, the nodes of --nnodes 2"),
+        ((2, -1, "a:1"), "--node-rank -1 is not one of 0 to 1, the nodes of --nnodes 2"),
+        ((0, 0, "a:1"), "--nnodes 0 is less than 1"),
+        ((2, 0, "10.0.0.1"), "--rdzv 10.0.0.1: write HOST:PORT of node 0, such as 10.0.0.1:29400"),
+        ((2, 0, "a:70000"), "--rdzv a:70000: write HOST:PORT of node 0, such as 10.0.0.1:29400"),
+        ((2, 0, "fd00::1:29400"), "--rdzv fd00::1:29400: write an IPv6 address in brackets, such as [fd00::1]:29400"),
+    ],
+)
+def test_options_that_make_no_place_are_one_clear_error(given: tuple[Any, Any, Any], says: str) -> None:
+    with pytest.raises(PlaceError) as refused:
+        place(*given, {})
+    assert str(refused.value) == says
+
+
+@pytest.fixture
+def step(tmp_path: Path) -> dict[str, str]:
+    """What srun sets for node 1 of 2, and a scontrol that expands one list."""
+    scontrol = tmp_path / "scontrol"
+    scontrol.write_text(
+        '#!/bin/sh\n[ "$*" = "show hostnames gpu[07-08]" ] || { echo "Invalid hostlist: $3" >&2; exit 1; }\n'
+        "echo gpu07; echo gpu08\n"
+    )
+    scontrol.chmod(0o755)
+    return {
+        "PATH": f"{tmp_path}:/usr/bin:/bin",
+        "SLURM_JOB_ID": "4200123",
+        "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_NODELIST": "gpu[07-08]",
+        "SLURM_NODEID": "1",
+    }
+
+
+def test_within_a_step_of_slurm_the_place_is_read_from_its_variables(step: dict[str, str]) -> None:
+    assert place(None, None, None, step) == Place(nodes=2, node=1, host="gpu07", port=20123)
+
+
+def test_options_win_over_slurm(step: dict[str, str]) -> None:
+    assert place(2, 0, "here:29400", step) == Place(nodes=2, node=0, host="here", port=29400)
+    assert place(None, None, "here:29400", step) == Place(nodes=2, node=1, host="here", port=29400)
+    assert place(1, None, None, step) is None
+
+
+def test_outside_a_step_slurm_s_variables_mean_nothing(step: dict[str, str]) -> None:
+    del step["SLURM_STEP_NUM_NODES"]
+    assert place(None, None, None, {**step, "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "gpu[07-08]"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 node(s), but bench run starts the ranks"),
+        ({"SLURM_STEP_NUM_NODES": "1"}, "srun started 2 tasks on 1 node(s)"),
+        ({"SLURM_NODEID": ""}, "SLURM_NODEID is '' and should be a number"),
+        ({"SLURM_STEP_NODELIST": "odd"}, "scontrol show hostnames odd: Invalid hostlist: odd; give --rdzv HOST:PORT"),
+        ({"PATH": "/nowhere"}, "scontrol show hostnames gpu[07-08]: No such file or directory; give --rdzv HOST:PORT"),
+    ],
+)
+def test_a_step_of_slurm_that_makes_no_place_is_one_clear_error(
+    changed: dict[str, str], says: str, step: dict[str, str]
+) -> None:
+    with pytest.raises(PlaceError) as refused:
+        place(None, None, None, {**step, **changed})
+    assert str(refused.value).startswith(says)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("", 300.0)])
+def test_patience_is_set_by_the_environment(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", text)
+    assert Patience.as_set() == Patience(come_seconds=seconds)
+
+
+def test_patience_that_is_no_number_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "long")
+    with pytest.raises(PlaceError, match=r"^BENCH_NODE_SILENCE_SECONDS=long: write seconds, such as 30$"):
+        Patience.as_set()
+
+
+# --- ranks over nodes ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "ranks", "nodes", "devices", "taken"),
+    [
+        ("cpu", 1, 2, 2, 1),
+        ("cpu", 2, 2, 64, 2),
+        ("cpu", 3, 2, 64, 1),
+        ("cpu", 6, 4, 64, 3),
+        ("cuda", 8, 2, 8, 1),
+        ("cuda", 16, 2, 8, 2),
+        ("cuda", 12, 4, 8, 2),
+        ("cuda", 9, 4, 8, 3),
+        ("cuda", 16, 4, None, 4),
+    ],
+)
+def test_a_rung_takes_few_nodes_of_accelerators_and_many_of_cpus(
+    device: Any, ranks: int, nodes: int, devices: int | None, taken: int
+) -> None:
+    assert nodes_for(Toggles(device=device, world_size=ranks), nodes, devices) == taken
+
+
+@pytest.mark.parametrize(("ranks", "says"), [(32, "choose at most 16"), (9, "does not divide evenly")])
+def test_ranks_that_the_nodes_cannot_hold_are_unsupported(ranks: int, says: str) -> None:
+    with pytest.raises(UnsupportedToggle, match=says):
+        nodes_for(Toggles(device="cuda", world_size=ranks), 2, 8)
+
+
+def test_the_threads_of_a_node_are_shared_by_its_own_ranks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    two = Toggles(world_size=2)
+    assert environment(two, nodes=2)["OMP_NUM_THREADS"] == str(usable_cores())
+    assert environment(two)["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+
+
+def test_gloo_is_told_the_interface_unless_the_user_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GLOO_SOCKET_IFNAME", raising=False)
+    part = Part(nodes=2, node=1, host="here", port=1, interface="eth7")
+    assert part.environment == {"GLOO_SOCKET_IFNAME": "eth7"}
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    assert part.environment == {}
+
+
+def test_a_machine_of_several_nodes_is_a_machine_of_its_own() -> None:
+    both = MACHINE.model_copy(update={"nodes": 2})
+    assert both.machine == f"{MACHINE.machine}-2nodes"
+
+
+def test_the_caption_says_which_rungs_took_several_nodes() -> None:
+    machine = MACHINE.model_copy(update={"nodes": 2})
+    wide = record("wide", 1, environment=machine)
+    wide = wide.model_copy(update={"toggles": ToggleValues(all=wide.toggles.all, resolved={"nodes": 2})})
+    lines = caption(scoreboard([record(environment=machine), wide]))
+    assert lines[0].startswith("2 nodes, each: NVIDIA H100")
+    assert lines[1] == "Ranks on more than one node: wide on 2."
+
+
+# --- who may take part -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder("[{name: two, set: {world_size: 2}}]"))
+
+
+def at(node: int, port: int, nodes: int = 2) -> Place:
+    return Place(nodes=nodes, node=node, host="127.0.0.1", port=port)
+
+
+@pytest.fixture
+def notes() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def team(ladder: Ladder, notes: list[str]) -> Iterator[Team]:
+    """Node 0 of two, on this host."""
+    here = at(0, free_port())
+    with Team(here, described(here, ladder, "da7a", MACHINE), QUICK, Stop(), notes.append) as team:
+        yield team
+
+
+def hello(team: Team, ladder: Ladder, node: int = 1, nodes: int = 2, **changes: Any) -> dict[str, Any]:
+    return described(at(node, team.place.port, nodes), ladder, "da7a", MACHINE.model_copy(update=changes))
+
+
+def knock(team: Team, message: dict[str, Any], what: str = "hello") -> Link:
+    link = connect(team.place, QUICK.silence_seconds)
+    assert link is not None
+    link.send(what, **message)
+    return link
+
+
+def answer(link: Link) -> dict[str, Any]:
+    (message,) = link.receive(5.0)
+    return message
+
+
+def test_a_node_that_is_alike_is_taken_in(team: Team, ladder: Ladder) -> None:
+    link = knock(team, hello(team, ladder))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+    assert team.absent(2) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"torch": "2.12.0"}, "torch is 2.12.0 there and 2.11.0 on node 0"),
+        ({"chip": "NVIDIA A100"}, "the chip is NVIDIA A100 there and NVIDIA H100 80GB HBM3 on node 0"),
+        ({"device_count": 4}, "the number of devices is 4 there and 1 on node 0"),
+        ({"code_hash": "0ther"}, "the code of gpt2/ and bench/ (hash) is 0ther there and c0de on node 0"),
+        ({"versions": {"cuda": "12.8"}}, "cuda is 12.8 there and 13.0 on node 0"),
+    ],
+)
+def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
+    changes: dict[str, Any], difference: str, team: Team, ladder: Ladder
+) -> None:
+    link = knock(team, hello(team, ladder, **changes))
+    with pytest.raises(PlaceError) as refused:
+        team.gather(2)
+    line = f"node 1 of 2 does not fit: {difference}; run the same command from the same files on every node"
+    assert str(refused.value) == line
+    assert answer(link) == {"what": "refused", "why": line}
+
+
+@pytest.mark.parametrize(
+    ("changes", "difference"),
+    [
+        ({"data": "0ther"}, "the text (sha256) is 0ther there and da7a on node 0"),
+        ({"nodes": 3}, "--nnodes is 3 there and 2 on node 0"),
+        ({"node": 0}, "--node-rank 0 is node 0's own"),
+        ({"ladder": "f" * 64}, "the ladder's workload or toggles (hash) is ffffffffffff there and "),
+        ({"protocol": {"blocks": 5}}, "protocol.min_warmup_steps is None there and 3 on node 0"),
+        ({"environment": {"chip": 7}}, "what it says of its machine cannot be read here"),
+    ],
+)
+def test_another_task_or_place_is_refused(
+    changes: dict[str, Any], difference: str, team: Team, ladder: Ladder
+) -> None:
+    knock(team, {**hello(team, ladder), **changes})
+    with pytest.raises(PlaceError) as refused:
+        team.gather(2)
+    assert difference in str(refused.value)
+
+
+def test_more_rounds_on_one_node_are_no_difference(team: Team, write_ladder) -> None:
+    more = load(write_ladder("[{name: two, set: {world_size: 2}}]", repeats=9))
+    link = knock(team, hello(team, more))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+    assert team.absent(2) is None
+
+
+@pytest.mark.parametrize(
+    "said", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"what": "hello"}\n', b"\xff\xfe\n", b"[" * 9999]
+)
+def test_a_stranger_at_the_port_is_sent_away_and_the_nodes_still_come(said: bytes, team: Team, ladder: Ladder) -> None:
+    stranger = socket.create_connection(("127.0.0.1", team.place.port))
+    stranger.sendall(said)
+    stranger.shutdown(socket.SHUT_WR)
+    link = knock(team, hello(team, ladder))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+    stranger.settimeout(5.0)
+    assert stranger.recv(100) == b""
+
+
+def test_a_stranger_that_is_gone_at_once_disturbs_nobody(team: Team, ladder: Ladder) -> None:
+    stranger = socket.create_connection(("127.0.0.1", team.place.port))
+    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a port scanner resets it
+    stranger.close()
+    link = knock(team, hello(team, ladder))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+
+
+def test_devices_of_other_names_are_no_difference(team: Team, ladder: Ladder) -> None:
+    link = knock(team, hello(team, ladder, variables={"CUDA_VISIBLE_DEVICES": "GPU-77"}))
+    team.gather(2)
+    assert answer(link) == {"what": "welcome"}
+
+
+def test_a_node_that_is_lost_may_come_back_but_not_twice(team: Team, ladder: Ladder, notes: list[str]) -> None:
+    first = knock(team, hello(team, ladder))
+    team.gather(2)
+    answer(first)
+    first.close()
+    assert team.absent(2) == "node 1 of 2 was lost: its connection was closed"
+    second = knock(team, hello(team, ladder))
+    assert wait_for(lambda: team.absent(2) is None)
+    third = knock(team, hello(team, ladder))
+    assert wait_for(lambda: not team.absent(2) and "another node with --node-rank 1 is here already" in notes[-1])
+    assert [answer(link)["what"] for link in (second, third)] == ["welcome", "refused"]
+
+
+def wait_for(condition: Any, seconds: float = 5.0) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_a_port_in_use_is_one_clear_error(team: Team, ladder: Ladder) -> None:
+    with pytest.raises(PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"):
+        Team(team.place, {}, QUICK, Stop(), print)
+
+
+def test_an_address_of_another_machine_is_one_clear_error() -> None:
+    elsewhere = Place(nodes=2, node=0, host="192.0.2.7", port=29400)
+    with pytest.raises(PlaceError, match="is no address of this machine, and --node-rank 0 is to be there"):
+        Team(elsewhere, {}, QUICK, Stop(), print)
+
+
+def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: [found])
+    with listen(Place(nodes=2, node=0, host="gpu07", port=free_port())) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
+
+
+# --- a follower ------------------------------------------------------------------------------------------------------
+
+
+class Silent:
+    def note(self, text: str) -> None: ...
+    def waiting(self, what: str) -> None: ...
+    def started(self, task: Task, rounds: int, seconds_left: float | None) -> None: ...
+    def working(self, phase: str, steps: int, tps: float | None) -> None: ...
+    def finished(self, record: Record) -> None: ...
+
+
+def follower(team: Team, ladder: Ladder, scratch: Path, stop: Stop | None = None) -> Follower:
+    link = connect(team.place, QUICK.silence_seconds)
+    assert link is not None
+    asked = Answer(environment=MACHINE, memory_bytes={})
+    processes = Processes(ladder, Options(), scratch, "r", asked, Silent())
+    return Follower(ladder, at(1, team.place.port), link, processes, Silent(), stop or Stop())
+
+
+def farewell_of(follower: Follower, message: dict[str, Any], meanwhile: Any) -> Farewell:
+    """How the follower ends, which runs in a thread of its own."""
+    ends: list[Farewell] = []
+
+    def follow() -> None:
+        try:
+            follower.follow(message)
+        except Farewell as farewell:
+            ends.append(farewell)
+
+    thread = threading.Thread(target=follow)
+    thread.start()
+    meanwhile()
+    thread.join(10)
+    (farewell,) = ends
+    return farewell
+
+
+@pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
+def test_a_follower_ends_as_node_0_says(code: int, why: str, team: Team, ladder: Ladder, tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        team.gather(2)
+        team.send_home(code, why)
+
+    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
+    assert (farewell.exit_code, str(farewell)) == (code, why)
+
+
+def test_a_follower_that_loses_node_0_says_so_and_fails(team: Team, ladder: Ladder, tmp_path: Path) -> None:
+    def meanwhile() -> None:
+        team.gather(2)
+        team.links[1].close()  # as a killed process leaves it
+
+    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
+    assert (farewell.exit_code, str(farewell)) == (6, "node 0 of 2 was lost: its connection was closed")
+
+
+def test_an_interruption_on_a_follower_is_one_of_the_run(team: Team, ladder: Ladder, tmp_path: Path) -> None:
+    stop = Stop()
+
+    def meanwhile() -> None:
+        team.gather(2)
+        stop.asked = True
+        assert wait_for(lambda: team.asked)
+
+    farewell = farewell_of(follower(team, ladder, tmp_path, stop), hello(team, ladder), meanwhile)
+    assert farewell.exit_code == 130
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, "command": "rm"},
+        {"kind": "cumulative", "rung": "other", "repetition": 1, "nodes": 2, "port": 1},
+        {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 3, "port": 1},
+        {"kind": "odd", "rung": "two", "repetition": 1, "nodes": 2, "port": 1},
+    ],
+)
+def test_a_follower_runs_nothing_that_its_own_ladder_does_not_have(
+    order: dict[str, Any], team: Team, ladder: Ladder, tmp_path: Path
+) -> None:
+    def meanwhile() -> None:
+        team.gather(2)
+        team.links[1].send("task", **order)
+
+    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
+    assert (farewell.exit_code, str(farewell)) == (6, "node 0 of 2 asked for what this ladder does not have")
+    assert not list(tmp_path.glob("*.log"))
+
+
+# --- whose fault it was ----------------------------------------------------------------------------------------------
+
+OK = Outcome(status="ok")
+PEER = Outcome(status="failed", error="RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711\ntail")
+KILLED = Outcome(status="failed", error="killed by SIGKILL: last words\ntail")
+MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of memory")
+ENDED = Outcome(status="interrupted", error="by the user")
+LATE = Outcome(status="timeout", error="took longer than protocol.timeout_seconds 9")
+LOST = Outcome(status="failed", error="was lost: connection reset by peer")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "status", "first"),
+    [
+        (PEER, KILLED, "failed", "node 1 of 2: killed by SIGKILL: last words"),
+        (KILLED, PEER, "failed", "node 0 of 2: killed by SIGKILL: last words"),
+        (PEER, MEMORY, "out_of_memory", "node 1 of 2: OutOfMemoryError: CUDA out of memory"),
+        (MEMORY, PEER, "out_of_memory", "node 0 of 2: OutOfMemoryError: CUDA out of memory"),
+        (ENDED, KILLED, "failed", "node 1 of 2: killed by SIGKILL: last words"),
+        (LATE, PEER, "timeout", "node 0 of 2: took longer than protocol.timeout_seconds 9"),
+        (PEER, LOST, "failed", "node 1 of 2: was lost: connection reset by peer"),
+        (ENDED, LOST, "failed", "node 1 of 2: was lost: connection reset by peer"),
+    ],
+)
+def test_the_side_that_was_the_cause_is_named_first(mine: Outcome, theirs: Outcome, status: str, first: str) -> None:
+    found = verdict(at(0, 1), mine, {1: theirs})
+    assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
+
+
+def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
+    found = verdict(at(0, 1), OK, {1: KILLED})
+    assert (found.status, found.warnings) == ("ok", ["after the window: node 1 of 2: killed by SIGKILL: last words"])
+
+
+def test_what_another_node_noticed_is_among_the_warnings() -> None:
+    found = verdict(at(0, 1), OK, {1: Outcome(status="ok", warnings=["GPU 3 throttles"])})
+    assert found.warnings == ["node 1: GPU 3 throttles"]
+
+
+# --- a node that never comes -----------------------------------------------------------------------------------------
+
+
+def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = load(write_ladder("[{name: two, set: {world_size: 2}}, {name: one, set: {world_size: 1}}]"))
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={}))
+    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
+    options = Options(out=tmp_path / "results", place=at(0, free_port()))
+    path = runner.run(ladder, options, Silent()).path
+    two, one = read(path)[0]
+    assert (two.status, two.error, two.exit_code) == ("failed", "node 1 of 2 did not come within 0.3 s", None)
+    assert one.status == "ok", one.error
+    assert (two.environment.nodes, one.environment.nodes) == (2, 2)
+    assert path.parent.name.endswith("-2nodes")
+    assert "--nnodes 2 --node-rank NODE --nproc-per-node 1 --master-addr HOST --master-port PORT" in two.command
+    assert "torch.distributed.run" not in one.command
