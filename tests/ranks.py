@@ -103,11 +103,10 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     if question.get("proofs"):
         findings = prove(training, profile(lambda: next(training), training.device))
         result["proofs"] = {name: [finding.took_effect, finding.evidence] for name, finding in findings.items()}
-        result["after"] = next(training).loss.item()
     if question.get("gradients"):
         assert training.micro_batch is not None
         result["gradient_difference"] = gradient_difference(training, *training.micro_batch)
-        result["after"] = next(training).loss.item()
+    result["after"] = next(training).loss.item()
     return result
 
 
