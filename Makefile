@@ -11,7 +11,7 @@ test: .venv/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 # torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.
 test-xla: .venv-xla/.ready
