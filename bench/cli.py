@@ -39,6 +39,10 @@ app = typer.Typer(
 )
 
 
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What some clusters set for a program that is one rank of theirs; here each rung has ranks of its own."""
+
+
 def _version(asked: bool) -> None:
     if asked:
         from importlib.metadata import version
@@ -58,6 +62,8 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
+    for name in FOREIGN:
+        os.environ.pop(name, None)
     try:
         app()
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for

@@ -7,11 +7,13 @@ rungs, and words on how they ended. What one rung over several nodes comes to is
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import select
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -66,8 +68,17 @@ def described(place: Place, ladder: Ladder, data_sha256: str, environment: Envir
         "ladder": ladder.hash,
         "protocol": protocol,
         "data": data_sha256,
+        "host": _boot(),
         "environment": alike.model_dump(mode="json"),
     }
+
+
+def _boot() -> str | None:
+    """Of the system that runs, the same for all that runs in it, namespaces included; None where it does not tell."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+        return hashlib.sha256(boot.encode()).hexdigest()[:12]
+    return None
 
 
 def difference(here: dict[str, Any], there: dict[str, Any]) -> str | None:
@@ -110,6 +121,8 @@ class Team:
         """Of those that are not here, why; of those that are, it does not matter."""
         self.hosts = {place.host: "HOST"}
         """Names for addresses, which belong into no record."""
+        self.shared: set[int] = set()
+        """Nodes that are the same machine as this one."""
         self.interrupted_by: int | None = None
         """The node where the user asked for an end, if it is another than this."""
         self._here, self._patience, self._stop, self._note = here, patience, stop, note
@@ -221,6 +234,8 @@ class Team:
         if not why:
             link.send("welcome")
             self.links[node] = link
+            if message.get("host") is not None and message.get("host") == self._here["host"]:
+                self.shared.add(node)
             self.hosts |= {link.own_host: "node 0", link.other_host: f"node {node}"}
             return self._note(f"{self.place.called(node)} is here")
         why = f"{self.place.called(node)} does not fit: {why}; run the same command from the same files on every node"

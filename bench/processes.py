@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -115,7 +116,12 @@ class Processes:
             return Observed(outcome=Outcome(status="failed", error=absent))
         joint = Joint(team, task, nodes)
         seen = self.observe(task, joint, joint.part)
-        return replace(seen, outcome=joint.conclude(seen.outcome))
+        outcome = joint.conclude(seen.outcome)
+        if shared := sorted(team.shared.intersection(range(nodes))):
+            who = ", ".join(map(str, [0, *shared]))
+            one = f"nodes {who} are one machine and share its cores: this is not the speed of several machines"
+            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, one]})
+        return replace(seen, outcome=outcome)
 
     def observe(self, task: Task, stop: Ending, part: Part | None = None) -> Observed:
         """Run this node's processes of a task, and see how they end and what the machine does meanwhile."""
@@ -145,10 +151,12 @@ class Processes:
         ended = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
+        machine = outcome.environment or self.asked.environment
+        on_cpu = machine.versions.get("xla_backend") == "CPU"
         noticed = warnings(
             before,
             _under_load(during, after),
-            device=toggles.device,
+            device=HOST if on_cpu else toggles.device,
             threads=threads(toggles, nodes),
             ranks=toggles.processes // nodes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
@@ -290,6 +298,9 @@ TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
 def anonymous(text: str) -> str:
     """Without the names of this host and of the places where this user keeps his files: results are to be shared."""
     text = TORCHRUNS_HOST.sub(r"\1HOST", text)
+    host = socket.gethostname()
+    if host not in ("", "localhost"):
+        text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
     for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
         text = text.replace(place, name) if len(place) > 1 else text
     return text

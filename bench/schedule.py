@@ -55,12 +55,14 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     """`rung` as a process of this kind trains it; None where there is no such thing.
 
     alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung before,
-    accumulating as many tokens per step as this one takes. control and cumulative: as it is. Raises LadderError where
-    the toggles make no whole.
+    or of a first rung on several ranks itself on one, accumulating as many tokens per step as this one takes. control
+    and cumulative: as it is. Raises LadderError where the toggles make no whole.
     """
     if kind not in (*ABLATION, "parity"):
         return rung
     before = ladder.rungs[rung.index - 1].toggles if rung.index else None
+    if before is None and kind == "parity" and rung.toggles.world_size > 1:
+        before = replace(rung.toggles, world_size=1, sharding="none")
     if before is None:
         return None
     if kind == "parity":
@@ -162,8 +164,10 @@ class Schedule:
         if protocol.repeats > 1 or protocol.until is not None:
             self._each.append(self._control)
         self._once: list[tuple[Kind, Rung]] = []
-        sizes = {self.rungs[0].toggles.tokens_per_step(1)}
-        for rung in self.rungs[1:]:
+        first = self.rungs[0]
+        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks itself.
+        sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
+        for rung in self.rungs:
             size = rung.toggles.tokens_per_step(1)
             child = variant(self.ladder, rung, "parity") if size not in sizes else None
             sizes.add(size)

@@ -43,6 +43,17 @@ VARIABLES = (
     "NCCL_ALGO",
     "NCCL_PROTO",
     "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_NVLS_ENABLE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "PJRT_DEVICE",
+    "XLA_FLAGS",
+    "XLA_USE_BF16",
+    "XLA_DOWNCAST_BF16",
+    "LIBTPU_INIT_ARGS",
+    "TPU_VISIBLE_CHIPS",
 )
 # Why a GPU's clock is held down, by the bits of nvml.h. Bit 0, idle, is no reason.
 THROTTLE_REASONS = {

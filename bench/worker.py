@@ -162,7 +162,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
     if progress:
         progress("proofs", len(window.history), None)
-    if toggles.processes > 1:
+    if toggles.processes > 1 and not toggles.shards_gradients:  # no shard has a second rank that it could differ from
         what = "whether all ranks hold the same weights could not be told"
         facts["ranks_agree"] = _optional(lambda: _ranks_agree(steps), what, warnings)
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}

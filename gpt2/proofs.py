@@ -30,8 +30,8 @@ class Finding:
     evidence: str
 
 
-EXACT_PRODUCT = 1e-5
-"""A float32 product's relative error is about 3e-7; that of TF32 4e-4, of bfloat16 2e-3."""
+EXACT_PRODUCT = 1.5e-6
+"""A float32 product's relative error is about 3e-7; as three bfloat16 products 4e-6, TF32 4e-4, bfloat16 2e-3."""
 
 
 def device(seen: Seen) -> Finding:
@@ -39,7 +39,9 @@ def device(seen: Seen) -> Finding:
     there = sum(parameter.device.type == seen.toggles.device for parameter in parameters)
     kernels = sum(op.on_device for op in seen.ops)
     ran = f"; {kernels:,} kernels ran there" if kernels else ""
-    return Finding(there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie there{ran}")
+    backend = seen.training.device.versions().get("xla_backend")
+    where = f"there, by XLA's backend for {backend}" if backend else "there"
+    return Finding(there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie {where}{ran}")
 
 
 def autocast(seen: Seen) -> Finding:
@@ -190,7 +192,11 @@ def world_size(seen: Seen) -> Finding:
     if seen.toggles.processes < seen.toggles.world_size:
         assert seen.training.micro_batch is not None
         devices = seen.training.device.spread(seen.training.micro_batch[0])
-        return Finding(devices == seen.toggles.world_size, f"the rows of a batch lie on {_count(devices, 'device')}")
+        launched = seen.training.device.launches()
+        together = launched is not None and 0 < launched.together == launched.programs
+        ran = "all programs ran on all of them" if together else "not all programs ran on all of them"
+        right = devices == seen.toggles.world_size and together
+        return Finding(right, f"the rows of a batch lie on {_count(devices, 'device')}; {ran}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
     kind, name = ("reduce_scatter", "reduce-scatter") if seen.toggles.shards_gradients else ("allreduce", "all-reduce")

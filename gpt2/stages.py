@@ -126,7 +126,9 @@ def precision(
     import torch
 
     dtype = getattr(torch, toggles.autocast)
-    scaler = torch.amp.GradScaler(device.torch_device.type, enabled=toggles.autocast == "float16")
+    # torch's own first scale, 2**16, may overflow on GPT-2's first gradients, and cost its first step.
+    enabled = toggles.autocast == "float16"
+    scaler = torch.amp.GradScaler(device.torch_device.type, init_scale=2.0**13, enabled=enabled)
     if dtype == torch.float32:
         return contextlib.nullcontext, scaler
     return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler

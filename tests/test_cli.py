@@ -46,6 +46,15 @@ def test_only_the_named_rungs_run(write_ladder, tmp_path: Path) -> None:
     assert found.toggles.all["attention"] == "sdpa"
 
 
+def test_what_a_cluster_says_of_its_own_ranks_is_not_taken_for_ours(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {"WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
+        monkeypatch.setenv(name, value)
+    done = bench("run", write_ladder("[{name: a}]"), "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
     done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
@@ -126,6 +135,7 @@ def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline and not any(f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")):
         time.sleep(0.2)
+    time.sleep(1.0)  # into the next process: what has ended by then stands
     process.send_signal(signal.SIGINT)
     out, error = process.communicate(timeout=60)
     assert process.returncode == 130, error

@@ -382,7 +382,7 @@ def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.Mon
 
 def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_xla", None)  # importing it fails then, wherever the tests run
-    with pytest.raises(UnsupportedToggle, match=r"torch_xla does not load .*pip install -e '.\[xla\]'"):
+    with pytest.raises(UnsupportedToggle, match=r"torch_xla does not load .*pip install -e '.\[tpu\]'"):
         Xla()
 
 
@@ -441,3 +441,31 @@ def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
     assert device.refuses("world_size", value) == ("a batch is spread over all of the 8 device(s) here; choose 1 or 8")
     assert device.refuses("world_size", 8) is None
     assert device.refuses("world_size", 1) is None
+
+
+def test_what_a_gpu_is_given_lies_pinned_in_one_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With gaps between rows, as inputs and targets cut from one array have, the copy would not be queued."""
+    Turing.install(monkeypatch)
+    pinned: list[bool] = []
+    monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tokens: pinned.append(tokens.is_contiguous()) or tokens)
+    rows = torch.arange(20).view(2, 10)
+    (batch,) = Cuda().feed([(rows[:, :-1], rows[:, 1:])])
+    assert pinned == [True, True]
+    assert batch[1].tolist() == rows[:, 1:].tolist()
+
+
+def test_a_tpu_that_something_else_holds_is_unsupported_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def device() -> None:
+        raise RuntimeError("Unable to initialize backend: /dev/accel0 is in use\nmore")
+
+    def module(**contents: object) -> SimpleNamespace:
+        return SimpleNamespace(__path__=[], **contents)
+
+    monkeypatch.setitem(sys.modules, "torch_xla", module(device=device))
+    for name in ("_internal", "_internal.tpu", "backends", "core", "core.xla_model", "debug", "debug.metrics"):
+        monkeypatch.setitem(sys.modules, f"torch_xla.{name}", module())
+    for name in ("distributed", "distributed.spmd"):
+        monkeypatch.setitem(sys.modules, f"torch_xla.{name}", module())
+    with pytest.raises(UnsupportedToggle, match=r"in use\); end what else holds it"):
+        Xla()

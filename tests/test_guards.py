@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -228,3 +229,24 @@ def test_ranks_that_agree_or_were_not_asked_have_nothing_held_against_them() -> 
 def test_other_text_under_the_same_name_is_not_compared() -> None:
     row = second(record("b", 1, data_sha256="other"))
     assert (row.status, row.error) == ("not_comparable", "text other, but da7a for baseline")
+
+
+def float16(norms: list[float], losses: list[float]) -> Row:
+    half = replace(CUDA, autocast="float16")
+    found = measurement(losses=losses, grad_norms=norms, skipped_steps=norms.count(math.inf))
+    return second(record("b", 1, toggles=half, measurement=found))
+
+
+def test_losses_after_a_step_that_the_scaler_skipped_are_held_to_nothing_and_the_rung_is_not_the_fastest() -> None:
+    row = float16([1.0, math.inf, 1.0, 1.0], [10.9, 10.5, 10.5, 10.2])  # one step behind from there on
+    assert row.status == "ok"
+    assert row.doubts == ("its losses are held to others for 2 steps only: float16's scaler skipped the last of them",)
+
+
+def test_a_first_step_that_the_scaler_skipped_leaves_its_loss_to_be_held() -> None:
+    assert float16([math.inf, 1.0, 1.0, 1.0], [10.9, 10.9, 10.5, 10.2]).status == "ok"
+    assert float16([math.inf, 1.0, 1.0, 1.0], [11.9, 11.9, 10.5, 10.2]).status == "parity_failed"
+
+
+def test_losses_before_a_skipped_step_are_held_as_ever() -> None:
+    assert float16([1.0, 1.0, math.inf, 1.0], [10.9, 11.5, 10.2, 10.2]).status == "parity_failed"

@@ -90,7 +90,8 @@ def test_two_ranks_train_as_one_however_they_share_and_every_toggle_is_proved(
     assert loss_difference(mean_losses(answers), alone["losses"]) <= tolerance.losses
     assert loss_difference(first["grad_norms"][:1], alone["grad_norms"]) <= tolerance.first_grad_norm
     assert first["grad_norms"] == second["grad_norms"]  # one gradient, the same everywhere
-    assert first["ranks_agree"] is second["ranks_agree"] is True
+    if not toggles.shards_gradients:  # no shard has a second rank that it could differ from
+        assert first["ranks_agree"] is second["ranks_agree"] is True
     assert {n: f for a in answers for n, f in a["proofs"].items() if not f[0]} == {}
 
 
@@ -109,12 +110,20 @@ def test_after_some_steps_the_weights_are_those_of_one_rank_alone(
         assert np.abs(np.subtract(found, expected)).max() < 1e-3 * WORKLOAD.lr * STEPS
 
 
+@pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])
 def test_compiled_ranks_train_as_eager_ones_and_their_gradients_agree(
-    sharding: str, pair: Ranks, alone: dict[str, list]
+    sharding: str, accumulated: int, pair: Ranks, alone: dict[str, list]
 ) -> None:
     recompute = "none" if sharding == "none" else "block"  # whose blocks are compiled each for itself
-    toggles = replace(TWO, sharding=sharding, compile="default", recompute=recompute)
+    toggles = replace(
+        TWO,
+        sharding=sharding,
+        compile="default",
+        recompute=recompute,
+        micro_batch_size=TWO.micro_batch_size // accumulated,
+        grad_accum_steps=accumulated,
+    )
     answers = pair.ask(toggles, WORKLOAD, steps=STEPS, proofs=True, gradients=True)
     assert loss_difference(mean_losses(answers), alone["losses"]) <= LOSS_TOLERANCE["float32"].losses
     assert {n: f for a in answers for n, f in a["proofs"].items() if not f[0]} == {}

@@ -695,6 +695,14 @@ def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:
     assert "those of a rung alike on one rank: r2 over r1; r3 over r1." in to_markdown(board)
 
 
+def test_steps_that_grow_by_more_than_the_ranks_have_no_efficiency() -> None:
+    one, eight = BF16, replace(BF16, world_size=8)
+    accumulating = replace(eight, grad_accum_steps=8)
+    speeds = ((one, 1000.0), (eight, 6000.0), (accumulating, 8400.0))
+    board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
+    assert [row.efficiency and row.efficiency.value for row in board.rows] == [None, pytest.approx(0.75), None]
+
+
 def test_another_model_on_the_same_ladder_is_another_scoreboard(tmp_path: Path) -> None:
     medium = asdict(Workload(model="gpt2-medium"))
     append(tmp_path / "a.jsonl", record())

@@ -219,3 +219,11 @@ def test_only_a_rung_that_changes_the_tokens_per_step_has_a_parity_child_and_onl
     schedule = Schedule(ladder, ladder.rungs)
     assert [task.title for task in schedule.round(1) if task.kind == "parity"] == ["c (parity)"]
     assert [task.title for task in schedule.round(2) if task.kind == "parity"] == []
+
+
+def test_a_first_rung_on_several_ranks_is_held_to_one_rank(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {world_size: 4, sharding: zero1}}, {name: b, set: {adamw: fused}}]"))
+    schedule = Schedule(ladder, ladder.rungs)
+    (child,) = [task for task in schedule.round(1) if task.kind == "parity"]
+    assert child.title == "a (parity)"
+    assert child.rung.toggles == Toggles(grad_accum_steps=4)

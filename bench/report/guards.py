@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields
 
 from bench.record import Measurement, Record
-from bench.stats import loss_difference
+from bench.stats import PARITY_STEPS, loss_difference
 from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Toggles
 
 
@@ -71,11 +72,19 @@ def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, flo
     """The largest relative differences, over all processes, by what differs: a field of LossTolerance."""
     expected = next(r.measurement for r in reference if r.measurement)
     found = [r.measurement for r in rung if r.measurement]
-    return {
-        "first_loss": max(loss_difference(each.losses[:1], expected.losses) for each in found),
-        "first_grad_norm": max(loss_difference(each.grad_norms[:1], expected.grad_norms) for each in found),
-        "losses": max(loss_difference(each.losses, expected.losses) for each in found),
-    }
+    alike = min(_comparable(each, expected) for each in found)
+    differences = {"first_loss": max(loss_difference(each.losses[:1], expected.losses) for each in found)}
+    if alike > 1:
+        norms = (loss_difference(each.grad_norms[:1], expected.grad_norms) for each in found)
+        differences["first_grad_norm"] = max(norms)
+    differences["losses"] = max(loss_difference(each.losses[:alike], expected.losses) for each in found)
+    return differences
+
+
+def _comparable(*sides: Measurement) -> int:
+    """How many of the first losses both have trained alike for: a step that float16's scaler skips sets one back."""
+    skips = [n for each in sides if each.skipped_steps for n, x in enumerate(each.grad_norms) if not math.isfinite(x)]
+    return min(skips, default=PARITY_STEPS - 1) + 1
 
 
 def _other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> str | None:
@@ -85,9 +94,10 @@ def _other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> s
     for what, difference in parity(rung, reference).items():
         allowed = max(getattr(each, what) for each in classes)
         if not difference <= allowed:
-            whose = (
-                reference[0].rung if reference[0].kind != "parity" else "the rung before, accumulating as many tokens"
-            )
+            whose = reference[0].rung
+            if reference[0].kind == "parity":
+                one = "the rung before" if reference[0].rung_index else "one rank"
+                whose = f"{one}, accumulating as many tokens"
             name = {"first_loss": "the first loss", "first_grad_norm": "the first gradient norm", "losses": "a loss"}
             shares = [f"{100 * share:.2g}%" for share in (difference, allowed)]
             return f"{name[what]} by {shares[0]} from {whose}'s; the number formats explain {shares[1]}"
@@ -162,6 +172,10 @@ def doubts(
     result = _lost(rung, before)
     if not reference:
         result.append("its losses are held to nothing: no other process took steps of that size")
+    elif (held := min(_comparable(each) for each in found)) < PARITY_STEPS:
+        result.append(
+            f"its losses are held to others for {held} steps only: float16's scaler skipped the last of them"
+        )
     if toggles_of(rung).compile != "eager" and all(each.gradient_difference is None for each in found):
         result.append("its compiled gradients were not held to eager ones")
     return tuple(result)

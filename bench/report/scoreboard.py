@@ -250,14 +250,18 @@ def _row(
 
 
 def _on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
-    """The rung that trains on one rank what these toggles train on several, but for the accumulation."""
+    """The rung that trains on one rank what these toggles train on several: the same step, or the same for each."""
 
     def alike(of: Toggles) -> Toggles:
         return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
 
+    def as_large(of: Toggles) -> bool:
+        """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges differently."""
+        return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(1) == toggles.tokens_per_step(1)
+
     if toggles.world_size == 1:
         return None
-    single = [rung for rung in above if toggles_of(rung).world_size == 1]
+    single = [rung for rung in above if toggles_of(rung).world_size == 1 and as_large(toggles_of(rung))]
     return next((rung for rung in single if alike(toggles_of(rung)) == alike(toggles)), None)
 
 

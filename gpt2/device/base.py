@@ -51,6 +51,8 @@ class Launches:
 
     programs: int
     """Compiled programs run; one for each optimiser step is as it should be."""
+    together: int
+    """Those of them that all devices ran together."""
     reads: int
     """Values that the host fetched from the device, each of which waits for it."""
 

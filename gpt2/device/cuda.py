@@ -37,8 +37,8 @@ class Cuda(Device):
             return f"{self.chip()} has no bfloat16 units (Ampere and later have); choose float16"
         if (toggle, value) == ("matmul_precision", "high") and not ampere:
             return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
-        if (toggle, value) == ("attention", "flash") and not ampere:
-            return f"{self.chip()} is older than FlashAttention's kernels (Ampere and later); choose efficient"
+        if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
+            return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
             return self._too_many_ranks()  # on this machine; others may hold more
         return None
@@ -61,14 +61,14 @@ class Cuda(Device):
     def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         def pinned(batch: Batch) -> Batch:
             torch.cuda.set_device(self.torch_device)  # each thread has its own; the first device else gets a context
-            return batch[0].pin_memory(), batch[1].pin_memory()
+            return _pinned(batch[0]), _pinned(batch[1])
 
         return Prefetched(batches, pinned)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
         # What feed() pinned is left as it is.
-        return tokens.pin_memory().to(self.torch_device, non_blocking=True)
+        return _pinned(tokens).to(self.torch_device, non_blocking=True)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)
@@ -118,7 +118,16 @@ class Cuda(Device):
         import pynvml  # the NVIDIA driver's own library; needed on NVIDIA machines only
 
         found = {"cuda": str(torch.version.cuda), "cudnn": str(torch.backends.cudnn.version())}
+        if torch.distributed.is_nccl_available():
+            from torch.cuda import nccl
+
+            found["nccl"] = ".".join(map(str, nccl.version()))
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlInit()
             found["driver"] = str(pynvml.nvmlSystemGetDriverVersion())
         return found
+
+
+def _pinned(tokens: torch.Tensor) -> torch.Tensor:
+    """In pinned memory and in one piece: with gaps between its rows a tensor is copied by way of pageable memory."""
+    return tokens.contiguous().pin_memory()

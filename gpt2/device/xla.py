@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import re
 from collections.abc import Collection
 from importlib.metadata import PackageNotFoundError, version
@@ -33,20 +34,32 @@ class Xla(Device):
     lazy = True
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
+        chosen = "PJRT_DEVICE" in os.environ  # which torch_xla sets itself if nobody has
         try:
             import torch_xla
+            import torch_xla._internal.tpu
             import torch_xla.backends
             import torch_xla.core.xla_model
             import torch_xla.debug.metrics
             import torch_xla.distributed.spmd
         except ImportError as error:
-            reason = f"torch_xla does not load ({error}); choose cpu, or pip install -e '.[xla]'"
+            reason = (
+                f"torch_xla does not load ({error}); choose cpu, or pip install -e '.[tpu]', '.[xla]' without a TPU"
+            )
             raise UnsupportedToggle("device", "xla", reason) from None
         self._xla = torch_xla
         if toggles.world_size > 1:
             torch_xla.runtime.use_spmd()
-        self.torch_device = torch_xla.device()
+        try:
+            self.torch_device = torch_xla.device()
+        except RuntimeError as error:
+            told = str(error).strip().splitlines()[0]
+            reason = f"XLA cannot open it ({told}); end what else holds it, such as a notebook, or choose cpu"
+            raise UnsupportedToggle("device", "xla", reason) from None
         self._on_cpu = torch_xla.runtime.device_type() == "CPU"
+        if self._on_cpu and not chosen and torch_xla._internal.tpu.num_available_chips():
+            reason = "there is a TPU, but no libtpu to use it by; pip install -e '.[tpu]', or choose PJRT_DEVICE=CPU"
+            raise UnsupportedToggle("device", "xla", reason)
         self.shared_by_ranks = self._on_cpu  # virtual devices of one and the same CPU
         self._found = torch_xla.runtime.global_runtime_device_count()
         self._spread = None
@@ -89,9 +102,8 @@ class Xla(Device):
         def times(name: str) -> int:
             return (self._xla.debug.metrics.metric_data(name) or (0,))[0]
 
-        # Under SPMD they go by another name.
-        programs = times("ExecuteTime") + times("ExecuteReplicatedTime")
-        return Launches(programs=programs, reads=times("TransferFromDeviceTime"))
+        alone, together = times("ExecuteTime"), times("ExecuteReplicatedTime")
+        return Launches(programs=alone + together, together=together, reads=times("TransferFromDeviceTime"))
 
     def set_matmul_precision(self, precision: str) -> None:
         backends = self._xla.backends
