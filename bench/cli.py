@@ -5,10 +5,11 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import here
 from bench.options import (
     Ablate,
     LadderFile,
@@ -23,10 +24,9 @@ from bench.options import (
     load_as_asked,
     names,
 )
+from bench.terminal import console, fail
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from bench.record import Record
     from bench.report.scoreboard import Scoreboard
 
@@ -71,11 +71,6 @@ def main() -> None:
             raise
         typer.echo(f"bench: cannot write the output: {error.strerror}", err=True)
         os._exit(6)  # without the interpreter's own attempt to write the rest
-
-
-def _fail(error: Exception) -> NoReturn:
-    typer.echo(f"bench: {error}", err=True)
-    raise typer.Exit(2) from None
 
 
 @app.command()
@@ -142,7 +137,7 @@ def run(
                 raise typer.Exit(farewell.exit_code)
             outcome = run(loaded, options, progress)
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
-        _fail(error)
+        fail(error)
     if any(record.kind == "cumulative" for record in outcome.records):
         _show(outcome.records, outcome.path)
     ok = sum(record.status == "ok" for record in outcome.records)
@@ -187,8 +182,8 @@ def plan(
         chosen = loaded.chosen(names(rungs))
         other = named(chip) if chip else None
     except (LadderError, ValueError) as error:
-        _fail(error)
-    _console().print(table(loaded, chosen, other, ablate=ablate))
+        fail(error)
+    console().print(table(loaded, chosen, other, ablate=ablate))
 
 
 @app.command()
@@ -223,81 +218,15 @@ def report(
         if update:
             rewrite(update, text)
     except OSError as error:
-        _fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+        fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
     except ValueError as error:
-        _fail(error)
+        fail(error)
     if markdown and not (out or update):
         typer.echo(text, nl=False)
 
 
-@app.command()
-def doctor(
-    ladder: Annotated[
-        Path | None, typer.Argument(metavar="[LADDER]", help="Also hold memory to what its rungs need on a CPU.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results, where room is looked for.")] = Path("results"),
-) -> None:
-    """Say what about this machine will spoil a measurement, and what to do about it.
-
-    Takes about three seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it informs.
-
-    Example: bench doctor ladders/cpu.yaml
-    """
-    from bench.doctor import diagnose, table
-    from bench.ladder import LadderError, load
-    from bench.probe import ProbeError, probe
-
-    try:
-        asked = probe(load(ladder).rungs[-1].toggles.device, ladder) if ladder else None
-    except (LadderError, ProbeError) as error:
-        _fail(error)
-    needed = max(asked.memory_bytes.values(), default=None) if asked else None
-    _console().print(table(diagnose(out, needed)))
-
-
-@app.command()
-def roofline(
-    ladder: Annotated[
-        Path | None, typer.Argument(metavar="[LADDER]", help="Also show how near to the ceiling its rungs come.")
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps or xla; default: that of the LADDER's last rung, else cpu.")
-    ] = None,
-    results: Annotated[
-        Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")
-    ] = Path("results"),
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    seconds: Annotated[float, typer.Option(min=0.001, help="Timing of each product, after as much heating up.")] = 0.3,
-) -> None:
-    """Measure the matrix products and the memory of this machine: what no rung can beat.
-
-    With a LADDER, the fewest milliseconds per optimiser step that each rung could take here, and the share of that
-    which it reached. Exit code: 0 measured; 2 wrong ladder or usage; 6 not measured; 130 interrupted.
-
-    Example: bench roofline ladders/cpu.yaml
-    """
-    from bench.ladder import LadderError, load
-    from bench.probe import ProbeError
-    from bench.progress import Progress
-    from bench.report.roofline import bound_table, ceiling_table, ladder_lines
-    from bench.roofline import measure, measured
-    from bench.runner import RunError
-
-    try:
-        loaded = load(ladder) if ladder else None
-        with Progress() as progress:
-            path, record = measure(loaded, device, out, seconds, progress)
-    except (LadderError, ProbeError, RunError) as error:
-        _fail(error)
-    if record.ceiling is None:
-        raise typer.Exit(130 if record.status == "interrupted" else 6)
-    _console().print(ceiling_table(record.ceiling))
-    if loaded:
-        machine = record.environment.machine
-        board, note = measured(loaded, results, machine)
-        lines = ladder_lines(loaded, str(record.toggles.all["device"]), record.ceiling, board)
-        _console().print(bound_table(f"{loaded.name} on {machine}", lines, [note]))
-    typer.echo(f"record in {path}", err=True)
+app.command()(here.doctor)
+app.command()(here.roofline)
 
 
 def _boards(paths: list[Path]) -> list[Scoreboard]:
@@ -307,7 +236,7 @@ def _boards(paths: list[Path]) -> list[Scoreboard]:
     try:
         boards, warnings = load_boards(paths)
     except RecordError as error:
-        _fail(error)
+        fail(error)
     for warning in warnings:
         typer.echo(f"bench: {warning}", err=True)
     return boards
@@ -323,19 +252,9 @@ def _show(records: list[Record], path: Path) -> None:
 def _print(boards: list[Scoreboard], price_per_hour: float | None = None) -> None:
     from bench.report.tables import to_terminal
 
-    console = _console()
+    terminal = console()
     for board in boards:
-        console.print(to_terminal(board, price_per_hour, console.width))
-
-
-def _console() -> Console:
-    """For tables on stdout; wide where nobody looks, so that no cell is folded in a file."""
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
-        return console
-    return Console(highlight=False, width=200)
+        terminal.print(to_terminal(board, price_per_hour, terminal.width))
 
 
 if __name__ == "__main__":

@@ -6,27 +6,20 @@ ladder.rungs[2].toggles
 
 from __future__ import annotations
 
-import contextlib
-import difflib
 import hashlib
 import json
 import re
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import yaml
-from pydantic import TypeAdapter, ValidationError
 
+from bench.validation import LadderError, near, near_file, validate
 from gpt2 import peaks
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import STRICT, Workload
-
-
-class LadderError(Exception):
-    """A ladder that cannot be run; the message names file, rung and key, and what to do."""
-
 
 LEAST_BLOCKS = 5
 """Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
@@ -123,7 +116,7 @@ class Ladder:
         for rung in self.rungs:
             if rung.name == name:
                 return rung
-        raise LadderError(f"{self.path}: no rung is called {name!r}{_near(name, [r.name for r in self.rungs])}")
+        raise LadderError(f"{self.path}: no rung is called {name!r}{near(name, [r.name for r in self.rungs])}")
 
 
 # --- the file as written ------------------------------------------------------------------------------------------
@@ -153,7 +146,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. Raises LadderError, whose one line names file, rung and key.
     """
-    file = _validate(_LadderFile, _read_yaml(path), f"{path}")
+    file = validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= 100:
         raise LadderError(f"{path}: name is some text of at most 100 characters; results files are called by it")
     try:
@@ -165,9 +158,9 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
         section, key, value = _parse_override(override)
         extra[section][key] = value
     where = "--set" if any(extra.values()) else str(path)
-    workload = _validate(Workload, {**file.workload, **extra["workload"]}, f"{path}: workload")
-    protocol = _validate(Protocol, {**file.protocol, **extra["protocol"]}, f"{path}: protocol")
-    _validate(Toggles, extra["toggles"], where, "toggle")
+    workload = validate(Workload, {**file.workload, **extra["workload"]}, f"{path}: workload")
+    protocol = validate(Protocol, {**file.protocol, **extra["protocol"]}, f"{path}: protocol")
+    validate(Toggles, extra["toggles"], where, "toggle")
     if not file.rungs:
         raise LadderError(f"{path}: rungs is empty; give at least one, such as {{name: baseline}}")
 
@@ -175,12 +168,12 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
     toggles = Toggles()
     for index, raw in enumerate(file.rungs):
         where = f"{path}: rung {raw.get('name', index + 1)!r}"
-        rung = _validate(_RungFile, raw, where)
+        rung = validate(_RungFile, raw, where)
         if not rung.name.strip() or "," in rung.name:
             raise LadderError(f"{where}: a rung's name is some text without a comma")
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
-        _validate(Toggles, rung.set, where, "toggle")
+        validate(Toggles, rung.set, where, "toggle")
         try:
             toggles = replace(toggles, **rung.set)
             resolved = _resolve(workload, replace(toggles, **extra["toggles"]))
@@ -217,7 +210,7 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
-        raise LadderError(f"{path}: {error.strerror or error}{_near_file(path)}") from None
+        raise LadderError(f"{path}: {error.strerror or error}{near_file(path)}") from None
     except UnicodeDecodeError:
         raise LadderError(f"{path}: is not UTF-8 text") from None
     except yaml.MarkedYAMLError as error:
@@ -241,70 +234,3 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
         return section, key, yaml.safe_load(value)
     except yaml.YAMLError:
         raise LadderError(f"--set {override}: {value!r} is no YAML value") from None
-
-
-# --- errors in one line -------------------------------------------------------------------------------------------
-
-
-def _validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
-    """`value` as a `kind`, else a LadderError with the first thing that is wrong."""
-    try:
-        # By way of JSON, because only there do strict dataclasses take mappings; YAML's dates become text.
-        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
-    except ValidationError as error:
-        raise LadderError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
-    except (ValueError, RecursionError):  # JSON's words for YAML aliases that contain themselves
-        raise LadderError(f"{where}: is nested too deeply or contains itself") from None
-
-
-def _explain(error: Any, kind: type, noun: str) -> str:
-    key = ".".join(str(part) for part in error["loc"][:1])
-    value, problem = error["input"], error["type"]
-    if problem == "unexpected_keyword_argument":
-        return f"unknown {noun} {key!r}{_near(key, [f.name for f in fields(kind)])}"
-    if problem in ("missing", "missing_keyword_only_argument"):
-        return f"{noun} {key!r} is missing"
-    if problem == "value_error":
-        return str(error["ctx"]["error"])
-    if problem == "literal_error":
-        allowed = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        near = difflib.get_close_matches(str(value), allowed.split(", "), n=1, cutoff=0.5)
-        hint = f"; did you mean {near[0]!r}?" if near else _yaml(value)
-        return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint}"
-    wanted = {
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "finite_number": "a finite number",
-        "string_type": "text",
-        "list_type": "a list",
-        "dict_type": "a mapping of keys to values",
-    }.get(problem, error["msg"])
-    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value)}"
-
-
-def _yaml(value: object) -> str:
-    """What YAML made of a value that looks right to a person."""
-    if isinstance(value, bool):
-        return "; YAML reads on, off, yes and no as true and false"
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            whole = number.is_integer() and abs(number) < 1e15
-            return f"; YAML reads it as text here, write {int(number) if whole else number!r}"
-        with contextlib.suppress(ValueError):
-            if value.endswith("%"):
-                return f"; write {float(value[:-1]) / 100:g}"
-    return ""
-
-
-def _near_file(path: Path) -> str:
-    ladders = [str(each) for each in sorted({*path.parent.glob("*.yaml"), *Path("ladders").glob("*.yaml")})]
-    named = [each for each in ladders if Path(each).stem == path.stem]
-    near = named or difflib.get_close_matches(str(path), ladders, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]}?" if near else ""
-
-
-def _near(name: str, known: list[str]) -> str:
-    folded = {each.lower(): each for each in known}
-    near = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f"; did you mean {folded[near[0]]!r}?" if near else f"; known are {', '.join(known)}"

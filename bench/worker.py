@@ -100,8 +100,9 @@ PARITY_LOSSES = 5
 
 
 def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
+    from bench.combine import combine
     from bench.environment import describe
-    from bench.measure import Waiting, combine, first_losses, measure, more_losses, read
+    from bench.measure import Waiting, first_losses, measure, more_losses, read
     from gpt2.parallel import nodes
     from gpt2.train import micro_batches, train
 

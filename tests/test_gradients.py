@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 from trainings import FOUR, start
 
 from gpt2.gradients import gradient_difference
-from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")

@@ -10,7 +10,8 @@ from bench.record import Measurement, Proof
 from bench.report.load import exit_code
 from bench.report.scoreboard import Row, scoreboard
 from bench.report.tables import to_markdown
-from gpt2.toggles import GRADIENT_TOLERANCE, Toggles
+from gpt2.toggles import Toggles
+from gpt2.tolerances import GRADIENT_TOLERANCE
 
 CUDA = Toggles(device="cuda")
 BF16 = replace(CUDA, autocast="bfloat16")

@@ -18,7 +18,8 @@ from trainings import WORKLOAD as STEADY
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
 from gpt2.memory import estimate
-from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Toggles
+from gpt2.toggles import Toggles
+from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.train import micro_batches
 from gpt2.workload import Workload
 

@@ -6,7 +6,8 @@ import torch
 from gpt2.device import Cpu, find
 from gpt2.model import build
 from gpt2.stages import configure_process, environment, make_optimizer, model_config
-from gpt2.toggles import LOSS_TOLERANCE, Toggles, UnsupportedToggle, check, resolve
+from gpt2.toggles import Toggles, UnsupportedToggle, check, resolve
+from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
 
 

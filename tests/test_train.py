@@ -10,7 +10,8 @@ from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
-from gpt2.toggles import LOSS_TOLERANCE, Toggles
+from gpt2.toggles import Toggles
+from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.train import Step
 from gpt2.workload import Workload
 

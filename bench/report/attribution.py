@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.record import ABLATION, Kind, Record
-from bench.report.guards import judge, toggles_of
-from bench.report.scoreboard import Scoreboard, cumulative, first_by_round, parity_reference, tps_by_round
+from bench.report.guards import judge
+from bench.report.rungs import cumulative, first_by_round, parity_reference, toggles_of, tps_by_round
+from bench.report.scoreboard import Scoreboard
 from bench.schedule import ablated, full_set
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
 from gpt2.toggles import Toggles

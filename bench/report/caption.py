@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.record import Record
-from bench.report.guards import measured
-from bench.report.scoreboard import Row, Scoreboard, cumulative, tps_by_round
+from bench.report.rungs import cumulative, measured, tps_by_round
+from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import GIB, NUMBER, number, plain, ratio, with_interval
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.workload import Workload

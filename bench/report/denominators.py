@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from bench.machine import Matmul
 from bench.record import Measurement, Record
-from bench.report.guards import toggles_of
+from bench.report.rungs import toggles_of
 from bench.stats import geometric_mean
 
 

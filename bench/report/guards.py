@@ -7,19 +7,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from bench.record import Measurement, Record
+from bench.report.rungs import measured, toggles_of
 from bench.stats import PARITY_STEPS, loss_difference
-from gpt2.toggles import GRADIENT_TOLERANCE, LOSS_TOLERANCE, Toggles
-
-
-def toggles_of(rung: Sequence[Record]) -> Toggles:
-    """Of a rung's records; a toggle that an older record does not know had its default."""
-    known = {toggle.name for toggle in fields(Toggles)}
-    return Toggles(**{name: value for name, value in rung[0].toggles.all.items() if name in known})
-
-
-def measured(rung: Sequence[Record]) -> Measurement | None:
-    """Of the first round that has one: the round with the longest loss curve."""
-    return next((r.measurement for r in rung if r.measurement), None)
+from gpt2.toggles import Toggles
+from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 
 
 def judge(

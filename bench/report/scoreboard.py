@@ -7,13 +7,22 @@ board.rows[0].tps.value
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from bench.machine import Environment
 from bench.record import ABLATION, Record
 from bench.report.denominators import Ceiling, Peaks, find_ceilings, find_peaks, share
-from bench.report.guards import doubts, judge, measured, toggles_of
+from bench.report.guards import doubts, judge
+from bench.report.rungs import (
+    cumulative,
+    first_by_round,
+    measured,
+    on_one_rank,
+    parity_reference,
+    toggles_of,
+    tps_by_round,
+)
 from bench.stats import (
     LEAST_ROUNDS_UNTIL,
     Estimate,
@@ -219,7 +228,7 @@ def _row(
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    single = _on_one_rank(toggles, rungs[: len(above)]) if comparable else None
+    single = on_one_rank(toggles, rungs[: len(above)]) if comparable else None
     scaled = paired_ratio(tps, tps_by_round(single)) if single else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
@@ -249,22 +258,6 @@ def _row(
     )
 
 
-def _on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
-    """The rung that trains on one rank what these toggles train on several: the same step, or the same for each."""
-
-    def alike(of: Toggles) -> Toggles:
-        return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
-
-    def as_large(of: Toggles) -> bool:
-        """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges differently."""
-        return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(1) == toggles.tokens_per_step(1)
-
-    if toggles.world_size == 1:
-        return None
-    single = [rung for rung in above if toggles_of(rung).world_size == 1 and as_large(toggles_of(rung))]
-    return next((rung for rung in single if alike(toggles_of(rung)) == alike(toggles)), None)
-
-
 def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:
     """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
     index = reference[0].rung_index - (reference[0].kind == "parity")
@@ -274,48 +267,9 @@ def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str 
     return None
 
 
-def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
-    """The first rung's; where an interruption cut a round in two, in the later part its control's."""
-    controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == first[0].rung_index])
-    mine = tps_by_round(first)
-    begun = {repetition for repetition, _ in mine}
-    return {**{key: tps for key, tps in controls.items() if key not in mine and key[0] in begun}, **mine}
-
-
 def _joules_per_token(rung: Sequence[Record]) -> float | None:
     """Over all rounds; absent where no counter exists."""
     windows = [r.measurement for r in rung if r.status == "ok" and r.measurement]
     energies = [(m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows]
     known = [(joules, tokens) for joules, tokens in energies if joules is not None and tokens]
     return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None
-
-
-def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
-    """Tokens per second by round and session: what an interruption lies between has no round in common."""
-    measured = [(r, r.measurement.tokens_per_second) for r in rung if r.status == "ok" and r.measurement]
-    return {(r.repetition, r.session): tps for r, tps in measured if tps is not None}
-
-
-def cumulative(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each rung, in the ladder's order."""
-    by_rung: dict[int, list[Record]] = {}
-    for record in records:
-        if record.kind == "cumulative":
-            by_rung.setdefault(record.rung_index, []).append(record)
-    return list(by_rung.values())
-
-
-def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[Record] | None:
-    """Whose losses this rung's are held to: a parity process, else the first rung, whose steps have as many tokens.
-
-    None where that is the rung itself, unless it is the first that was measured: then it is what all are held to.
-    """
-    mine, rungs = measured(rung), cumulative(records)
-    children = [[record] for record in records if record.kind == "parity"]
-    first = next((other for other in rungs if measured(other)), None)
-    for other in (*children, *rungs):
-        theirs = measured(other)
-        if mine and theirs and mine.tokens_per_step == theirs.tokens_per_step:
-            itself = other[0].kind == rung[0].kind and other[0].rung_index == rung[0].rung_index
-            return None if itself and other != first else other
-    return None

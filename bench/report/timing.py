@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.record import Measurement
-from bench.report.scoreboard import Scoreboard, cumulative
+from bench.report.rungs import cumulative
+from bench.report.scoreboard import Scoreboard
 
 
 @dataclass(frozen=True, kw_only=True)
