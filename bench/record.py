@@ -101,7 +101,7 @@ class Measurement(Plain):
     skipped_steps: int | None = None
     """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
     attention_kernel: str | None = None
-    """That was seen in the profiled step: flash, efficient, cudnn or other; null where none was seen."""
+    """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
     energy_joules: float | None = None
     """Of all devices during the window; null where there is no counter."""
     other_cores: float | None = None

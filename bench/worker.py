@@ -200,7 +200,7 @@ def _ranks_agree(steps: Training) -> bool:
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
-    from gpt2.ops import fused_attention, profile
+    from gpt2.ops import attention_kernel, profile
     from gpt2.proofs import prove
 
     ops = profile(lambda: window.history.append(next(steps)), steps.device)
@@ -208,7 +208,7 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
         toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
         for toggle, finding in prove(steps, ops).items()
     }
-    return {"proofs": proofs, "attention_kernel": ", ".join(fused_attention(ops)) or None}
+    return {"proofs": proofs, "attention_kernel": attention_kernel(ops)}
 
 
 def _gradient_difference(steps: Training) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -107,6 +107,12 @@ def _attention_of(ops: Iterable[Op]) -> dict[str, str]:
         if kind:
             found.setdefault(kind, op.name.removeprefix("aten::"))
     return found
+
+
+def attention_kernel(ops: Sequence[Op]) -> str | None:
+    """What scaled_dot_product_attention ran, "math" being products like any other; None where it was not seen."""
+    math = ["math"] if any(op.name == "aten::_scaled_dot_product_attention_math" for op in ops) else []
+    return ", ".join(fused_attention(ops) or math) or None
 
 
 ATTENTION_KERNELS = {"cudnn": r"cudnn.*sdpa", "flash": r"flash", "efficient": r"fmha"}

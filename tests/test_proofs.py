@@ -11,7 +11,7 @@ import pytest
 import torch
 from trainings import FOUR, every_value, start
 
-from gpt2.ops import Op, fused_attention, kernel_formats, products, profile
+from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
 from gpt2.proofs import PROOFS, Finding, prove
 from gpt2.seen import Seen
 from gpt2.stages import model_config
@@ -278,3 +278,9 @@ def test_an_op_that_autocast_passes_on_counts_once() -> None:
 
     linear = [op for op in profile(step, start(FOUR).device) if op.name == "aten::linear"]
     assert [op.dtypes[0] for op in linear] == ["c10::BFloat16"]
+
+
+@pytest.mark.parametrize(("chosen", "kernel"), [("explicit", None), ("sdpa", "flash"), ("math", "math")])
+def test_the_attention_kernel_is_the_one_that_ran(chosen: str, kernel: str | None, process_settings: None) -> None:
+    training = start(replace(FOUR, attention=chosen))
+    assert attention_kernel(profile(lambda: next(training), training.device)) == kernel

@@ -10,7 +10,7 @@ from rich.console import Console
 from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
-from bench.machine import Ceiling, Matmul
+from bench.machine import Ceiling, ChipState, Matmul
 from bench.record import RecordError, append
 from bench.report.load import claims_refuted, exit_code, load_boards
 from bench.report.scoreboard import Scoreboard, scoreboard
@@ -716,3 +716,26 @@ def test_why_the_exit_code_is_4_is_said_of_each_rung() -> None:
     off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
     board = scoreboard([record(), record("b", 1, measurement=off), record("c", 2, expect="out_of_memory")])
     assert claims_refuted(board) == ["b: loss differs", "c: the ladder expects out_of_memory, and it ran as any other"]
+
+
+def test_the_caption_names_the_attention_kernels_that_ran_and_in_which_rungs() -> None:
+    flash = measurement(attention_kernel="flash")
+    rungs = [record(), record("b", 1, measurement=flash), record("c", 2, measurement=flash)]
+    assert "Attention kernels seen: flash (b, c)." in to_markdown(scoreboard(rungs))
+    assert "Attention kernels" not in to_markdown(scoreboard(rungs[:1]))
+
+
+def test_the_caption_tells_reserved_memory_where_an_allocator_has_any() -> None:
+    assert "Reserved by torch's allocator: up to 4.00 GiB on one device." in to_markdown(scoreboard([record()]))
+    on_cpu = record(measurement=measurement(reserved_memory_bytes=None))
+    assert "Reserved" not in to_markdown(scoreboard([on_cpu]))
+
+
+def test_the_caption_tells_what_tpus_said_of_themselves() -> None:
+    chips = [
+        ChipState(index=n, memory_bytes=(n + 1) * 2**30, memory_total_bytes=16 * 2**30, duty_cycle_percent=90.0 + n)
+        for n in range(2)
+    ]
+    found = measurement(chips_before=chips, chips_after=chips)
+    text = to_markdown(scoreboard([record(measurement=found)]))
+    assert "After windows the chips told of 90 to 91 % duty and up to 2.00 GiB in use." in text

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from bench.record import Record
-from bench.report.rungs import cumulative, measured, tps_by_round
+from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import GIB, NUMBER, number, plain, ratio, with_interval
+from bench.report.text import GIB, plain, ratio, with_interval
+from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.workload import Workload
 
@@ -17,12 +15,6 @@ STATUS = {
     "ranks_differ": "ranks differ",
     "not_comparable": "not comparable",
 }
-BUSY = 2.0
-"""Runnable processes per core, before a process starts, above which something else must have been running."""
-SCATTER = 1.5
-"""Between the fastest and the slowest round of a rung, above which a mean of them says little."""
-GC_SHARE = 0.01
-"""Share of the window that Python's garbage collector may take before it is worth a warning."""
 
 
 def status_of(row: Row) -> str:
@@ -63,12 +55,12 @@ def caption(board: Scoreboard) -> list[str]:
         )
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
-    lines += [*_memory(board), *_efficiency(board)]
+    lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
     lines += _errors(board)
     lines += _fastest(board)
-    lines += [f"Warning: {warning}." for warning in _warnings(board)]
+    lines += [f"Warning: {warning}." for warning in warnings(board)]
     if board.source:
         commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
         lines.append(
@@ -94,6 +86,34 @@ def _memory(board: Scoreboard) -> list[str]:
     line = f"Peak memory: {methods[0]}, of the rank that needed most."
     others = sorted({method for method in methods if method and method != methods[0]})
     return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else line]
+
+
+def _kernels(board: Scoreboard) -> list[str]:
+    """Which attention kernel each rung ran, where it did not materialise the scores itself."""
+    rungs: dict[str, list[str]] = {}
+    for records in cumulative(board.records):
+        found = measured(records)
+        if found and found.attention_kernel:
+            rungs.setdefault(found.attention_kernel, []).append(plain(records[0].rung))
+    each = [f"{kernel} ({', '.join(names)})" for kernel, names in rungs.items()]
+    return [f"Attention kernels seen: {'; '.join(each)}."] if each else []
+
+
+def _reserved(board: Scoreboard) -> list[str]:
+    """What torch's allocator held of a device's memory, used or not."""
+    held = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
+    most = max((each for each in held if each is not None), default=None)
+    return [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."] if most is not None else []
+
+
+def _chips(board: Scoreboard) -> list[str]:
+    """What TPUs told of themselves just after windows."""
+    after = [chip for r in board.records if r.measurement for chip in r.measurement.chips_after or ()]
+    if not after:
+        return []
+    busy = sorted(chip.duty_cycle_percent for chip in after)
+    most = max(chip.memory_bytes for chip in after) / GIB
+    return [f"After windows the chips told of {busy[0]:.0f} to {busy[-1]:.0f} % duty and up to {most:.2f} GiB in use."]
 
 
 def _efficiency(board: Scoreboard) -> list[str]:
@@ -223,72 +243,6 @@ def _fastest(board: Scoreboard) -> list[str]:
 
 def _floor(delta: float) -> str:
     return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
-
-
-def _warnings(board: Scoreboard) -> list[str]:
-    records, machine = board.records, board.environment
-    warnings = _grouped(records)
-    if board.interrupted:
-        warnings.append(
-            f"the run was interrupted in round {board.rounds} of {max(board.planned_rounds, board.rounds)}; bench run "
-            "with --resume runs what is missing"
-        )
-    if len({(record.repetition, record.session) for record in records if record.rung_index >= 0}) > board.rounds:
-        warnings.append(
-            "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
-            "second part with the control as first rung"
-        )
-    warnings += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.doubts]
-    if board.has_gaps:
-        warnings.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
-    for rung in cumulative(records):
-        speeds = list(tps_by_round(rung).values())
-        if speeds and max(speeds) > SCATTER * min(speeds):
-            apart = f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
-            warnings.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
-    load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
-    if load > BUSY * machine.cpu_cores:
-        warnings.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
-    for record in records:
-        if not (found := record.measurement):
-            continue
-        where = f"{record.rung}, round {record.repetition}"
-        if found.gc_seconds and found.gc_seconds > GC_SHARE * sum(found.block_seconds):
-            share = found.gc_seconds / sum(found.block_seconds)
-            warnings.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
-        if found.skipped_steps:
-            skipped = f"{found.skipped_steps} of {len(found.losses)} steps"
-            warnings.append(f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight")
-        if found.alloc_retries:
-            warnings.append(f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory")
-    if any(record.environment.dirty for record in records):
-        warnings.append(f"measured on a changed checkout of commit {machine.commit}")
-    return warnings
-
-
-def _grouped(records: Sequence[Record]) -> list[str]:
-    """One line for warnings that differ in figures only, which become ranges."""
-    kinds: dict[str, list[str]] = {}
-    processes: dict[str, set[int]] = {}
-    for place, record in enumerate(records):
-        for warning in record.warnings:
-            kind = NUMBER.sub("#", warning)
-            kinds.setdefault(kind, []).append(warning)
-            processes.setdefault(kind, set()).add(place)
-    lines = []
-    for kind, alike in kinds.items():
-        line = _range(alike)
-        count = len(processes[kind])
-        lines.append(f"{line} (in {count} of {len(records)} processes)" if len(records) > 1 else line)
-    return lines
-
-
-def _range(alike: Sequence[str]) -> str:
-    """Texts that differ in figures only, as one."""
-    figures = zip(*(NUMBER.findall(text) for text in alike), strict=True)
-    ends = ((min(each, key=float), max(each, key=float)) for each in figures)
-    ranges = (low if low == high else f"{low} to {high}" for low, high in ends)
-    return NUMBER.sub(lambda match: next(ranges), alike[0])
 
 
 def _machine(board: Scoreboard) -> str:
