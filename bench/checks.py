@@ -11,6 +11,7 @@ import psutil
 from bench import state as machine
 from bench.machine import GpuState, State
 from bench.report.text import GIB
+from gpt2.stages import usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this
@@ -94,7 +95,7 @@ def other_work(cores: float | None, busy: int) -> Finding:
     """`cores` kept busy by others, beside `busy` that the run needs: what finds a free core does no harm."""
     if cores is None:
         return Finding(name="other work", value="unknown")
-    ok = cores <= OTHER_CORES + max(0, machine.usable_cores() - busy)
+    ok = cores <= OTHER_CORES + max(0, usable_cores() - busy)
     advice = "" if ok else "stop other programs (top shows them) and measure again"
     return Finding(name="other work", value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
 

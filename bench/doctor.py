@@ -93,7 +93,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         checks.smt(root),
         checks.threads(stages.threads(Toggles()), 1, root),
         checks.battery(),
-        checks.other_work(machine.other_cores(), machine.usable_cores()),
+        checks.other_work(machine.other_cores(), stages.usable_cores()),
         _noise(blocks),
         checks.steal(stolen, 1),
         checks.memory(state.memory_available_bytes, memory_bytes, root),

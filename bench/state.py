@@ -117,12 +117,6 @@ def allowed_cpus() -> set[int]:
     return set(range(os.cpu_count() or 1))
 
 
-def usable_cores() -> int:
-    """Physical cores, or fewer where this process may not run on all."""
-    allowed = len(allowed_cpus())
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
-
-
 @dataclass(frozen=True, kw_only=True)
 class CpuTimes:
     """Seconds of CPU time so far, on the CPUs that this process may use."""

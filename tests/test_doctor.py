@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import io
+import os
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -28,7 +29,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(psutil, "cpu_count", lambda logical=True: 4)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, available=8 * GIB))
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
-    monkeypatch.setattr(machine, "allowed_cpus", lambda: {0, 1, 2, 3})
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
     for name in machine.VARIABLES:
         monkeypatch.delenv(name, raising=False)
     return tmp_path

@@ -19,6 +19,7 @@ from bench.machine import GpuState, State
 from bench.probe import Answer, _first_here, probe
 from bench.processes import Options
 from bench.record import Measurement, Record, read
+from bench.report.scoreboard import scoreboard
 from bench.resume import ResumeError
 from bench.runner import MOST_ROUNDS_UNTIL, RunError, run
 from bench.schedule import Task
@@ -107,8 +108,11 @@ def test_the_recorded_command_runs_the_rung_again(write_ladder, tmp_path: Path) 
 
 
 def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp_path: Path) -> None:
-    (record,) = run_with(write_ladder, tmp_path, "[{name: two, set: {world_size: 2, autocast: float16}}]")
+    rungs = "[{name: two, set: {world_size: 2, autocast: float16}}]"
+    record, alone = run_with(write_ladder, tmp_path, rungs)
     assert record.status == "ok", record.error
+    assert (alone.kind, alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == ("parity", 1, 2)
+    assert scoreboard([record, alone]).rows[0].status == "ok"  # with its losses
     measured = record.measurement
     assert measured is not None
     assert len(measured.ranks) == 2
@@ -326,7 +330,7 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
 
     monkeypatch.setattr(processes, "worker_command", command)
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}]"))
-    (record,) = run(ladder, Options(out=tmp_path / "results"), Silent()).records
+    record = run(ladder, Options(out=tmp_path / "results"), Silent()).records[0]
     assert record.status == "failed"
     assert (record.error or "").startswith("killed by SIGKILL")
 
