@@ -53,6 +53,15 @@ print(json.dumps([run("xla", *asked), run("cpu", *asked)]))
 """
 
 
+def printed(program: str, *arguments: str, devices: int = 1) -> str:
+    """What a program says in a process of its own, with so many devices of XLA's CPU backend."""
+    environ = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
+    command = [sys.executable, "-c", program, *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
 def trained(workload: dict[str, Any], **toggles: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """The same training on XLA and, as one rank, on the CPU."""
     alone = dict(toggles)
@@ -60,16 +69,8 @@ def trained(workload: dict[str, Any], **toggles: Any) -> tuple[dict[str, Any], d
     # One CPU takes as many sequences in each forward pass as all devices do together.
     alone["micro_batch_size"] = alone.get("micro_batch_size", 1) * devices
     program = PROGRAM.replace('run("cpu", *asked)', f'run("cpu", {workload!r}, {alone!r})')
-    environ = {**os.environ, "PJRT_DEVICE": "CPU", "CPU_NUM_DEVICES": str(devices)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, json.dumps([workload, toggles])],
-        cwd=ROOT,
-        env=environ,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    on_xla, on_cpu = json.loads(done.stdout.splitlines()[-1])
+    said = printed(program, json.dumps([workload, toggles]), devices=devices)
+    on_xla, on_cpu = json.loads(said.splitlines()[-1])
     return on_xla, on_cpu
 
 
@@ -171,10 +172,7 @@ def test_synchronizing_waits_for_the_work() -> None:
         "waited, read = work()\n"
         "print('ratio', waited / read)\n"
     )
-    environ = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert float(done.stdout.split()[-1]) > 3  # 30 and more; 0.01 where nothing waits
+    assert float(printed(program).split()[-1]) > 3  # 30 and more; 0.01 where nothing waits
 
 
 @pytest.mark.parametrize("rung", ["1 device", "2 devices"])
@@ -213,9 +211,7 @@ def test_the_precision_of_products_is_set_in_its_own_words() -> None:
         "    device.set_matmul_precision(precision)\n"
         "    print(device.matmul_precision(), device._xla.backends.get_mat_mul_precision())\n"
     )
-    environ = {**os.environ, "PJRT_DEVICE": "CPU"}
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
-    assert done.stdout.splitlines() == ["highest highest", "high high", "medium default"], done.stderr[-2000:]
+    assert printed(program).splitlines() == ["highest highest", "high high", "medium default"]
 
 
 def test_tpu_info_has_what_is_asked_of_it() -> None:
