@@ -13,13 +13,14 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from bench.command import Options, anonymous
 from bench.joint import Order, Part
 from bench.ladder import Ladder, LadderError
 from bench.link import Link, connect, interface
 from bench.nodes import POLL_SECONDS, Patience, described
 from bench.place import Place, PlaceError
 from bench.probe import probe
-from bench.processes import Observed, Options, Processes, Watcher, anonymous
+from bench.processes import Observed, Processes, Watcher
 from bench.runner import check_data
 from bench.schedule import Task, variant
 from bench.stop import Stop, stoppable

@@ -27,6 +27,8 @@ from bench.stop import Stop
 
 POLL_SECONDS = 0.25
 LOST = "was lost"
+OWN = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
+"""Variables in which nodes may differ: they name devices and network cards, of which number and kind count."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,7 @@ def described(place: Place, ladder: Ladder, data_sha256: str, environment: Envir
     """What a node says of itself, and what must be equal on all of them."""
     free = {"repeats", "until"}  # node 0 decides on the rounds
     protocol = {key: value for key, value in asdict(ladder.protocol).items() if key not in free}
-    # Which devices are left to a node may differ in name, but not in number and kind.
-    variables = {name: value for name, value in environment.variables.items() if name != "CUDA_VISIBLE_DEVICES"}
+    variables = {name: value for name, value in environment.variables.items() if name not in OWN}
     alike = environment.model_copy(update={"variables": variables})
     return {
         "node": place.node,

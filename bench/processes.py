@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import socket
 import sys
 import time
 from dataclasses import asdict, dataclass, field, replace
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.child import classify, supervise
+from bench.command import Options, anonymous, ceiling_command, worker_command
 from bench.doctor import warnings
 from bench.joint import Joint, Part, part_shown
 from bench.ladder import Ladder
 from bench.machine import State
 from bench.nodes import Team
-from bench.place import Place, nodes_for
+from bench.place import nodes_for
 from bench.probe import Answer
 from bench.record import Outcome, Record, ToggleValues
 from bench.schedule import Task
@@ -27,26 +27,6 @@ from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
 from gpt2.stages import environment, threads
 from gpt2.toggles import HOST, UnsupportedToggle
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What `bench run` was asked besides the ladder."""
-
-    out: Path = Path("results")
-    data: Path | None = None
-    rungs: tuple[str, ...] = ()
-    """Names of the rungs to run; empty means all."""
-    overrides: tuple[str, ...] = ()
-    """As given with --set; workers need them again."""
-    ablate: bool = False
-    """Whether to measure each rung's changes alone and left out, too."""
-    resume: bool = False
-    """Whether to go on with the newest results file of this ladder."""
-    peak_tflops: float | None = None
-    price_per_hour: float | None = None
-    place: Place | None = None
-    """Among several nodes; None where there is one."""
 
 
 class Watcher(Protocol):
@@ -134,6 +114,7 @@ class Processes:
             # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
             "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"inductor-{task.kind}-{task.rung.index}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
+            "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }
         timeout = self.ladder.protocol.timeout_seconds
         before, times, others = state(), cpu_times(), other_cores()
@@ -251,56 +232,3 @@ def _with_reasons(now: State, earlier: list[State]) -> State:
         for gpu in now.gpus
     ]
     return now.model_copy(update={"gpus": gpus})
-
-
-def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
-    """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share it."""
-    toggles = task.rung.toggles
-    command = ["-m", "bench.worker", str(ladder.path), task.rung.name]
-    if task.kind not in ("cumulative", "control"):
-        command += ["--kind", task.kind]
-    if toggles.processes > 1:
-        alone = ["--standalone", "--nproc-per-node", str(toggles.processes)]
-        command = ["-m", "torch.distributed.run", *(part.arguments(toggles.processes) if part else alone), *command]
-    if options.data:
-        command += ["--data", str(options.data)]
-    overrides = list(options.overrides)
-    if task.repetition == 1 and task.kind != "control" and toggles.compile != "eager":
-        command.append("--gradients")
-    if (task.repetition > 1 or task.kind != "cumulative") and ladder.protocol.loss_steps:
-        overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
-    for override in overrides:
-        command += ["--set", override]
-    if options.peak_tflops is not None:
-        command += ["--peak-tflops", str(options.peak_tflops)]
-    return command
-
-
-MOST_TOKENS = 16384
-"""Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already."""
-
-
-def ceiling_command(ladder: Ladder, device: str) -> list[str]:
-    """Arguments of the interpreter that measures a device's ceiling, --out excepted."""
-    T = ladder.workload.seq_len
-    sizes = [rung.toggles.micro_batch_size for rung in ladder.rungs if rung.toggles.device == device]
-    tokens = min(max(sizes, default=1) * T, max(MOST_TOKENS, T))
-    return [
-        *("-m", "bench.ceiling", "--device", device, "--model", ladder.workload.model),
-        *("--tokens", str(tokens), "--seconds", f"{ladder.protocol.ceiling_seconds:g}"),
-    ]
-
-
-TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
-"""In its account of what has failed."""
-
-
-def anonymous(text: str) -> str:
-    """Without the names of this host and of the places where this user keeps his files: results are to be shared."""
-    text = TORCHRUNS_HOST.sub(r"\1HOST", text)
-    host = socket.gethostname()
-    if host not in ("", "localhost"):
-        text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
-    for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
-        text = text.replace(place, name) if len(place) > 1 else text
-    return text

@@ -6,9 +6,10 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from bench.command import Options
 from bench.ladder import Ladder, Protocol
 from bench.probe import probe
-from bench.processes import Options, Processes, Watcher
+from bench.processes import Processes, Watcher
 from bench.record import Record, RecordError, append
 from bench.report.load import load_boards
 from bench.report.scoreboard import Scoreboard

@@ -14,13 +14,14 @@ from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
+from bench.command import Options
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
 from bench.machine import Environment
 from bench.nodes import Patience, Team, described
 from bench.place import nodes_for
 from bench.probe import Answer, probe
-from bench.processes import Options, Processes, Watcher
+from bench.processes import Processes, Watcher
 from bench.record import Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard

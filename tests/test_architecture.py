@@ -29,6 +29,7 @@ TORCH_FREE = [
     "bench.child_side",
     "bench.cli",
     "bench.code",
+    "bench.command",
     "bench.doctor",
     "bench.follower",
     "bench.joint",

@@ -11,9 +11,9 @@ import torch
 
 from bench import ceiling
 from bench.ceiling import measure_ceiling, sustained
+from bench.command import MOST_TOKENS, ceiling_command
 from bench.ladder import load
 from bench.machine import Ceiling
-from bench.processes import MOST_TOKENS, ceiling_command
 from bench.record import read
 from bench.roofline import measure
 from bench.runner import RunError

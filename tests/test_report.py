@@ -695,6 +695,17 @@ def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:
     assert "those of a rung alike on one rank: r2 over r1; r3 over r1." in to_markdown(board)
 
 
+def test_where_rungs_are_of_several_devices_tokens_per_second_are_told_for_each_of_them_too() -> None:
+    alone = record("one", 0, toggles=BF16, measurement=measurement(1000.0))
+    eight = record("eight", 1, toggles=replace(BF16, world_size=8), measurement=measurement(6000.0))
+    head, _, *rows = [
+        line.split(" | ") for line in to_markdown(scoreboard([alone, eight])).splitlines() if "|" in line
+    ]
+    place = head.index("TPS per device")
+    assert [row[place] for row in rows[:2]] == ["1,000", "750"]
+    assert "TPS per device" not in to_markdown(scoreboard([alone]))
+
+
 def test_steps_that_grow_by_more_than_the_ranks_have_no_efficiency() -> None:
     one, eight = BF16, replace(BF16, world_size=8)
     accumulating = replace(eight, grad_accum_steps=8)

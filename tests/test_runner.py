@@ -14,10 +14,10 @@ import psutil
 import pytest
 
 from bench import processes, runner
+from bench.command import Options
 from bench.ladder import load
 from bench.machine import GpuState, State
 from bench.probe import Answer, _first_here, probe
-from bench.processes import Options
 from bench.record import Measurement, Record, read
 from bench.report.scoreboard import scoreboard
 from bench.resume import ResumeError

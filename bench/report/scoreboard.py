@@ -58,7 +58,7 @@ class Row:
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
     efficiency: Estimate | None
-    """Of several ranks: tokens per second and rank over those of the rung before that trains alike, on one."""
+    """Of several ranks: tokens per second and device over those of the rung before that trains alike, on one."""
     efficiency_over: str | None
     """That rung's name."""
     mfu: float | None

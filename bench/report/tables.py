@@ -66,8 +66,9 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet
 def _scoreboard(board: Scoreboard, name: str) -> Sheet:
     loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     peak = ", derived peak" if derived_peak(board) else ""
-    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "Efficiency", f"MFU (bf16{peak})"]
+    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "TPS per device", "Efficiency"]
     head += [
+        f"MFU (bf16{peak})",
         f"MFU (own format{peak})",
         "HFU",
         "Of measured ceiling",
@@ -77,18 +78,20 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
         "Status",
     ]
     rows = [_cells(row, board) for row in board.rows]
-    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 13}), notes=caption(board))
+    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 14}), notes=caption(board))
 
 
 def _cells(row: Row, board: Scoreboard) -> list[str]:
     """One row as plain text, a dash for what was not measured."""
     loss = f"{row.loss:.4f}" if row.loss is not None else DASH
+    several = any(other.toggles.world_size > 1 for other in board.rows)
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
         with_interval(number(row.tps.value) if row.tps else "", row.tps),
         "1.00x" if row is board.rows[0] and row.speedup else ratio(row.speedup),
         f"{ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else ratio(row.gain),
+        number(row.tps.value / row.toggles.world_size) if row.tps and several else DASH,
         with_interval(percent(row.efficiency.value), row.efficiency) if row.efficiency else DASH,
         percent(row.mfu),
         percent(row.mfu_own),
@@ -184,6 +187,7 @@ def _markdown(sheet: Sheet, level: str) -> str:
 DISPENSABLE = (
     "Hours to 10B tokens",
     "HFU",
+    "TPS per device",
     "Efficiency",
     "MFU (own",
     "Of measured",
