@@ -103,7 +103,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     from bench.combine import combine
     from bench.environment import describe
     from bench.measure import Waiting, first_losses, measure, more_losses, read
-    from gpt2.parallel import nodes
+    from gpt2.parallel import gather, nodes, ranks_agree
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
@@ -123,7 +123,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
-    windows = _gather(replace(window, history=[]), toggles.processes)
+    windows = gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
     )
@@ -142,7 +142,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
 
     def tell() -> Outcome:
         """Say, on rank 0, what is known by now."""
-        losses = _gather(read(step.loss for step in window.history), toggles.processes)
+        losses = gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
         if steps.scaler.is_enabled():
             facts["skipped_steps"] = sum(not isfinite(norm) for norm in grad_norms)
@@ -165,7 +165,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         progress("proofs", len(window.history), None)
     if toggles.processes > 1 and not toggles.shards_gradients:  # no shard has a second rank that it could differ from
         what = "whether all ranks hold the same weights could not be told"
-        facts["ranks_agree"] = _optional(lambda: _ranks_agree(steps), what, warnings)
+        facts["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings)
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell()
     if arguments.gradients and toggles.compile != "eager":
@@ -189,13 +189,6 @@ def _interruptions(window: Window) -> list[str]:
     if window.host_reads:
         found.append(f"the host read {window.host_reads} values from the device within the window and waited for each")
     return found
-
-
-def _ranks_agree(steps: Training) -> bool:
-    """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
-    from gpt2.parallel import fingerprint
-
-    return len(set(_gather(fingerprint(steps.model), steps.toggles.processes))) == 1
 
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
@@ -248,17 +241,6 @@ def _agreement(processes: int, device: Device) -> Callable[[float], float]:
         return shared.item()
 
     return largest
-
-
-def _gather(mine: T, processes: int) -> list[T]:
-    """One value from each rank, on every rank."""
-    if processes == 1:
-        return [mine]
-    import torch
-
-    everyone: list[Any] = [None] * processes
-    torch.distributed.all_gather_object(everyone, mine)
-    return everyone
 
 
 def _peak_flops(

@@ -9,7 +9,7 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -19,6 +19,8 @@ from gpt2.toggles import Toggles
 
 if TYPE_CHECKING:
     from gpt2.model import GPT2
+
+T = TypeVar("T")
 
 
 def nodes() -> int:
@@ -58,7 +60,7 @@ def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> 
         return torch.nn.parallel.DistributedDataParallel(
             model,
             device_ids=device.ddp_device_ids,
-            gradient_as_bucket_view=True,  # gradients live in the all-reduce buffers: no copy, less memory
+            gradient_as_bucket_view=True,  # see keeps_gradients()
             broadcast_buffers=False,  # masks, the same on every rank
             static_graph=static_graph,
         )
@@ -104,6 +106,14 @@ def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
     return contextlib.nullcontext()
 
 
+def keeps_gradients(model: Any) -> bool:
+    """Whether gradients are set to zero after a step where they lie: DistributedDataParallel's, in what it exchanges.
+
+    Let go of, they would come back beside those buffers, a second set, to be copied into them at the end of a step.
+    """
+    return hasattr(model, "no_sync")
+
+
 def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
     """Scale all gradients down to norm `largest` together; gives their norm before, the same on every rank."""
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -120,6 +130,20 @@ def whole(tensor: Any) -> Tensor:
 def is_shard(tensor: Tensor) -> bool:
     """Whether this is a DTensor, of which each rank has a part; asked without loading what only such tensors need."""
     return hasattr(tensor, "full_tensor")
+
+
+def gather(mine: T, processes: int) -> list[T]:
+    """One value from each rank, on every rank."""
+    if processes == 1:
+        return [mine]
+    everyone: list[Any] = [None] * processes
+    torch.distributed.all_gather_object(everyone, mine)
+    return everyone
+
+
+def ranks_agree(model: torch.nn.Module, processes: int) -> bool:
+    """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
+    return len(set(gather(fingerprint(model), processes))) == 1
 
 
 def fingerprint(model: torch.nn.Module) -> str:

@@ -90,7 +90,7 @@ class Training(Iterator[Step]):
         grad_norm = parallel.clip_gradients(self._parameters, self.workload.grad_clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
         self._number += 1
         # A copy: what a CUDA graph returned is overwritten when it runs again.
         loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()

@@ -5,6 +5,8 @@ Tests start it once per rank (see Ranks) and ask many questions: starting Python
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import itertools
 import json
 import os
@@ -12,6 +14,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -60,7 +63,8 @@ class Ranks:
             print(question, file=process.stdin, flush=True)
         limit = threading.Timer(PATIENCE, self.end)
         limit.start()
-        lines = [process.stdout.readline() for process in self.processes if process.stdout]
+        # Some versions of gloo print words of their own.
+        lines = [next((line for line in p.stdout if line[0] == "{"), "") for p in self.processes if p.stdout]
         limit.cancel()
         assert all(lines), "a rank ended, or all were stuck; what they wrote to standard error says why"
         return [json.loads(line) for line in lines]
@@ -71,15 +75,30 @@ class Ranks:
             process.wait()
 
 
+@contextlib.contextmanager
+def buckets_of(size: int | None) -> Iterator[None]:
+    """Have replicas exchange gradients in pieces of so many bytes, as those of larger models do by default."""
+    import torch
+
+    distributed: Any = torch.distributed
+    replica, first = torch.nn.parallel.DistributedDataParallel, distributed._DEFAULT_FIRST_BUCKET_BYTES
+    if size:
+        smaller: Any = functools.partial(replica, bucket_cap_mb=size / 2**20)
+        torch.nn.parallel.DistributedDataParallel = smaller
+        distributed._DEFAULT_FIRST_BUCKET_BYTES = size
+    yield
+    torch.nn.parallel.DistributedDataParallel = replica
+    distributed._DEFAULT_FIRST_BUCKET_BYTES = first
+
+
 def answer(question: dict[str, Any]) -> dict[str, Any]:
     """Train some steps; what came of it, as JSON can hold it."""
     import torch
     from trainings import start
 
-    from bench.worker import _ranks_agree
     from gpt2.gradients import gradient_difference
     from gpt2.ops import profile
-    from gpt2.parallel import whole
+    from gpt2.parallel import ranks_agree, whole
     from gpt2.proofs import prove
     from gpt2.seen import Seen
 
@@ -94,9 +113,13 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     result: dict[str, Any] = {
         "losses": [loss for loss, _ in found],
         "grad_norms": [norm for _, norm in found],
-        "ranks_agree": _ranks_agree(training),
+        "ranks_agree": ranks_agree(training.model, toggles.processes),
         "optimizer_bytes": 2 * 4 * Seen(training, []).optimizer_elements,
         "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
+        "graphs": torch._dynamo.utils.counters["aot_autograd"]["total"],
+        "gradient_buffers": len(
+            {p.grad.untyped_storage().data_ptr() for p in training.model.parameters() if p.grad is not None}
+        ),
     }
     if question.get("weights"):
         result["weights"] = [whole(p.detach()).flatten().tolist() for p in training.model.parameters()]
@@ -116,7 +139,9 @@ def main() -> None:
 
     with process_group(Toggles(world_size=int(sys.argv[1])), Cpu()):
         for line in sys.stdin:
-            print(json.dumps(answer(json.loads(line))), flush=True)
+            question = json.loads(line)
+            with buckets_of(question.get("bucket_bytes")):
+                print(json.dumps(answer(question)), flush=True)
         os._exit(0)  # as bench.worker leaves
 
 
