@@ -59,6 +59,7 @@ def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()
 
 def main() -> None:
     from bench.environment import describe
+    from gpt2.device import DeviceError
 
     parser = argparse.ArgumentParser()
     parser.add_argument("device")
@@ -68,13 +69,16 @@ def main() -> None:
     arguments = parser.parse_args()
     ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
-    device = _first_here([arguments.device, *others])
+    try:
+        device = _first_here([arguments.device, *others])
+    except DeviceError as error:
+        sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
     print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
 
 
 def _first_here(devices: Sequence[str]) -> Device:
-    """One of these kinds, or else the machine's own processor, which every machine has."""
+    """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError."""
     from gpt2.device import DEVICES, Cpu
     from gpt2.toggles import UnsupportedToggle
 

@@ -67,6 +67,8 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
         return None
     if kind == "parity":
         toggles = _same_step(before, rung.toggles)
+        if toggles == rung.toggles:  # which only accumulates more: nothing that it could be held to takes such steps
+            return None
     else:
         try:
             rungs = full_set(ladder.rungs)

@@ -26,9 +26,11 @@ class Op:
 def profile(step: Callable[[], object], device: Device) -> list[Op]:
     """The ops of one call of `step`, in the order in which they began.
 
-    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept.
+    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept. A lazy device
+    records them and runs them with whatever it is next asked to run.
     """
-    with torch.profiler.profile(activities=device.profiler_activities, record_shapes=True) as profiler:
+    profiled = torch.profiler.profile(activities=device.profiler_activities, record_shapes=True)
+    with device.looked_at(), profiled as profiler:
         step()
         device.synchronize()
     assert profiler.profiler is not None

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gpt2.device import DEVICES, Cpu, Xla
+from gpt2.device import DEVICES, Cpu, DeviceError, Xla
 from gpt2.parallel import process_group
 from gpt2.stages import environment
 from gpt2.toggles import Toggles, UnsupportedToggle
@@ -165,17 +165,28 @@ def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
     assert device.refuses("world_size", 1) is None
 
 
-def test_a_tpu_that_something_else_holds_is_unsupported_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("chips", "error", "says"),
+    [
+        (4, DeviceError, r"in use\); end what else holds it"),
+        (0, UnsupportedToggle, r"in use\); choose cpu"),
+    ],
+)
+def test_a_tpu_that_something_else_holds_is_an_error_and_one_that_is_not_here_unsupported(
+    chips: int, error: type[Exception], says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def device() -> None:
         raise RuntimeError("Unable to initialize backend: /dev/accel0 is in use\nmore")
 
     def module(**contents: object) -> SimpleNamespace:
         return SimpleNamespace(__path__=[], **contents)
 
-    monkeypatch.setitem(sys.modules, "torch_xla", module(device=device))
-    for name in ("_internal", "_internal.tpu", "backends", "core", "core.xla_model", "debug", "debug.metrics"):
+    tpu = module(num_available_chips=lambda: chips)
+    monkeypatch.setitem(sys.modules, "torch_xla", module(device=device, _internal=module(tpu=tpu)))
+    monkeypatch.setitem(sys.modules, "torch_xla._internal.tpu", tpu)
+    for name in ("_internal", "backends", "core", "core.xla_model", "debug", "debug.metrics"):
         monkeypatch.setitem(sys.modules, f"torch_xla.{name}", module())
     for name in ("distributed", "distributed.spmd"):
         monkeypatch.setitem(sys.modules, f"torch_xla.{name}", module())
-    with pytest.raises(UnsupportedToggle, match=r"in use\); end what else holds it"):
+    with pytest.raises(error, match=says):
         Xla()

@@ -96,7 +96,7 @@ def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip
     text = planned(read("t4x2"))
     assert "On T4" in text
     assert "2 GPUs" in text
-    assert text.count("fits into 16 GiB") == 8
+    assert text.count("fits into 16 GiB") == 9
     assert "Missing here: device: cuda: torch finds no CUDA device here" in text
 
 
@@ -146,12 +146,13 @@ def test_what_does_not_fit_is_told_what_to_try() -> None:
     assert said in planned(ladder, "batch of 128", chip="H100 SXM")
 
 
-def test_gpt2_medium_fits_one_tpu_v3_core_up_to_a_batch_of_5_and_gpt2_large_at_none() -> None:
+def test_gpt2_medium_fits_one_tpu_v3_core_up_to_a_batch_of_4_and_gpt2_large_at_none() -> None:
     def on_core(model: str, batch: int) -> str:
         overrides = (f"workload.model={model}", f"toggles.micro_batch_size={batch}")
         return planned(read("tpu-v3-8", *overrides), "bfloat16", chip="TPU v3, one of two cores")
 
-    assert "fits into 16 GiB" in on_core("gpt2-medium", 5)
+    assert "fits into 16 GiB" in on_core("gpt2-medium", 4)
+    assert "perhaps: tight in 16 GiB" in on_core("gpt2-medium", 5)  # of which programs get 15.5
     assert "will not fit into 16 GiB" in on_core("gpt2-medium", 6)
     assert "will not fit into 16 GiB" in on_core("gpt2-large", 1)
 

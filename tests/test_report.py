@@ -692,7 +692,16 @@ def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:
     board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
     shares = [row.efficiency.value if row.efficiency else None for row in board.rows]
     assert shares == [None, None, pytest.approx(0.9), pytest.approx(0.75), None]
-    assert "those of a rung alike on one rank: r2 over r1; r3 over r1." in to_markdown(board)
+    assert "those of a rung alike on fewer devices: r2 over r1; r3 over r1." in to_markdown(board)
+
+
+def test_without_a_rung_on_one_rank_efficiency_is_against_the_fewest_that_share_out_as_much() -> None:
+    eight, sixteen = (replace(BF16, world_size=n, grad_accum_steps=32 // n) for n in (8, 16))
+    sharing = replace(sixteen, sharding="zero1")
+    speeds = ((eight, 8000.0), (sixteen, 12000.0), (sharing, 14000.0))
+    board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
+    assert [row.efficiency and row.efficiency.value for row in board.rows] == [None, pytest.approx(0.75), None]
+    assert [row.efficiency_over for row in board.rows] == [None, "r0", None]
 
 
 def test_where_rungs_are_of_several_devices_tokens_per_second_are_told_for_each_of_them_too() -> None:

@@ -207,6 +207,10 @@ def test_ranks_that_cannot_take_steps_of_that_size_leave_no_parity_child(write_l
     assert parity(write_ladder, "world_size: 2", "world_size: 3") is None
 
 
+def test_a_rung_that_only_accumulates_more_has_no_parity_child_which_would_be_itself(write_ladder) -> None:
+    assert parity(write_ladder, "micro_batch_size: 4", "micro_batch_size: 4, grad_accum_steps: 2") is None
+
+
 def test_the_parity_child_of_cuda_graphs_does_without_them(write_ladder) -> None:
     found = parity(write_ladder, "device: cuda, compile: reduce-overhead", "micro_batch_size: 8")
     assert found == Toggles(device="cuda", compile="default", grad_accum_steps=8)

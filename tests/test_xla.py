@@ -152,13 +152,36 @@ def test_absent_memory_says_why(one_device: Any, two_devices: Any) -> None:
     assert two_devices[0]["memory"].startswith("absent: torch_xla does not tell it under SPMD")
 
 
-def test_synchronizing_waits_for_the_work() -> None:
+def test_a_step_that_is_looked_at_is_recorded_whole_and_not_run() -> None:
+    program = (
+        "import sys; sys.path.insert(0, 'tests')\n"
+        "from trainings import start\n"
+        "from gpt2.ops import profile\n"
+        "from gpt2.toggles import Toggles\n"
+        "training = start(Toggles(device='xla'))\n"
+        "device = training.device\n"
+        "for _ in range(3):\n"
+        "    next(training)\n"
+        "device.synchronize()\n"
+        "before = device.compilations(), device.launches()\n"
+        "ops = profile(lambda: next(training), device)\n"
+        "assert (device.compilations(), device.launches()) == before\n"
+        "print(sum(op.name == 'aten::addcdiv_' for op in ops), len(list(training.model.parameters())))\n"
+    )
+    updates, weights = printed(program).split()[-2:]
+    assert updates == weights
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_synchronizing_waits_for_the_work(devices: int) -> None:
     """What is read afterwards is there at once, while the option of torch_xla.sync() to wait is no help."""
     program = (
         "import time, torch\n"
         "from gpt2.device import Xla\n"
-        "device = Xla()\n"
-        "x = torch.randn(1500, 1500).to('xla')\n"
+        "from gpt2.toggles import Toggles\n"
+        f"device = Xla(Toggles(device='xla', world_size={devices}))\n"
+        "x = device.put(torch.randn(1500, 1500))\n"
+        f"assert device.spread(x) == {devices}\n"
         "def work():\n"
         "    y = x\n"
         "    for _ in range(20):\n"
@@ -172,7 +195,7 @@ def test_synchronizing_waits_for_the_work() -> None:
         "waited, read = work()\n"
         "print('ratio', waited / read)\n"
     )
-    assert float(printed(program).split()[-1]) > 3  # 30 and more; 0.01 where nothing waits
+    assert float(printed(program, devices=devices).split()[-1]) > 3  # 30 and more; 0.01 where nothing waits
 
 
 @pytest.mark.parametrize("rung", ["1 device", "2 devices"])

@@ -121,7 +121,7 @@ def _efficiency(board: Scoreboard) -> list[str]:
     if not over:
         return []
     each = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
-    return [f"Efficiency: tokens per second and device over those of a rung alike on one rank: {each}."]
+    return [f"Efficiency: tokens per second and device over those of a rung alike on fewer devices: {each}."]
 
 
 def _counting(board: Scoreboard) -> str:

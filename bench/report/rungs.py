@@ -59,8 +59,11 @@ def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[
     return None
 
 
-def on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
-    """The rung that trains on one rank what these toggles train on several: the same step, or the same for each."""
+def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
+    """The rung that trains on one rank what these toggles train on several: the same step, or the same for each.
+
+    For want of one, that on the fewest ranks, which share out as much.
+    """
 
     def alike(of: Toggles) -> Toggles:
         return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
@@ -69,7 +72,9 @@ def on_one_rank(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record]
         """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges differently."""
         return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(1) == toggles.tokens_per_step(1)
 
-    if toggles.world_size == 1:
-        return None
-    single = [rung for rung in above if toggles_of(rung).world_size == 1 and as_large(toggles_of(rung))]
-    return next((rung for rung in single if alike(toggles_of(rung)) == alike(toggles)), None)
+    def comparable(of: Toggles) -> bool:
+        shares = of.world_size == 1 or of.sharding == toggles.sharding
+        return of.world_size < toggles.world_size and shares and as_large(of) and alike(of) == alike(toggles)
+
+    fewer = [rung for rung in above if comparable(toggles_of(rung))]
+    return min(fewer, key=lambda rung: toggles_of(rung).world_size, default=None)

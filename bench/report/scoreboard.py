@@ -18,7 +18,7 @@ from bench.report.rungs import (
     cumulative,
     first_by_round,
     measured,
-    on_one_rank,
+    on_fewer_ranks,
     parity_reference,
     toggles_of,
     tps_by_round,
@@ -58,7 +58,7 @@ class Row:
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
     efficiency: Estimate | None
-    """Of several ranks: tokens per second and device over those of the rung before that trains alike, on one."""
+    """Of several ranks: tokens per second and device over those of an earlier rung that trains alike, on fewer."""
     efficiency_over: str | None
     """That rung's name."""
     mfu: float | None
@@ -228,8 +228,8 @@ def _row(
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    single = on_one_rank(toggles, rungs[: len(above)]) if comparable else None
-    scaled = paired_ratio(tps, tps_by_round(single)) if single else None
+    fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
+    scaled = paired_ratio(tps, tps_by_round(fewer)) if fewer else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
@@ -241,8 +241,8 @@ def _row(
         speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
         verdict=verdict(gain, delta) if gain and sound else None,
-        efficiency=scaled.over(toggles.world_size) if scaled else None,
-        efficiency_over=single[0].rung if single and scaled else None,
+        efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size) if fewer and scaled else None,
+        efficiency_over=fewer[0].rung if fewer and scaled else None,
         mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
         mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
         hfu=share(rate, found, peaks.get((toggles.device, "bf16")), hardware=True),

@@ -7,20 +7,32 @@ from __future__ import annotations
 
 import os
 
-from gpt2.device.base import ChipUse, Device, Launches, PeakMemory
+from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
 from gpt2.device.cuda import Cuda
 from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
 from gpt2.toggles import Toggles, UnsupportedToggle, check
 
-__all__ = ["DEVICES", "ChipUse", "Cpu", "Cuda", "Device", "Launches", "Mps", "PeakMemory", "Xla", "find"]
+__all__ = [
+    "DEVICES",
+    "ChipUse",
+    "Cpu",
+    "Cuda",
+    "Device",
+    "DeviceError",
+    "Launches",
+    "Mps",
+    "PeakMemory",
+    "Xla",
+    "find",
+]
 
 DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla": Xla}
 
 
 def find(toggles: Toggles) -> Device:
-    """The device of this process (its LOCAL_RANK under torchrun). Raises UnsupportedToggle."""
+    """The device of this process (its LOCAL_RANK under torchrun). Raises UnsupportedToggle, DeviceError."""
     check(toggles)
     if toggles.device not in DEVICES:
         raise UnsupportedToggle("device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -18,6 +19,10 @@ from gpt2.toggles import BASELINE, Toggles
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch."""
+
+
+class DeviceError(RuntimeError):
+    """A device that is here but cannot be opened; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +109,11 @@ class Device(ABC):
     def end_step(self) -> None:
         """Called at the end of each optimiser step: whoever records work to run it as one does so here."""
         return
+
+    @contextlib.contextmanager
+    def looked_at(self) -> Iterator[None]:
+        """Around a step of which nothing but the ops is wanted; whoever records ops need not run them."""
+        yield
 
     def set_matmul_precision(self, precision: str) -> None:
         """Choose how float32 products are computed: a value of Toggles.matmul_precision."""
