@@ -16,7 +16,7 @@ from typing import Literal
 import psutil
 from pydantic import ValidationError
 
-from bench.record import Outcome, progress_path
+from bench.record import AFTER, Outcome, progress_path
 from bench.stop import Ending
 
 POLL_SECONDS = 0.25
@@ -116,7 +116,7 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
         how = f"{_how(ended)}: {last[-1]}" if last else _how(ended)
         ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
         wrong = ends[ended.reason]
-        warnings = [*said.warnings, f"after the window: {wrong}"] if wrong else said.warnings
+        warnings = [*said.warnings, f"{AFTER}{wrong}"] if wrong else said.warnings
         return said.model_copy(update={"warnings": warnings})
     if ended.reason == "interrupted":
         return Outcome(status="interrupted", error="by the user")

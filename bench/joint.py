@@ -17,7 +17,7 @@ from bench.link import free_port, interface
 from bench.machine import Plain
 from bench.nodes import LOST, POLL_SECONDS, Team
 from bench.place import Place
-from bench.record import Kind, Outcome
+from bench.record import AFTER, Kind, Outcome
 from bench.schedule import Task
 
 SETTLE_SECONDS = 3.0
@@ -156,7 +156,7 @@ def verdict(place: Place, mine: Outcome, answers: Mapping[int, Outcome]) -> Outc
     wrong = {node: side for node, side in sides.items() if side.status not in ("ok", "interrupted")}
     if mine.status == "ok":
         # The window was complete, on all nodes: what was wrong came after it.
-        after = [f"after the window: {place.called(node)}: {_first(side)}" for node, side in wrong.items()]
+        after = [f"{AFTER}{place.called(node)}: {_first(side)}" for node, side in wrong.items()]
         return mine.model_copy(update={"warnings": [*mine.warnings, *warnings, *after]})
     ranked = sorted(wrong, key=lambda node: _unlikeliness(wrong[node]))
     if not ranked:

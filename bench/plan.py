@@ -124,7 +124,7 @@ def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
     if here is None or memory.total * ranks <= TIGHT * here:
         return "yes"
     if memory.total * ranks <= here:
-        return f"perhaps: tight in {here / ranks / GIB:.0f} GiB"
+        return f"perhaps: tight in {_gib(here / ranks)}"
     return _too_large(workload, rung.toggles, memory, here / ranks)
 
 
@@ -145,9 +145,9 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
     if chip.memory_bytes is None:
         return "unknown: its name covers several sizes of memory"
     if TIGHT * chip.memory_bytes < memory.total <= chip.memory_bytes:
-        return f"perhaps: tight in {chip.memory_bytes / GIB:.0f} GiB"
+        return f"perhaps: tight in {_gib(chip.memory_bytes)}{_needs(rung)}"
     if memory.total <= chip.memory_bytes:
-        return f"fits into {chip.memory_bytes / GIB:.0f} GiB"
+        return f"fits into {_gib(chip.memory_bytes)}{_needs(rung)}"
     return _too_large(workload, rung.toggles, memory, chip.memory_bytes)
 
 
@@ -159,7 +159,18 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
     if devices := _devices_needed(workload, toggles, memory, available):
         at_once = " without accumulation" if toggles.grad_accum_steps > 1 else ""
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
-    return f"will not fit into {available / GIB:,.0f} GiB; try {', '.join(remedies) or 'a smaller model'}"
+    if toggles.device == HOST and toggles.world_size > 1:
+        remedies = ["fewer processes, which share this machine's memory"]
+    return f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.{0 if size >= 10 * GIB else 2}f} GiB"
+
+
+def _needs(rung: Rung) -> str:
+    """How many of the chip, which is not here to be counted."""
+    return f"; needs {rung.toggles.world_size} of them" if rung.toggles.world_size > 1 else ""
 
 
 def _devices_needed(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> int | None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -70,14 +70,14 @@ def main() -> None:
     ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
     try:
-        device = _first_here([arguments.device, *others])
+        device = _first_here(dict.fromkeys([arguments.device, *others]))  # XLA aborts at a second attempt
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
     print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
 
 
-def _first_here(devices: Sequence[str]) -> Device:
+def _first_here(devices: Iterable[str]) -> Device:
     """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError."""
     from gpt2.device import DEVICES, Cpu
     from gpt2.toggles import UnsupportedToggle

@@ -20,6 +20,11 @@ SCHEMA = 1
 CEILING = "ceiling"
 """What the records of a machine's measured ceiling have for a rung."""
 
+AFTER = "after the window: "
+"""Begins the warning of a process that went wrong once its window was complete."""
+CUT_SHORT = f"{AFTER}interrupted"
+"""The warning of a process that the user ended before its proofs were taken."""
+
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 """What `bench run --ablate` adds."""
@@ -198,6 +203,13 @@ class Record(Plain):
     after: State | None = None
     price_per_hour: float | None = None
     """Of the whole machine, in the user's currency."""
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the user ended it before it was done, so that resuming runs it again. A window that was complete by
+        then counts meanwhile; what is missing is the proof."""
+        unproved = self.measurement is not None and self.measurement.proofs is None
+        return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
 
     @property
     def key(self) -> tuple[str, int, int]:

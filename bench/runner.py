@@ -92,7 +92,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
             team.gather(_most_nodes(rungs, team.place.nodes, asked))
         if options.resume:
             repair(path)
-            records += [record for record in read(path)[0] if record.status != "interrupted"]
+            records += [record for record in read(path)[0] if not record.cut_short]
             schedule.resume(records)
             watcher.note(f"going on with {path}, which holds {len(records)} processes")
         standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()

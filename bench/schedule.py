@@ -211,12 +211,18 @@ class Schedule:
     def _tasks(self, what: Sequence[tuple[Kind, Rung]], repetition: int) -> Iterator[Task]:
         for kind, rung in what:
             task = Task(kind=kind, rung=rung, repetition=repetition)
-            if task.key not in self._done and task.key[:2] not in self._skipped:
+            if task.key not in self._done and task.key[:2] not in self._skipped and self._wanted(task):
                 yield task
+
+    def _wanted(self, task: Task) -> bool:
+        """Whether some rung is there to be held to it: what this machine does not support needs no loss parity."""
+        size = task.rung.toggles.tokens_per_step(1)
+        alike = [rung for rung in self.rungs if rung.toggles.tokens_per_step(1) == size]
+        return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""
-        if record.status == "interrupted":
+        if record.cut_short:
             return
         self._done.add(record.key)
         if seconds is not None:

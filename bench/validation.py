@@ -70,9 +70,9 @@ def _yaml(value: object) -> str:
 def near_file(path: Path) -> str:
     """A hint at the ladder that was meant, if there is one like it."""
     ladders = [str(each) for each in sorted({*path.parent.glob("*.yaml"), *Path("ladders").glob("*.yaml")})]
-    named = [each for each in ladders if Path(each).stem == path.stem]
-    closest = named or difflib.get_close_matches(str(path), ladders, n=1, cutoff=0.5)
-    return f"; did you mean {closest[0]}?" if closest else ""
+    stems = {Path(each).stem: each for each in ladders}
+    closest = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.5)
+    return f"; did you mean {stems[closest[0]]}?" if closest else ""
 
 
 def near(name: str, known: list[str]) -> str:

@@ -74,7 +74,8 @@ class Toggles:
         only={"float16": Only(EAGER, "TPUs have bfloat16 units; choose bfloat16")},
         precision={"bfloat16": "bfloat16", "float16": "float16"},
         note=lambda toggles, workload: (
-            "its scaler waits for the device each step, for AdamW is not fused or is under zero1"
+            "its scaler waits for the device each step: AdamW is "
+            + ("under zero1" if toggles.adamw == "fused" else "not fused")
             if toggles.autocast == "float16" and (toggles.adamw != "fused" or toggles.sharding == "zero1")
             else ""
         ),

@@ -169,7 +169,7 @@ def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
     ("chips", "error", "says"),
     [
         (4, DeviceError, r"in use\); end what else holds it"),
-        (0, UnsupportedToggle, r"in use\); choose cpu"),
+        (0, UnsupportedToggle, r"in use\); pip install"),
     ],
 )
 def test_a_tpu_that_something_else_holds_is_an_error_and_one_that_is_not_here_unsupported(

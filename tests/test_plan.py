@@ -97,6 +97,7 @@ def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip
     assert "On T4" in text
     assert "2 GPUs" in text
     assert text.count("fits into 16 GiB") == 9
+    assert text.count("needs 2 of them") == 2
     assert "Missing here: device: cuda: torch finds no CUDA device here" in text
 
 

@@ -11,7 +11,7 @@ from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
-from bench.record import RecordError, append
+from bench.record import CUT_SHORT, RecordError, append
 from bench.report.load import claims_refuted, exit_code, load_boards
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
@@ -267,7 +267,7 @@ def test_the_caption_names_formula_denominator_method_and_processes() -> None:
     for part in (
         "854,438,400 FLOPs per token (F)",
         "By other conventions: 6 N without embeddings 510,336,000 (x 0.597), llm.c 803,478,528 (x 0.940).",
-        "989.4 TFLOP/s each (a datasheet)",
+        "each device's dense bfloat16 peak of 989.4 TFLOP/s (a datasheet)",
         "allocated, window (torch.cuda)",
         "6 processes, each fresh: 3 rounds",
     ):
@@ -713,6 +713,28 @@ def test_where_rungs_are_of_several_devices_tokens_per_second_are_told_for_each_
     place = head.index("TPS per device")
     assert [row[place] for row in rows[:2]] == ["1,000", "750"]
     assert "TPS per device" not in to_markdown(scoreboard([alone]))
+
+
+def test_a_process_cut_short_before_its_proof_counts_until_it_is_run_again() -> None:
+    cut = measurement(500.0, proofs=None)
+    first = record(measurement=cut, warnings=[CUT_SHORT])
+    again = record(session="later", time="2026-01-01T01:00:00+00:00")
+    assert first.cut_short
+    assert not again.cut_short
+    assert [row.tps.value for row in scoreboard([first]).rows if row.tps] == [pytest.approx(500.0)]
+    assert [row.tps.value for row in scoreboard([first, again]).rows if row.tps] == [pytest.approx(1000.0)]
+
+
+def test_in_a_round_cut_in_two_the_first_rung_s_control_stands_in_for_it_in_every_column() -> None:
+    two = replace(BF16, world_size=2)
+    early = record(toggles=BF16, measurement=measurement(1000.0))
+    late = [
+        record("two", 1, session="b", toggles=two, measurement=measurement(3000.0)),
+        record(kind="control", session="b", toggles=BF16, measurement=measurement(2000.0)),
+    ]
+    row = scoreboard([early, *late]).rows[1]
+    found = [estimate.value for estimate in (row.speedup, row.gain, row.efficiency) if estimate]
+    assert found == [pytest.approx(1.5), pytest.approx(1.5), pytest.approx(0.75)]
 
 
 def test_steps_that_grow_by_more_than_the_ranks_have_no_efficiency() -> None:

@@ -3,9 +3,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from samples import record
+from samples import measurement, record
 
 from bench.ladder import Ladder, LadderError, load
+from bench.record import CUT_SHORT
 from bench.schedule import Schedule, Task, ablated, variant
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -209,6 +210,21 @@ def test_ranks_that_cannot_take_steps_of_that_size_leave_no_parity_child(write_l
 
 def test_a_rung_that_only_accumulates_more_has_no_parity_child_which_would_be_itself(write_ladder) -> None:
     assert parity(write_ladder, "micro_batch_size: 4", "micro_batch_size: 4, grad_accum_steps: 2") is None
+
+
+def test_what_is_unsupported_here_has_no_parity_process(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b, set: {micro_batch_size: 4}}]"))
+    schedule = Schedule(ladder, ladder.rungs)
+    assert [task.kind for task in schedule.round(1)] == ["cumulative", "cumulative", "parity"]
+    schedule.ended(record("b", 1, status="unsupported"))
+    assert [task.kind for task in schedule.round(1)] == ["cumulative"]
+
+
+def test_a_process_that_was_cut_short_before_its_proof_is_run_again(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]"))
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.resume([record("a", 0, measurement=measurement(proofs=None), warnings=[CUT_SHORT])])
+    assert [task.rung.name for task in schedule.round(1) if task.kind == "cumulative"] == ["a", "b"]
 
 
 def test_the_parity_child_of_cuda_graphs_does_without_them(write_ladder) -> None:

@@ -143,7 +143,8 @@ def _verdicts(board: Scoreboard) -> list[str]:
         needed = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more.{again}"
         return [needed] if len(board.rows) > 1 else []
     if board.delta is None or control is None or control.low is None or control.high is None:
-        here = f"of the A/A control only {control.rounds} rounds are here" if control else "there is no A/A control"
+        rounds = f"{control.rounds} round{'s are' if control.rounds > 1 else ' is'}" if control else ""
+        here = f"of the A/A control only {rounds} here" if control else "there is no A/A control"
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
     inside = control.low <= 1 <= control.high
     lines = [
@@ -186,7 +187,7 @@ def _mfu(board: Scoreboard) -> list[str]:
         for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
     )
     peak = (
-        f"the devices' dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s each"
+        f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
         if found.peak_flops_bf16
         else "a bfloat16 peak that the device does not have (absent)"
     )
@@ -204,6 +205,14 @@ def _mfu(board: Scoreboard) -> list[str]:
     if any(row.hfu is not None for row in board.rows):
         lines.append("HFU counts what is computed a second time to save memory; MFU does not.")
     return lines
+
+
+def _whose_peak(board: Scoreboard) -> str:
+    """Of what the peaks add up."""
+    found = next(r.measurement for r in board.records if r.measurement)
+    if found.peak_flops_source.startswith("derived"):  # a CPU, however many ranks share it
+        return "each node's CPU's" if board.environment.nodes else "the CPU's"
+    return "each device's"
 
 
 def _ceilings(board: Scoreboard) -> list[str]:

@@ -134,7 +134,7 @@ class Scoreboard:
     @property
     def interrupted(self) -> bool:
         """Whether the run ended before its last process, by the user's will or because it was killed."""
-        if any(record.status == "interrupted" for record in self.records):
+        if any(record.cut_short for record in self.records):
             return True
         wanted = max(self.rounds, self.planned_rounds)
         rounds: dict[tuple[str, int], set[int]] = {}
@@ -200,9 +200,10 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
 
 
 def _latest(records: Sequence[Record]) -> list[Record]:
-    """Without interrupted processes that a resumed run has run again."""
-    done = {r.key for r in records if r.status != "interrupted"}
-    return [r for r in records if r.status != "interrupted" or r.key not in done]
+    """Without processes that were cut short and that a resumed run has run again."""
+    again = {r.key: r for r in sorted(records, key=lambda r: r.time) if r.cut_short}
+    done = {r.key for r in records if not r.cut_short}
+    return [r for r in records if not r.cut_short or (r.key not in done and r is again[r.key])]
 
 
 def _row(
@@ -224,12 +225,12 @@ def _row(
     if status == "ok" and reference and (wrong := _broken_reference(reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
     comparable = status != "not_comparable"
-    gain = paired_ratio(tps, tps_by_round(before)) if before and comparable else None
+    gain = paired_ratio(tps, _paired(before, rungs, records)) if before and comparable else None
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
-    scaled = paired_ratio(tps, tps_by_round(fewer)) if fewer else None
+    scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
@@ -256,6 +257,13 @@ def _row(
         error=error,
         expect=rung[0].expect,
     )
+
+
+def _paired(
+    rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]
+) -> dict[tuple[int, str], float]:
+    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut in two."""
+    return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
 
 
 def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:

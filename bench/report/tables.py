@@ -187,13 +187,13 @@ def _markdown(sheet: Sheet, level: str) -> str:
 DISPENSABLE = (
     "Hours to 10B tokens",
     "HFU",
-    "TPS per device",
-    "Efficiency",
     "MFU (own",
     "Of measured",
+    "TPS per device",
     "Changed",
     "Loss",
     "MFU (bf16",
+    "Efficiency",
     "Peak memory",
     "Speed-up",
 )

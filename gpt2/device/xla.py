@@ -29,6 +29,9 @@ PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 float32 one."""
 
 
+INSTALL = "pip install -e '.[tpu]' on a TPU's machine, '.[xla]' (with PJRT_DEVICE=CPU) on another, or choose cpu"
+
+
 class Xla(Device):
     kind = "xla"
     lazy = True
@@ -43,9 +46,7 @@ class Xla(Device):
             import torch_xla.debug.metrics
             import torch_xla.distributed.spmd
         except ImportError as error:
-            reason = (
-                f"torch_xla does not load ({error}); choose cpu, or pip install -e '.[tpu]', '.[xla]' without a TPU"
-            )
+            reason = f"torch_xla does not load ({error}); {INSTALL}"
             raise UnsupportedToggle("device", "xla", reason) from None
         self._xla = torch_xla
         self._only_records = False
@@ -53,15 +54,15 @@ class Xla(Device):
             torch_xla.runtime.use_spmd()
         try:
             self.torch_device = torch_xla.device()
-        except RuntimeError as error:
+        except (RuntimeError, OSError) as error:  # OSError: PJRT_DEVICE=TPU without libtpu
             told = str(error).strip().splitlines()[0]
-            if torch_xla._internal.tpu.num_available_chips():
+            if isinstance(error, RuntimeError) and torch_xla._internal.tpu.num_available_chips():
                 reason = f"XLA cannot open the TPU ({told}); end what else holds it, such as a notebook"
                 raise DeviceError(reason) from None
-            raise UnsupportedToggle("device", "xla", f"XLA cannot open it ({told}); choose cpu") from None
+            raise UnsupportedToggle("device", "xla", f"XLA cannot open it ({told}); {INSTALL}") from None
         self._on_cpu = torch_xla.runtime.device_type() == "CPU"
         if self._on_cpu and not chosen and torch_xla._internal.tpu.num_available_chips():
-            reason = "there is a TPU, but no libtpu to use it by; pip install -e '.[tpu]', or choose PJRT_DEVICE=CPU"
+            reason = f"there is a TPU, but no libtpu to use it by; {INSTALL}"
             raise UnsupportedToggle("device", "xla", reason)
         self.shared_by_ranks = self._on_cpu  # virtual devices of one and the same CPU
         self._found = torch_xla.runtime.global_runtime_device_count()
