@@ -58,7 +58,7 @@ def test_what_a_cluster_says_of_its_own_ranks_is_not_taken_for_ours(
 def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
     done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "1.5 TFLOP/s each (given with --peak-tflops)" in " ".join(done.stdout.split())
+    assert "the CPU's dense bfloat16 peak of 1.5 TFLOP/s (given with --peak-tflops)" in " ".join(done.stdout.split())
 
 
 def write(path: Path, content: bytes) -> Path:

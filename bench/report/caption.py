@@ -7,6 +7,7 @@ from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import GIB, plain, ratio, with_interval
 from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
+from gpt2.toggles import HOST
 from gpt2.workload import Workload
 
 STATUS = {
@@ -209,9 +210,9 @@ def _mfu(board: Scoreboard) -> list[str]:
 
 def _whose_peak(board: Scoreboard) -> str:
     """Of what the peaks add up."""
-    found = next(r.measurement for r in board.records if r.measurement)
-    if found.peak_flops_source.startswith("derived"):  # a CPU, however many ranks share it
-        return "each node's CPU's" if board.environment.nodes else "the CPU's"
+    first = next(record for record in board.records if record.measurement)
+    if first.toggles.all["device"] == HOST or first.environment.versions.get("xla_backend") == "CPU":
+        return "each node's CPU's" if board.environment.nodes else "the CPU's"  # however many ranks share it
     return "each device's"
 
 
