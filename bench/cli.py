@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from bench import here
+from bench import here, show
 from bench.options import (
     Ablate,
     LadderFile,
@@ -28,7 +28,6 @@ from bench.terminal import console, fail
 
 if TYPE_CHECKING:
     from bench.record import Record
-    from bench.report.scoreboard import Scoreboard
 
 app = typer.Typer(
     name="bench",
@@ -105,6 +104,7 @@ def run(
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
+    from bench.command import Options
     from bench.follower import follow
     from bench.ladder import LadderError
     from bench.place import PlaceError, place
@@ -114,7 +114,7 @@ def run(
     from bench.report.load import claims_refuted, exit_code
     from bench.report.scoreboard import scoreboard
     from bench.resume import ResumeError
-    from bench.runner import Options, RunError, run
+    from bench.runner import RunError, run
     from gpt2.data import DataError
 
     try:
@@ -186,75 +186,17 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-@app.command()
-def report(
-    results: Annotated[
-        list[Path] | None,
-        typer.Argument(help="Results files, or folders: the newest full run of each machine, ladder and model."),
-    ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write scoreboard.md into this folder.")] = None,
-    update: Annotated[
-        Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
-    ] = None,
-    price_per_hour: Price = None,
-) -> None:
-    """Show the scoreboards of RESULTS (default: results/).
-
-    Example: bench report results/ --markdown --out reports/ --update README.md
-    """
-    from bench.report.tables import to_markdown
-    from bench.report.text import rewrite
-
-    boards = _boards(results or [Path("results")])
-    if not (markdown or out or update):
-        _print(boards, price_per_hour)
-        return
-    text = "\n".join(to_markdown(board, price_per_hour) for board in boards)
-    try:
-        if out:
-            out.mkdir(parents=True, exist_ok=True)
-            (out / "scoreboard.md").write_text(f"# Scoreboard\n\n{text}", encoding="utf-8")
-        if update:
-            rewrite(update, text)
-    except OSError as error:
-        fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
-    except ValueError as error:
-        fail(error)
-    if markdown and not (out or update):
-        typer.echo(text, nl=False)
-
-
+app.command()(show.report)
+app.command()(show.compare)
 app.command()(here.doctor)
 app.command()(here.roofline)
-
-
-def _boards(paths: list[Path]) -> list[Scoreboard]:
-    from bench.record import RecordError
-    from bench.report.load import load_boards
-
-    try:
-        boards, warnings = load_boards(paths)
-    except RecordError as error:
-        fail(error)
-    for warning in warnings:
-        typer.echo(f"bench: {warning}", err=True)
-    return boards
 
 
 def _show(records: list[Record], path: Path) -> None:
     """The scoreboard of records in memory: one that a full disk refused is among them."""
     from bench.report.scoreboard import scoreboard
 
-    _print([scoreboard(records, source=path)])
-
-
-def _print(boards: list[Scoreboard], price_per_hour: float | None = None) -> None:
-    from bench.report.tables import to_terminal
-
-    terminal = console()
-    for board in boards:
-        terminal.print(to_terminal(board, price_per_hour, terminal.width))
+    show.show([scoreboard(records, source=path)])
 
 
 if __name__ == "__main__":

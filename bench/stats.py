@@ -69,6 +69,30 @@ def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Est
     return geometric_mean(ratios) if ratios else None
 
 
+def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate | None:
+    """How many times `reference` is `values`, where their rounds have nothing in common: those of two runs.
+
+    The interval is Welch's, of the difference of the logarithms' means. It knows of what varies within a run only, not
+    of what changed on a machine between two. None where either is empty.
+    """
+    if not values or not reference:
+        return None
+    means, squares = [], []  # of the logarithms, and their means' squared errors
+    for sample in (values, reference):
+        logs = [math.log(value) for value in sample]
+        means.append(math.fsum(logs) / len(logs))
+        squares.append(math.fsum((x - means[-1]) ** 2 for x in logs) / max(1, len(logs) - 1) / len(logs))
+    centre, rounds = means[0] - means[1], min(len(values), len(reference))
+    if rounds < LEAST_ROUNDS:
+        return Estimate(math.exp(centre), None, None, rounds)
+    half = 0.0
+    if sum(squares) > 0:
+        sizes = (len(values), len(reference))
+        freedom = sum(squares) ** 2 / sum(s**2 / (n - 1) for s, n in zip(squares, sizes, strict=True))
+        half = float(stdtrit(freedom, (1 + CONFIDENCE) / 2)) * math.sqrt(sum(squares))
+    return Estimate(math.exp(centre), math.exp(centre - half), math.exp(centre + half), rounds)
+
+
 def noise_floor(control: Estimate | None) -> float | None:
     """delta: the relative difference below which two rungs count as the same; None where no control tells.
 

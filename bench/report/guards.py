@@ -32,7 +32,7 @@ def judge(
     for status, error in (
         ("not_comparable", _other_environment(rung, first)),
         ("ranks_differ", _ranks_differ(rung)),
-        ("parity_failed", _other_loss(rung, reference) or _other_gradients(rung)),
+        ("parity_failed", other_loss(rung, reference) or _other_gradients(rung)),
         ("recompiled", _recompiled(rung)),
         ("inert", _inert(rung, before)),
     ):
@@ -78,7 +78,8 @@ def _comparable(*sides: Measurement) -> int:
     return min(skips, default=PARITY_STEPS - 1) + 1
 
 
-def _other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> str | None:
+def other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> str | None:
+    """How a rung's losses differ from another's by more than number formats explain; None if they do not."""
     if not reference or not measured(rung):
         return None
     classes = [LOSS_TOLERANCE[toggles_of(each).precision_class()] for each in (rung, reference)]

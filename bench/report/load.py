@@ -6,13 +6,36 @@ import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.published import Published, is_published, read_published
 from bench.record import ABLATION, CEILING, Record, RecordError, read
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.stats import LEAST_ROUNDS
 
 
-def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
+def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
+    """The figures of others among results files and folders, and warnings about files that were left out.
+
+    Raises RecordError for a file by name that cannot be read.
+    """
+    found: list[Published] = []
+    warnings: list[str] = []
+    for path in paths:
+        for file in _files(path):
+            try:
+                found += read_published(file) if is_published(file) else []
+            except RecordError as error:
+                if not path.is_dir():
+                    raise
+                warnings.append(f"{error}; left out")
+    return found, warnings
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+
+
+def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
@@ -20,15 +43,16 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
     one with rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold
     nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file
     that cannot be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by
-    name.
+    name. Figures of others are passed over (see load_published()). needed: whether no run at all is an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
     rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
-        files = sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
         contents: dict[Path, list[Record]] = {}
-        for file in files:
+        for file in _files(path):
+            if is_published(file):
+                continue
             try:
                 contents[file], torn = _one_run(file)
                 warnings += torn
@@ -49,7 +73,7 @@ def load_boards(paths: Sequence[Path]) -> tuple[list[Scoreboard], list[str]]:
             chosen = _chosen(runs)
             boards.append(chosen)
             warnings += _passed_over(runs, chosen)
-    if not boards:
+    if not boards and needed:
         shown = ", ".join(str(path) for path in paths)
         left_out = "".join(f"\nbench: {warning}" for warning in warnings)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
@@ -89,22 +113,18 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 
 
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
-    newest = max(runs, key=_begun)
+    newest = max(runs, key=lambda board: board.begun)
     same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
     return max(
-        same, key=lambda board: (not board.interrupted, len(board.rows), board.rounds >= LEAST_ROUNDS, _begun(board))
+        same, key=lambda board: (not board.interrupted, len(board.rows), board.rounds >= LEAST_ROUNDS, board.begun)
     )
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
     """A line for each newer run that is not shown."""
-    newer = [board for board in runs if _begun(board) > _begun(chosen)]
+    newer = [board for board in runs if board.begun > chosen.begun]
     why = {True: "interrupted", False: "shorter"}
     return [f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer]
-
-
-def _begun(board: Scoreboard) -> str:
-    return min(record.time for record in board.records)
 
 
 def exit_code(records: Sequence[Record]) -> int:

@@ -6,6 +6,7 @@ board.rows[0].tps.value
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,6 +105,17 @@ class Scoreboard:
     rounds: int
     source: Path | None
     """The results file."""
+
+    @property
+    def file_name(self) -> str:
+        """Of its ladder and model, fit for a file's name."""
+        model = self.records[0].workload["model"]
+        return re.sub(r"[^\w.-]+", "-", self.ladder if model == "gpt2" else f"{self.ladder}-{model}")
+
+    @property
+    def begun(self) -> str:
+        """UTC start of its first process."""
+        return min(record.time for record in self.records)
 
     @property
     def fastest(self) -> Row | None:

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rich import box
-from rich.console import Group, RenderableType
-from rich.table import Table
-from rich.text import Text
+from rich.console import Group
 
 from bench.report.attribution import Attribution, Gain, attribution
 from bench.report.caption import (
@@ -23,27 +19,12 @@ from bench.report.caption import (
     timing_notes,
 )
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import DASH, GIB, markdown, number, percent, plain, ratio, with_interval
+from bench.report.sheet import Sheet
+from bench.report.text import DASH, GIB, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """One table, as text; columns that hold nothing but dashes are left out of it."""
-
-    title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: frozenset[int]
-    """Places of the columns that hold words, not figures."""
-    notes: Sequence[str]
-
-    @property
-    def shown(self) -> list[int]:
-        return [place for place in range(len(self.head)) if any(row[place] != DASH for row in self.rows)]
 
 
 def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet]:
@@ -171,17 +152,8 @@ def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
 
 def to_markdown(board: Scoreboard, price_per_hour: float | None = None) -> str:
     """GitHub tables, each between its heading and its notes."""
-    return "\n".join(
-        _markdown(sheet, "###" if not place else "####") for place, sheet in enumerate(sheets(board, price_per_hour))
-    )
-
-
-def _markdown(sheet: Sheet, level: str) -> str:
-    shown = sheet.shown
-    lines = [f"{level} {markdown(sheet.title)}", "", f"| {' | '.join(sheet.head[place] for place in shown)} |"]
-    lines.append(f"|{'|'.join('---' if place in sheet.words else '--:' for place in shown)}|")
-    lines += [f"| {' | '.join(markdown(row[place]) for place in shown)} |" for row in sheet.rows]
-    return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in sheet.notes)]).rstrip() + "\n"
+    shown = sheets(board, price_per_hour)
+    return "\n".join(sheet.to_markdown("####" if place else "###") for place, sheet in enumerate(shown))
 
 
 DISPENSABLE = (
@@ -202,43 +174,5 @@ DISPENSABLE = (
 
 def to_terminal(board: Scoreboard, price_per_hour: float | None = None, width: int = 200) -> Group:
     """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
-    parts: list[RenderableType] = []
-    for sheet in sheets(board, price_per_hour):
-        widths, left = _fit(sheet, width)
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-        for place, columns in widths.items():
-            justify = "left" if place in sheet.words else "right"
-            table.add_column(sheet.head[place], justify=justify, overflow="fold", width=columns)
-        for row in sheet.rows:
-            table.add_row(*(Text(row[place]) for place in widths))
-        notes = list(sheet.notes)
-        if left:
-            notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal or --markdown shows all.")
-        parts += [Text(plain(sheet.title), style="bold"), table, *(Text(line, style="dim") for line in notes), Text()]
+    parts = [part for sheet in sheets(board, price_per_hour) for part in sheet.to_terminal(width, DISPENSABLE)]
     return Group(*parts[:-1])
-
-
-BETWEEN = 2
-"""Characters between two columns."""
-
-
-def _fit(sheet: Sheet, width: int) -> tuple[dict[int, int], list[str]]:
-    """Widths of the columns that fit, by place, and the titles of those that do not.
-
-    A cell breaks between words only, unless not even the last few columns fit.
-    """
-    cells = {place: [sheet.head[place], *(row[place] for row in sheet.rows)] for place in sheet.shown}
-    least = {place: max(len(word) for cell in column for word in cell.split()) for place, column in cells.items()}
-    most = {place: max(len(cell) for cell in column) for place, column in cells.items()}
-    left = []
-    for title in DISPENSABLE:
-        place = next((place for place in least if sheet.head[place].startswith(title)), None)
-        if place is not None and sum(least.values()) + BETWEEN * len(least) > width:
-            del least[place]
-            left.append(sheet.head[place])
-    spare = width - sum(least.values()) - BETWEEN * len(least)
-    while spare > 0 and (tight := [place for place in least if least[place] < most[place]]):
-        for place in tight[:spare]:
-            least[place] += 1
-            spare -= 1
-    return least, left

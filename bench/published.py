@@ -1,0 +1,94 @@
+"""Figures that others have published, kept as data: a JSON object for each in results/published/. Imports no torch.
+
+They were measured by other code than this, so no table ranks them with ours without the label "published".
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, ValidationError
+
+from bench.machine import Plain
+from bench.record import SCHEMA, RecordError
+
+MARK = b'"kind":"published"'
+"""In the first line of a file of such figures."""
+
+Series = Literal["ladder", "apart", "batch sweep", "scaling", "accumulated scaling", "full run"]
+
+
+class Published(Plain):
+    """One row of somebody's table; null is what they do not say."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    kind: Literal["published"] = "published"
+    source: str
+    """Short name of who published it."""
+    url: str | None = None
+    series: Series
+    """Figures of one series follow from one another; those of different series do not."""
+    rung: str
+    label: str | None = None
+    """The source's own name for it."""
+    hardware: str | None = None
+    devices: int | None = None
+    """Over which all figures are summed."""
+    model: str
+    seq_len: int | None = None
+    number_format: str | None = None
+    tps: float | None = None
+    speedup: float | None = None
+    """As stated, over the series' first row."""
+    memory_bytes: int | None = None
+    """Peak, allocated, of one device."""
+    mfu: dict[str, float] = Field(default_factory=dict)
+    """As stated, a share, by the number format of its peak."""
+    flops_per_token: int | None = None
+    peak_flops: dict[str, float] = Field(default_factory=dict)
+    """Of one device, by number format, as the source takes them."""
+    step_seconds: float | None = None
+    micro_batch_size: int | None = None
+    tokens_per_step: int | None = None
+    tokens: float | None = None
+    """Of a full run."""
+    minutes: float | None = None
+    """It took."""
+    dataset: str | None = None
+    cost_usd: float | None = None
+    note: str | None = None
+
+    def recomputed_mfu(self, number_format: str) -> float | None:
+        """Its tokens per second times FLOPs per token over the devices' peak; None where one of them is not said."""
+        peak = self.peak_flops.get(number_format)
+        if self.tps is None or self.flops_per_token is None or peak is None or self.devices is None:
+            return None
+        return self.tps * self.flops_per_token / (peak * self.devices)
+
+
+def is_published(path: Path) -> bool:
+    """Whether a results file holds figures of others; of one that cannot be read, read() will tell why."""
+    try:
+        with path.open("rb") as file:
+            return MARK in file.readline().replace(b" ", b"")
+    except OSError:
+        return False
+
+
+def read_published(path: Path) -> list[Published]:
+    """All figures of a file. Raises RecordError."""
+    found = []
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    for number, line in enumerate(lines, start=1):
+        try:
+            found.append(Published.model_validate_json(line))
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(str(part) for part in first["loc"])
+            what = f"no published figure of schema {SCHEMA}: {where}: {first['msg']}"
+            raise RecordError(f"{path}:{number}: {what}") from None
+    return found

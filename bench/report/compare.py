@@ -1,0 +1,375 @@
+"""Runs side by side: rungs paired by what they switch on, how many times as fast, and what else differs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from bench.machine import differences
+from bench.record import Record, RecordError
+from bench.report.caption import status_of
+from bench.report.guards import other_loss
+from bench.report.load import load_boards
+from bench.report.rungs import cumulative, measured, tps_by_round
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.sheet import Sheet
+from bench.report.text import DASH, GIB, number, percent, plain, ratio, with_interval
+from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
+from bench.validation import near
+from gpt2.toggles import Toggles
+
+GOOD = ("ok", "inert")
+"""Statuses of rungs whose speed means what it says."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Side:
+    """One run, or one rung of it."""
+
+    letter: str
+    """By which tables call it."""
+    board: Scoreboard
+    rung: str | None = None
+    """The only one of interest."""
+
+    @property
+    def rows(self) -> list[Row]:
+        return [row for row in self.board.rows if self.rung in (None, row.rung)]
+
+    def records(self, row: Row) -> list[Record]:
+        """Of one rung, in all rounds."""
+        return next(rung for rung in cumulative(self.board.records) if rung[0].rung_index == row.index)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pair:
+    """A rung of the first side, and the one of another that it is held to."""
+
+    first: Row
+    other: Row
+    tps: Estimate | None
+    """How many times as fast the other is."""
+    verdict: Verdict | None
+    memory: Estimate | None
+    """How many times the memory it needs."""
+    flaw: str | None
+    """Why the two speeds do not rank."""
+    memory_flaw: str | None
+    loss_flaw: str | None
+    """How its losses differ by more than number formats explain."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """One side over the first."""
+
+    first: Side
+    other: Side
+    differences: tuple[str, ...]
+    """Of machine, software and task, torch first."""
+    pairs: tuple[Pair, ...]
+    alone: tuple[str, ...]
+    """Rungs that only one side has: "only in A: ..."."""
+
+
+def sides(names: Sequence[str]) -> list[list[Side]]:
+    """For each ladder that all of `names` have, the sides; a name is FILE, FOLDER or either with :RUNG.
+
+    Raises RecordError where there is nothing to compare.
+    """
+    found = [_side(name) for name in names]
+    if any(rung for _, _, rung in found) or all(len(boards) == 1 for _, boards, _ in found):
+        for path, boards, rung in found:
+            if len(boards) > 1:
+                raise RecordError(f"{path}: holds {len(boards)} runs, {_names(boards)}; name one file, for {rung!r}")
+        return [[Side(letter=_letter(n), board=b[0], rung=r) for n, (_, b, r) in enumerate(found)]]
+    tasks: list[dict[tuple[str, str], Scoreboard]] = []
+    for path, boards, _ in found:
+        by_task: dict[tuple[str, str], Scoreboard] = {}
+        for board in boards:
+            if by_task.setdefault(_task(board), board) is not board:
+                raise RecordError(f"{path}: holds runs of {board.ladder} on several machines; name a file or a folder")
+        tasks.append(by_task)
+    common = [task for task in tasks[0] if all(task in other for other in tasks)]
+    if not common:
+        lists = "; ".join(f"{path} has {_names(boards)}" for path, boards, _ in found)
+        raise RecordError(f"no ladder is in all of them: {lists}; name two files to compare unlike ladders")
+    return [[Side(letter=_letter(n), board=each[task]) for n, each in enumerate(tasks)] for task in common]
+
+
+def _task(board: Scoreboard) -> tuple[str, str]:
+    return board.ladder, str(board.records[0].workload["model"])
+
+
+def _names(boards: Sequence[Scoreboard]) -> str:
+    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place)
+
+
+def _side(name: str) -> tuple[str, list[Scoreboard], str | None]:
+    """What a name stands for. Raises RecordError."""
+    path, rung = name, None
+    if not Path(name).exists():
+        parts = name.split(":")
+        cuts = [":".join(parts[:n]) for n in range(1, len(parts))]
+        path = next((cut for cut in cuts if Path(cut).exists()), name)
+        rung = name[len(path) + 1 :] or None
+    boards, _ = load_boards([Path(path)])
+    if rung is None:
+        return path, boards, None
+    known = [row.rung for board in boards for row in board.rows]
+    if rung not in known:
+        raise RecordError(f"{path}: no rung is called {rung!r}{near(rung, known)}")
+    return path, [board for board in boards if rung in [row.rung for row in board.rows]], rung
+
+
+def compare(first: Side, other: Side) -> Comparison:
+    """Pair the rungs of two sides; two named rungs are a pair, whatever they switch on."""
+    mine, theirs = first.rows, list(other.rows)
+    pairs = []
+    if first.rung and other.rung:
+        pairs.append((mine.pop(), theirs.pop()))
+    for row in list(mine):
+        alike = [each for each in theirs if each.toggles == row.toggles]
+        if alike:
+            match = next((each for each in alike if each.rung == row.rung), alike[0])
+            pairs.append((row, match))
+            mine.remove(row)
+            theirs.remove(match)
+    alone = [
+        f"Only in {side.letter}: {', '.join(plain(row.rung) for row in rows)}."
+        for side, rows in ((first, mine), (other, theirs))
+        if rows
+    ]
+    return Comparison(
+        first=first,
+        other=other,
+        differences=tuple(_differences(first, other)),
+        pairs=tuple(_pair(first, a, other, b) for a, b in pairs),
+        alone=tuple(alone),
+    )
+
+
+def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
+    one, two = first.records(a), other.records(b)
+    flaw, memory_flaw = _unlike(first, a, other, b), None
+    tps = memory = None
+    if not flaw:
+        if _same_run(first, other):
+            tps = paired_ratio(tps_by_round(two), tps_by_round(one))
+        else:
+            tps = independent_ratio([*tps_by_round(two).values()], [*tps_by_round(one).values()])
+    methods = (a.peak_memory_method, b.peak_memory_method)
+    if a.peak_memory_bytes and b.peak_memory_bytes:
+        if methods[0] == methods[1]:
+            memory = independent_ratio(_memory(two), _memory(one))
+        else:
+            memory_flaw = f"{methods[1]} against {methods[0]}"
+    deltas = [board.delta for board in (first.board, other.board)]
+    delta = None if None in deltas else max(each for each in deltas if each is not None)
+    return Pair(
+        first=a,
+        other=b,
+        tps=tps,
+        verdict=verdict(tps, delta) if tps else None,
+        memory=memory,
+        flaw=flaw,
+        memory_flaw=memory_flaw,
+        loss_flaw=_loss_flaw(one, two),
+    )
+
+
+def _same_run(first: Side, other: Side) -> bool:
+    return first.board.source == other.board.source
+
+
+def _memory(rung: Sequence[Record]) -> list[float]:
+    found = [r.measurement.peak_memory_bytes for r in rung if r.status == "ok" and r.measurement]
+    return [float(each) for each in found if each]
+
+
+def _unlike(first: Side, a: Row, other: Side, b: Row) -> str | None:
+    """Why two speeds do not rank."""
+    tasks = first.board.records[0].workload, other.board.records[0].workload
+    for key in ("model", "seq_len"):
+        if tasks[0][key] != tasks[1][key]:
+            return f"another task: {key} {tasks[1][key]} against {tasks[0][key]}"
+    for side, row in ((first, a), (other, b)):
+        if row.status not in GOOD:
+            return f"{status_of(row)} in {side.letter}"
+    return None
+
+
+def _loss_flaw(one: Sequence[Record], two: Sequence[Record]) -> str | None:
+    """Only where both had to compute the same."""
+    mine, theirs = measured(one), measured(two)
+    alike = ("model", "data", "seq_len", "seed", "lr")
+    if not mine or not theirs or mine.tokens_per_step != theirs.tokens_per_step:
+        return None
+    if any(one[0].workload[key] != two[0].workload[key] for key in alike) or one[0].data_sha256 != two[0].data_sha256:
+        return None
+    return other_loss(two, one)
+
+
+ROUNDS = ("repeats", "until")
+
+
+def _differences(first: Side, other: Side) -> Iterator[str]:
+    """What is not the same on both sides, a line each: torch, the machine, what is measured, and how."""
+
+    def line(what: str, was: object, now: object) -> str:
+        return f"{what}: {_shown(was)} in {first.letter}, {_shown(now)} in {other.letter}"
+
+    ours, theirs = first.board.environment, other.board.environment
+    same_device = first.rows[-1].toggles.device == other.rows[-1].toggles.device
+    found = list(differences(ours, theirs, same_device=same_device))
+    for what, was, now in sorted(found, key=lambda difference: difference[0] != "torch"):
+        yield line(what, was, now)
+    one, two = first.board.records[-1], other.board.records[-1]
+    for name, was, now in (("workload", one.workload, two.workload), ("protocol", one.protocol, two.protocol)):
+        for key in {**was, **now}:
+            if was.get(key) != now.get(key) and key not in ROUNDS:
+                yield line(f"{name}.{key}", was.get(key), now.get(key))
+    if one.data_sha256 != two.data_sha256:
+        yield line("the text (sha256)", (one.data_sha256 or "")[:12], (two.data_sha256 or "")[:12])
+    if first.rung and other.rung:
+        a, b = first.rows[0].toggles, other.rows[0].toggles
+        for toggle in fields(Toggles):
+            if getattr(a, toggle.name) != getattr(b, toggle.name):
+                yield line(f"toggles.{toggle.name}", getattr(a, toggle.name), getattr(b, toggle.name))
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, int) and value >= GIB:
+        return f"{value / GIB:.1f} GiB"
+    if isinstance(value, dict):
+        return ", ".join(f"{name}={each}" for name, each in sorted(value.items())) or "nothing"
+    return "-" if value is None else plain(str(value))
+
+
+# --- for a reader ----------------------------------------------------------------------------------------------------
+
+
+def sheet(comparisons: Sequence[Comparison]) -> Sheet:
+    """One table of all sides, for each rung that the first has a partner for; what differs stands before it."""
+    first = comparisons[0].first
+    every = [first, *(comparison.other for comparison in comparisons)]
+    head = ["Rung", f"{first.letter} TPS", f"{first.letter} MFU", f"{first.letter} memory (GiB)"]
+    for side in every[1:]:
+        over = f"{side.letter} over {first.letter}"
+        head += [f"{side.letter} TPS", f"{side.letter} MFU", over, f"Memory, {over}"]
+    rows = []
+    for row in first.rows:
+        pairs = [next((pair for pair in each.pairs if pair.first is row), None) for each in comparisons]
+        if any(pairs):
+            names = dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)])
+            cells = [_tps(row), percent(row.mfu), _gib(row)]
+            rows.append([" / ".join(map(plain, names)), *cells, *(cell for pair in pairs for cell in _cells(pair))])
+    before = [_legend(side) for side in every]
+    for each in comparisons:
+        none = (
+            f"Nothing of machine, software or task is known to differ between {first.letter} and {each.other.letter}."
+        )
+        before += each.differences or [none]
+    title = dict.fromkeys(f"{side.board.ladder} on {side.board.environment.machine}" for side in every)
+    return Sheet(
+        title=" against ".join(title),
+        head=head,
+        rows=rows,
+        words=frozenset({0}),
+        first=before,
+        notes=_notes(comparisons),
+    )
+
+
+def _legend(side: Side) -> str:
+    board = side.board
+    commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
+    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
+    of = f", rung {plain(side.rung)}" if side.rung else ""
+    return f"{side.letter}: {board.source}{of}: {board.environment.machine}, {rounds} begun {board.begun[:16]}{commit}"
+
+
+def _tps(row: Row) -> str:
+    return with_interval(number(row.tps.value), row.tps) if row.tps else status_of(row)
+
+
+def _gib(row: Row) -> str:
+    return f"{row.peak_memory_bytes / GIB:.2f}" if row.peak_memory_bytes is not None else DASH
+
+
+def _cells(pair: Pair | None) -> list[str]:
+    if pair is None:
+        return [DASH, DASH, DASH, DASH]
+    over = f"{ratio(pair.tps)}, {pair.verdict}" if pair.tps else f"not ranked: {pair.flaw}" if pair.flaw else DASH
+    memory = f"{pair.memory.value:.3f}x" if pair.memory else "not comparable" if pair.memory_flaw else DASH
+    return [_tps(pair.other), percent(pair.other.mfu), over, memory]
+
+
+def _notes(comparisons: Sequence[Comparison]) -> list[str]:
+    sides = [comparisons[0].first, *(each.other for each in comparisons)]
+    floors = {
+        f"±{side.board.delta:.1%} in {side.letter}" if side.board.delta is not None else f"not known in {side.letter}"
+        for side in sides
+    }
+    lines = ["± is the 95 % t interval."]
+    if any(_same_run(each.first, each.other) for each in comparisons):
+        lines.append("Ratios within one run are paired within rounds.")
+    if not all(_same_run(each.first, each.other) for each in comparisons):
+        lines.append(
+            "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
+            "run vary, not what changed on a machine between two: measure both close together."
+        )
+    lines.append(f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger.")
+    lines += [line for each in comparisons for line in each.alone]
+    for each in comparisons:
+        for pair in each.pairs:
+            name = plain(pair.first.rung)
+            if pair.memory_flaw:
+                lines.append(
+                    f"{name}: peak memory was found out in two ways, which do not compare: {pair.memory_flaw}."
+                )
+            if pair.loss_flaw:
+                lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: it differs in {pair.loss_flaw}.")
+    return lines
+
+
+# --- a gate for CI ---------------------------------------------------------------------------------------------------
+
+
+CONDITION = re.compile(r"\s*(tps|memory)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """What is to fail a comparison: a change of speed or memory beyond a bound."""
+
+    metric: str
+    below: bool
+    bound: float
+    """The ratio that is not to be passed."""
+    text: str
+    """As it was asked."""
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Of "tps<-5%" or "memory>10%". Raises ValueError."""
+        found = CONDITION.fullmatch(text)
+        if not found:
+            raise ValueError(f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'")
+        return cls(metric=found[1], below=found[2] == "<", bound=1 + float(found[3]) / 100, text=text.strip())
+
+    def met(self, pair: Pair) -> bool | None:
+        """Whether the whole interval lies beyond the bound; None where there is none."""
+        change = pair.tps if self.metric == "tps" else pair.memory
+        if change is None or change.low is None or change.high is None:
+            return None
+        return change.high < self.bound if self.below else change.low > self.bound

@@ -1,0 +1,79 @@
+"""Scoreboards as one pandas table of raw figures, a line per rung: what CSV, JSON and plots are made from.
+
+Nothing is rounded here, shares are between 0 and 1, and what is absent is empty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pandas
+
+from bench.report.rungs import cumulative, measured
+from bench.report.scoreboard import Row, Scoreboard
+from bench.stats import Estimate
+
+
+def frame(boards: Sequence[Scoreboard]) -> pandas.DataFrame:
+    """Columns: where the figures are from, what the rung switches on (`toggles.*`), and the figures."""
+    return pandas.DataFrame([_line(board, row) for board in boards for row in board.rows]).convert_dtypes()
+
+
+def to_csv(boards: Sequence[Scoreboard]) -> str:
+    return frame(boards).to_csv(index=False)
+
+
+def to_json(boards: Sequence[Scoreboard]) -> str:
+    """A list of objects, null for what is absent."""
+    return f"{frame(boards).to_json(orient='records', indent=2)}\n"
+
+
+def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
+    machine, workload = board.environment, board.records[0].workload
+    found = measured(next(rung for rung in cumulative(board.records) if rung[0].rung_index == row.index))
+    return {
+        "ladder": board.ladder,
+        "machine": machine.machine,
+        "chip": machine.chip,
+        "nodes": machine.nodes or 1,
+        "torch": machine.torch,
+        "source": board.source.as_posix() if board.source else None,
+        "begun": board.begun,
+        "rounds": board.rounds,
+        "noise_floor": board.delta,
+        **{f"workload.{name}": value for name, value in workload.items()},
+        "rung": row.rung,
+        "rung_index": row.index,
+        **{f"toggles.{name}": getattr(row.toggles, name) for name in row.toggles.__dataclass_fields__},
+        "status": row.status,
+        "error": row.error.strip().splitlines()[0] if row.error else None,
+        "tokens_per_step": row.tokens_per_step,
+        **_estimate("tps", row.tps),
+        **_estimate("speedup", row.speedup),
+        **_estimate("over_rung_before", row.gain),
+        "verdict": row.verdict,
+        **_estimate("efficiency", row.efficiency),
+        "mfu_bf16": row.mfu,
+        "mfu_own_format": row.mfu_own,
+        "hfu_bf16": row.hfu,
+        "share_of_measured_ceiling": row.ceiling_share,
+        "flops_per_token": found.flops_per_token if found else None,
+        "flops_formula": found.flops_formula if found else None,
+        "peak_flops_bf16": found.peak_flops_bf16 if found else None,
+        "peak_flops_source": found.peak_flops_source if found else None,
+        "peak_memory_bytes": row.peak_memory_bytes,
+        "peak_memory_method": row.peak_memory_method,
+        "loss_step": board.loss_step,
+        "loss": row.loss,
+        "joules_per_token": row.joules_per_token,
+    }
+
+
+def _estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
+    """With the ends of its 95 % interval."""
+    return {
+        name: estimate.value if estimate else None,
+        f"{name}_low": estimate.low if estimate else None,
+        f"{name}_high": estimate.high if estimate else None,
+    }

@@ -1,0 +1,144 @@
+"""Scoreboards as one HTML file that needs nothing else: tables that sort, raw samples, pictures, rungs compared."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined
+from markupsafe import Markup
+
+from bench.published import Published
+from bench.report.plots import pictures
+from bench.report.plots.style import THEMES
+from bench.report.published import beside
+from bench.report.published import sheets as published_sheets
+from bench.report.rungs import cumulative, tps_by_round
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.sheet import Sheet
+from bench.report.tables import sheets
+from bench.report.text import GIB, number, percent, plain
+
+HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    label: str
+    svg: Markup
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Of the page: one run, or the figures of others."""
+
+    title: str
+    tables: Sequence[Sheet]
+    pictures: Sequence[Picture] = ()
+    environment: str = ""
+    samples: Sheet | None = None
+
+
+def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_per_hour: float | None = None) -> str:
+    """The file's text. What comes from results files is text in it, never markup or script."""
+    sections = [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
+    sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
+    rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
+    data = json.dumps(rungs, ensure_ascii=False).replace("<", "\\u003c")  # no text may end the script
+    # Only this page's own script may run, and a hash of what it shows is as good as a random number for that.
+    nonce = sha256(data.encode()).hexdigest()[:24]
+    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
+        (HERE / "page.html").read_text(encoding="utf-8")
+    )
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    return template.render(boards=sections, rungs=rungs, data=Markup(data), script=Markup(script), nonce=nonce)
+
+
+def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
+    tables = sheets(board, price_per_hour)
+    if next_to := beside(board, figures):
+        tables.append(next_to)
+    drawn = [
+        Picture(label=f"{what.replace('-', ' ')} of {board.ladder}", svg=Markup(_inlined(svg, f"p{place}-{n}-")))
+        for n, (what, svg) in enumerate(pictures(board).items())
+    ]
+    return Section(
+        title=f"{board.ladder} on {board.environment.machine}",
+        tables=[_dense(table) for table in tables],
+        pictures=drawn,
+        environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        samples=_samples(board),
+    )
+
+
+def _dense(sheet: Sheet) -> Sheet:
+    """Without the columns that hold nothing."""
+    shown = sheet.shown
+    return Sheet(
+        title=plain(sheet.title),
+        head=[sheet.head[place] for place in shown],
+        rows=[[row[place] for place in shown] for row in sheet.rows],
+        words=frozenset(n for n, place in enumerate(shown) if place in sheet.words),
+        notes=[*sheet.first, *sheet.notes],
+    )
+
+
+def _samples(board: Scoreboard) -> Sheet:
+    rows = []
+    for record in board.records:
+        found = record.measurement
+        if found is None or not found.block_seconds or found.tokens_per_second is None:
+            continue
+        blocks = " ".join(f"{seconds:.4g}" for seconds in found.block_seconds)
+        cells = [plain(record.rung), record.kind, str(record.repetition), number(found.tokens_per_second)]
+        rows.append([*cells, str(found.block_steps), blocks])
+    head = ["Rung", "Kind", "Round", "TPS", "Steps per block", "Seconds of each block"]
+    return Sheet(title="Raw samples", head=head, rows=rows, words=frozenset({0, 1, 5}), notes=())
+
+
+def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
+    """What the page must know to compare it with another."""
+    records = next(rung for rung in cumulative(board.records) if rung[0].rung_index == row.index)
+    machine, workload = board.environment, records[0].workload
+    facts = {
+        "torch": machine.torch,
+        "chip": machine.chip,
+        "devices of the machine": str(machine.device_count),
+        "CPU": machine.cpu,
+        "Python": machine.python,
+        **machine.versions,
+        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in row.toggles.__dataclass_fields__},
+        "tokens per second": number(row.tps.value) if row.tps else None,
+        "MFU (bf16)": percent(row.mfu),
+        "peak memory": f"{row.peak_memory_bytes / GIB:.2f} GiB" if row.peak_memory_bytes is not None else None,
+        "peak memory is": row.peak_memory_method,
+        "loss at step": f"{board.loss_step}: {row.loss:.4f}" if row.loss is not None else None,
+        "code (hash)": machine.code_hash[:12],
+        "from": board.source.as_posix() if board.source else None,
+    }
+    return {
+        "name": plain(f"{board.ladder} on {machine.machine}: {row.rung}"),
+        "run": run,
+        "status": row.status,
+        "task": {key: workload[key] for key in ("model", "seq_len")},
+        "tps": {f"{repetition} {session}": tps for (repetition, session), tps in tps_by_round(records).items()},
+        "facts": {name: value if value is None else plain(str(value)) for name, value in facts.items()},
+    }
+
+
+REFERENCES = re.compile(r'(\bid="|xlink:href="#|url\(#)')
+
+
+def _inlined(svg: str, prefix: str) -> str:
+    """A picture as part of a page: in the page's own colours, its names in nobody else's way."""
+    light = THEMES["light"]
+    text = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    text = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s*", "\n", text))  # a hundredth of a point is enough
+    for part in ("paper", "ink", "faint"):
+        text = re.sub(re.escape(light[part]), f"var(--{part})", text, flags=re.IGNORECASE)
+    return REFERENCES.sub(lambda found: found[1] + prefix, text)

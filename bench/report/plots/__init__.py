@@ -1,0 +1,63 @@
+"""Pictures of scoreboards: each a function of its own, drawn on light and on dark paper, as PNG and SVG."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from bench.report.plots.curves import loss_by_step, loss_by_time
+from bench.report.plots.machine import block_times
+from bench.report.plots.rungs import attribution, climb, hardware, panels
+from bench.report.plots.scaling import batch_sizes, world_sizes
+from bench.report.plots.style import THEMES, save, svg, theme
+from bench.report.scoreboard import Scoreboard
+
+OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
+    "climb": climb,
+    "rungs": panels,
+    "attribution": attribution,
+    "batch": batch_sizes,
+    "world-size": world_sizes,
+    "loss-by-step": loss_by_step,
+    "loss-by-time": loss_by_time,
+    "block-times": block_times,
+}
+"""None where a run has nothing to show of it."""
+
+OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {"hardware": hardware}
+
+
+def pictures(board: Scoreboard) -> dict[str, str]:
+    """All that a run has something to show of, as SVG on light paper."""
+    with theme("light"):
+        return {what: svg(figure) for what, picture in OF_A_RUN.items() if (figure := picture(board))}
+
+
+def _stems(boards: Sequence[Scoreboard]) -> list[str]:
+    """Beginnings of files' names: machine and ladder; of a second run of these, also when it began."""
+    stems: list[str] = []
+    for board in boards:
+        stem = f"{board.environment.machine}-{board.file_name}"
+        stems.append(f"{stem}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if stem in stems else stem)
+    return stems
+
+
+def draw(boards: Sequence[Scoreboard], out: Path) -> list[Path]:
+    """Draw all that these runs have something to show of, into out/plots; gives the files. Raises OSError."""
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    files = []
+    for name in THEMES:
+        suffix = "" if name == "light" else f"-{name}"
+        with theme(name):
+            for board, stem in zip(boards, _stems(boards), strict=True):
+                for what, picture in OF_A_RUN.items():
+                    if figure := picture(board):
+                        files += save(figure, folder / f"{stem}-{what}{suffix}")
+            for what, of_all in OF_ALL.items():
+                if figure := of_all(boards):
+                    files += save(figure, folder / f"{what}{suffix}")
+    return files

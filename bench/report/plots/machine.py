@@ -1,0 +1,46 @@
+"""What the machine did meanwhile: noise and throttling show in the blocks of the timed windows."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from statistics import median
+
+from matplotlib.figure import Figure
+
+from bench.report.plots.rungs import WIDTH, about
+from bench.report.plots.style import look, shortened
+from bench.report.rungs import cumulative
+from bench.report.scoreboard import Scoreboard
+
+
+def block_times(board: Scoreboard) -> Figure | None:
+    """Each block's duration over its rung's median, at the time when its process began."""
+    start = datetime.fromisoformat(board.begun)
+    figure = Figure(figsize=(WIDTH, 4.2))
+    axes = figure.add_subplot()
+    shown = False
+    for place, rung in enumerate(cumulative(board.records)):
+        blocks = [
+            ((datetime.fromisoformat(r.time) - start).total_seconds() / 60, r.measurement)
+            for r in rung
+            if r.status == "ok" and r.measurement and r.measurement.block_seconds
+        ]
+        if not blocks:
+            continue
+        middle = median(seconds for _, found in blocks for seconds in found.block_seconds)
+        points = []
+        for minutes, found in blocks:
+            begun = minutes + (found.startup_seconds + found.first_step_seconds) / 60
+            for seconds in found.block_seconds:
+                points.append((begun, seconds / middle))
+                begun += seconds / 60
+        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=shortened(rung[0].rung), **look(place))
+        shown = True
+    if not shown:
+        return None
+    axes.axhline(1, color=axes.xaxis.label.get_color(), lw=0.8)
+    axes.set_xlabel("minutes since the run began")
+    axes.set_ylabel("block's duration over its rung's median")
+    axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.16))
+    axes.set_title(f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}", fontsize=10)
+    return figure

@@ -1,0 +1,115 @@
+"""How all plots look: sizes, colours that the colour-blind can tell apart, on light and on dark paper."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.rcsetup import cycler
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+"""Okabe and Ito's, without yellow and black, which vanish on one of the papers."""
+FASTER, SLOWER, NEITHER = "#009E73", "#D55E00", "#8A8F98"
+
+THEMES: dict[str, dict[str, str]] = {
+    "light": {"paper": "#FFFFFF", "ink": "#1F2328", "faint": "#D0D7DE"},
+    "dark": {"paper": "#0D1117", "ink": "#E6EDF3", "faint": "#30363D"},
+}
+
+
+@contextmanager
+def theme(name: str) -> Iterator[None]:
+    """Draw within it, and save too."""
+    paper, ink, faint = (THEMES[name][part] for part in ("paper", "ink", "faint"))
+    settings: dict[Any, Any] = {
+        "figure.facecolor": paper,
+        "axes.facecolor": paper,
+        "savefig.facecolor": paper,
+        "text.color": ink,
+        "axes.labelcolor": ink,
+        "axes.edgecolor": ink,
+        "axes.titlecolor": ink,
+        "xtick.color": ink,
+        "ytick.color": ink,
+        "grid.color": faint,
+        "grid.linewidth": 0.6,
+        "axes.grid": True,
+        "axes.axisbelow": True,
+        "axes.spines.top": False,
+        "axes.spines.right": False,
+        "axes.prop_cycle": cycler(color=COLOURS),
+        "axes.titlesize": 11,
+        "axes.titlelocation": "left",
+        "font.size": 9,
+        "legend.frameon": False,
+        "figure.constrained_layout.use": True,
+        "svg.hashsalt": "gpt2-bench",  # the same figure gives the same file
+        "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
+    }
+    with rc_context(settings):
+        yield
+
+
+TIP = "tip:"
+TIPS = re.compile(rf'<g id="{TIP}([^"]*)">')
+
+
+def tip(artists: Iterable[Artist], text: str) -> None:
+    """What is shown of a part of the picture, in SVG, when the mouse rests on it."""
+    for artist in artists:
+        artist.set_gid(TIP + text)
+
+
+def save(figure: Figure, stem: Path) -> list[Path]:
+    """As PNG and SVG, without the moment at which they were drawn. Raises OSError."""
+    files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+    figure.savefig(files[0], dpi=150, metadata={"Software": None})
+    files[1].write_text(svg(figure), encoding="utf-8")
+    return files
+
+
+def svg(figure: Figure) -> str:
+    """As a document of its own."""
+    text = io.StringIO()
+    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
+
+
+def bars(axes: Axes, at: Sequence[float], values: Sequence[tuple[float, float | None, float | None]]) -> None:
+    """Intervals as horizontal lines; values: each with the ends of its interval, where there is one."""
+    for y, (value, low, high) in zip(at, values, strict=True):
+        if low is not None and high is not None:
+            axes.errorbar(
+                value, y, xerr=[[value - low], [high - value]], color=axes.xaxis.label.get_color(), capsize=3, lw=1.2
+            )
+
+
+MARKERS = ("o", "s", "^", "D", "v", "P")
+
+
+def look(place: int) -> dict[str, Any]:
+    """Colour and marker of one of many: where colours begin anew, markers are others."""
+    return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
+
+
+def names(axes: Axes, rungs: Sequence[str], most: int = 28) -> list[float]:
+    """Rungs from top to bottom; gives their places."""
+    at = [float(n) for n in range(len(rungs))]
+    axes.set_yticks(at, [shortened(rung, most) for rung in rungs])
+    axes.set_ylim(len(rungs) - 0.4, -0.6)
+    axes.grid(axis="y", visible=False)
+    return at
+
+
+def shortened(name: str, most: int = 28) -> str:
+    """For an axis; a dollar sign would begin a formula."""
+    name = name if len(name) <= most else name[: most - 1] + "…"
+    return name.replace("$", r"\$")

@@ -1,0 +1,189 @@
+"""Commands that read results: `bench report` and `bench compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.options import Price
+from bench.terminal import console, fail
+
+if TYPE_CHECKING:
+    from bench.published import Published
+    from bench.report.compare import Comparison, Condition
+    from bench.report.scoreboard import Scoreboard
+
+
+def report(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Results files, or folders: the newest full run of each machine, ladder and model."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All figures unrounded, a line for each rung.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write scoreboard.md, and what else is asked for, into this folder.")
+    ] = None,
+    update: Annotated[
+        Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
+    ] = None,
+    price_per_hour: Price = None,
+) -> None:
+    """Show the scoreboards of RESULTS (default: results/).
+
+    Figures that others have published (results/published/) stand in tables of their own.
+
+    Example: bench report results/ --markdown --plots --out reports/ --update README.md
+    """
+    from bench.record import RecordError
+    from bench.report.load import load_boards, load_published
+    from bench.report.text import rewrite
+
+    if sum((markdown, csv, json)) > 1 and not out:
+        fail(ValueError("--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"))
+    if (plots or html) and not out:
+        fail(ValueError("--plots and --html need a folder to write into; give --out reports/"))
+    paths = results or [Path("results")]
+    try:
+        figures, left_out = load_published(paths)
+        boards, warnings = load_boards(paths, needed=not figures)
+    except RecordError as error:
+        fail(error)
+    for warning in (*left_out, *warnings):
+        typer.echo(f"bench: {warning}", err=True)
+    if not (markdown or csv or json or out or update):
+        return show(boards, price_per_hour, figures)
+    texts = {"md": _markdown(boards, figures, price_per_hour)}
+    if csv or json:
+        from bench.report.frame import to_csv, to_json
+
+        texts |= {"csv": to_csv(boards)} if csv else {}
+        texts |= {"json": to_json(boards)} if json else {}
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            for kind, text in texts.items():
+                heading = "# Scoreboard\n\n" if kind == "md" else ""
+                (out / f"scoreboard.{kind}").write_text(heading + text, encoding="utf-8")
+        if out and html:
+            from bench.report.page import page
+
+            (out / "index.html").write_text(page(boards, figures, price_per_hour), encoding="utf-8")
+        if out and plots:
+            from bench.report.plots import draw
+
+            for file in draw(boards, out):
+                typer.echo(f"drew {file}", err=True)
+        if update:
+            rewrite(update, texts["md"])
+    except OSError as error:
+        fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+    except ValueError as error:
+        fail(error)
+    if not (out or update):
+        typer.echo(texts["csv" if csv else "json" if json else "md"], nl=False)
+    return None
+
+
+def _markdown(boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None) -> str:
+    from bench.report.published import beside, sheets
+    from bench.report.tables import to_markdown
+
+    texts = []
+    for board in boards:
+        texts.append(to_markdown(board, price_per_hour))
+        if next_to := beside(board, figures):
+            texts.append(next_to.to_markdown("####"))
+    texts += [sheet.to_markdown("###") for sheet in sheets(figures)]
+    return "\n".join(texts)
+
+
+def show(
+    boards: list[Scoreboard], price_per_hour: float | None = None, figures: list[Published] | None = None
+) -> None:
+    """In the terminal."""
+    from rich.console import Group
+
+    from bench.report.published import beside, sheets
+    from bench.report.tables import to_terminal
+
+    terminal = console()
+    for board in boards:
+        terminal.print(to_terminal(board, price_per_hour, terminal.width))
+        if next_to := beside(board, figures or []):
+            terminal.print(Group(*next_to.to_terminal(terminal.width)))
+    for sheet in sheets(figures or []):
+        terminal.print(Group(*sheet.to_terminal(terminal.width)))
+
+
+def compare(
+    results: Annotated[
+        list[str],
+        typer.Argument(metavar="A B...", help="Results files or folders; FILE:RUNG is one rung of them."),
+    ],
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="'tps<-5%'", help="Exit 3 if B's change of tps or memory is surely beyond."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+) -> None:
+    """Show runs side by side: how many times as fast as A the others are, and what differs between them.
+
+    Rungs are paired by what they switch on, not by name; A:RUNG and B:RUNG pair whatever they name.
+
+    Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed: the
+    whole interval lies beyond the bound; 6 a rung has no speed that ranks on either side, so --fail-if cannot tell.
+
+    Example: bench compare results/before results/after --fail-if 'tps<-5%'
+    """
+    from bench.record import RecordError
+    from bench.report import compare as side_by_side
+
+    if len(results) < 2:
+        fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
+    try:
+        conditions = [side_by_side.Condition.parse(text) for text in fail_if or ()]
+        found = [
+            [side_by_side.compare(first, other) for other in others] for first, *others in side_by_side.sides(results)
+        ]
+    except (RecordError, ValueError) as error:
+        fail(error)
+    terminal = console()
+    for comparisons in found:
+        sheet = side_by_side.sheet(comparisons)
+        if markdown:
+            typer.echo(sheet.to_markdown("###"))
+        else:
+            for part in sheet.to_terminal(terminal.width):
+                terminal.print(part)
+    if conditions:
+        raise typer.Exit(_gate([each for comparisons in found for each in comparisons], conditions))
+
+
+def _gate(comparisons: list[Comparison], conditions: list[Condition]) -> int:
+    """Say of each condition what came of it; the exit code."""
+    code = 0
+    if not any(each.pairs for each in comparisons):
+        fail(ValueError("no rung of A has a partner that switches on the same, so --fail-if has nothing to judge"))
+    for each in comparisons:
+        for pair in each.pairs:
+            where = f"{pair.first.rung}: {each.other.letter} over {each.first.letter}"
+            if pair.flaw:
+                typer.echo(f"bench: {where}: not ranked: {pair.flaw}", err=True)
+                code = code or 6
+                continue
+            for condition in conditions:
+                met = condition.met(pair)
+                if met is None:
+                    typer.echo(f"bench: {where}: {condition} cannot be told: too few rounds", err=True)
+                elif met:
+                    typer.echo(f"bench: {where}: {condition} is confirmed", err=True)
+                    code = 3
+    if not code:
+        typer.echo(f"bench: {', '.join(map(str, conditions))}: no rung is surely so", err=True)
+    return code

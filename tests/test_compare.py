@@ -1,0 +1,166 @@
+"""Runs side by side: what is paired, what ranks, and what a gate makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+from samples import MACHINE, measurement, record
+from scipy import stats as scipy_stats
+
+from bench.record import RecordError, append
+from bench.report.compare import Comparison, Condition, compare, sheet, sides
+from bench.report.sheet import Sheet
+from bench.stats import independent_ratio
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+CUDA = Toggles(device="cuda")
+BF16 = replace(CUDA, autocast="bfloat16")
+BEFORE, AFTER = (1000.0, 1010.0, 990.0), (1100.0, 1111.0, 1089.0)
+
+
+def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: object) -> Path:
+    """A run of two rungs, the second twice as fast, with an A/A control."""
+    for n, tps in enumerate(speeds, start=1):
+        for kind, index, toggles, factor in (
+            ("cumulative", 0, CUDA, 1.0),
+            ("cumulative", 1, BF16, 2.0),
+            ("control", 0, CUDA, 1.001),
+        ):
+            facts = {"kind": kind, "toggles": toggles, "measurement": measurement(tps * factor), **changes}
+            append(path, record("ab"[index], index, n, **facts))  # type: ignore[arg-type]
+    return path
+
+
+def compared(*names: object) -> Comparison:
+    ((first, *others),) = sides([str(name) for name in names])
+    return compare(first, others[0])
+
+
+def shown(*names: object) -> Sheet:
+    ((first, *others),) = sides([str(name) for name in names])
+    return sheet([compare(first, other) for other in others])
+
+
+def test_the_interval_of_two_runs_is_welch_s() -> None:
+    import numpy as np
+
+    values, reference = [110.0, 113.0, 108.0, 111.0], [100.0, 99.0, 104.0]
+    found = independent_ratio(values, reference)
+    expected = scipy_stats.ttest_ind(np.log(values), np.log(reference), equal_var=False).confidence_interval(0.95)
+    assert found is not None
+    assert (found.low, found.high) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
+
+
+def test_two_rounds_make_no_interval_between_runs() -> None:
+    found = independent_ratio([110.0, 113.0], [100.0, 99.0, 104.0])
+    assert found is not None
+    assert found.low is found.high is None
+
+
+def test_rungs_are_paired_by_what_they_switch_on_and_not_by_name(tmp_path: Path) -> None:
+    first = run_of(tmp_path / "a.jsonl")
+    append(tmp_path / "b.jsonl", record("quick", 0, toggles=BF16, measurement=measurement(3000.0)))
+    append(tmp_path / "b.jsonl", record("other", 1, toggles=replace(BF16, compile="default")))
+    found = compared(first, tmp_path / "b.jsonl")
+    assert [(pair.first.rung, pair.other.rung) for pair in found.pairs] == [("b", "quick")]
+    assert found.alone == ("Only in A: a.", "Only in B: other.")
+
+
+def test_a_faster_run_is_said_to_be_by_how_much(tmp_path: Path) -> None:
+    found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", AFTER))
+    assert [pair.tps and round(pair.tps.value, 3) for pair in found.pairs] == [1.1, 1.1]
+    assert {pair.verdict for pair in found.pairs} == {"faster"}
+
+
+def test_two_named_rungs_are_a_pair_whatever_they_switch_on_and_rounds_of_one_run_are_paired(tmp_path: Path) -> None:
+    file = run_of(tmp_path / "a.jsonl", (1000.0, 2000.0, 500.0))
+    (pair,) = compared(f"{file}:a", f"{file}:b").pairs
+    assert pair.tps is not None
+    assert (pair.tps.value, pair.tps.low) == pytest.approx((2.0, 2.0))  # twice as fast in every round
+    assert "toggles.autocast: float32 in A, bfloat16 in B" in shown(f"{file}:a", f"{file}:b").first
+
+
+def test_another_torch_is_the_first_of_the_differences(tmp_path: Path) -> None:
+    first = run_of(tmp_path / "a.jsonl")
+    other = MACHINE.model_copy(update={"torch": "2.12.0", "chip": "NVIDIA H200"})
+    found = compared(first, run_of(tmp_path / "b.jsonl", environment=other))
+    assert found.differences[0] == "torch: 2.11.0 in A, 2.12.0 in B"
+    assert found.differences[1] == "the chip: NVIDIA H100 80GB HBM3 in A, NVIDIA H200 in B"
+
+
+def test_unlike_tasks_do_not_rank_and_it_says_why(tmp_path: Path) -> None:
+    longer = asdict(Workload(seq_len=512))
+    found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", workload=longer))
+    assert {pair.flaw for pair in found.pairs} == {"another task: seq_len 512 against 1024"}
+    assert all(pair.tps is None for pair in found.pairs)
+
+
+def test_memory_that_was_found_out_otherwise_does_not_compare(tmp_path: Path) -> None:
+    sampled = measurement(peak_memory_method="sampled")
+    append(tmp_path / "b.jsonl", record("a", measurement=sampled))
+    (pair,) = compared(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl").pairs
+    assert pair.memory is None
+    assert pair.memory_flaw == "sampled against allocated, window (torch.cuda)"
+
+
+def test_a_run_that_trains_otherwise_is_found_out(tmp_path: Path) -> None:
+    off = measurement(losses=[10.9, 10.5, 9.0, 8.0])
+    append(tmp_path / "b.jsonl", record("a", measurement=off))
+    table = shown(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    assert any(line.startswith("Warning: a: B trains otherwise: it differs in a loss by") for line in table.notes)
+
+
+def test_several_machines_stand_in_one_table(tmp_path: Path) -> None:
+    files = [run_of(tmp_path / f"{n}.jsonl", tuple(n * tps for tps in BEFORE)) for n in (1, 2, 3)]
+    head, row = shown(*files).head, shown(*files).rows[0]
+    assert [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")] == ["1,000", "2,000", "3,000"]
+    assert row[head.index("C over A")].startswith("3.00x")
+
+
+def test_folders_are_compared_ladder_by_ladder(tmp_path: Path) -> None:
+    for side in "ab":
+        for ladder in ("one", "two"):
+            (tmp_path / side).mkdir(exist_ok=True)
+            run_of(tmp_path / side / f"{ladder}.jsonl", ladder=ladder)
+    assert [[s.board.ladder for s in each] for each in sides([str(tmp_path / "a"), str(tmp_path / "b")])] == [
+        ["one", "one"],
+        ["two", "two"],
+    ]
+
+
+def test_a_rung_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
+    file = run_of(tmp_path / "a.jsonl")
+    with pytest.raises(RecordError, match="no rung is called 'c'"):
+        sides([f"{file}:c", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("text", "after", "met"),
+    [
+        ("tps<-5%", AFTER, False),
+        ("tps<-5%", tuple(0.9 * tps for tps in BEFORE), True),
+        ("tps < -5 %", tuple(0.955 * tps for tps in BEFORE), False),
+        ("tps<-5%", tuple(0.945 * tps for tps in BEFORE), False),  # below, but not for sure
+        ("tps>5%", AFTER, True),
+        ("memory>1%", BEFORE, False),
+    ],
+)
+def test_a_condition_is_met_only_where_the_whole_interval_is_beyond(
+    text: str, after: tuple[float, ...], met: bool, tmp_path: Path
+) -> None:
+    found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", after))
+    assert [Condition.parse(text).met(pair) for pair in found.pairs] == [met, met]
+
+
+def test_one_round_confirms_nothing(tmp_path: Path) -> None:
+    found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", (100.0,)))
+    assert [Condition.parse("tps<-5%").met(pair) for pair in found.pairs] == [None, None]
+
+
+@pytest.mark.parametrize("text", ["tps", "tps<5", "loss<5%", "tps<-5%x", ""])
+def test_a_condition_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="write tps or memory"):
+        Condition.parse(text)

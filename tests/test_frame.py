@@ -1,0 +1,37 @@
+"""All figures unrounded, for other programs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from samples import measurement, record
+
+from bench.report.frame import to_csv, to_json
+from bench.report.scoreboard import scoreboard
+from gpt2.toggles import Toggles
+
+CUDA = Toggles(device="cuda")
+BOARD = scoreboard(
+    [
+        record("a", 0, measurement=measurement(1000.0 / 3)),
+        record("b", 1, toggles=replace(CUDA, micro_batch_size=512), status="out_of_memory", error="no room\nmore"),
+    ]
+)
+
+
+def test_csv_has_a_line_for_each_rung_and_empty_cells_for_what_is_absent() -> None:
+    first, second = csv.DictReader(io.StringIO(to_csv([BOARD])))
+    assert float(first["tps"]) == pytest.approx(1000.0 / 3, rel=1e-12)
+    assert (second["rung"], second["status"], second["error"], second["tps"]) == ("b", "out_of_memory", "no room", "")
+    assert second["toggles.micro_batch_size"] == "512"
+
+
+def test_json_has_null_for_what_is_absent() -> None:
+    first, second = json.loads(to_json([BOARD]))
+    assert first["speedup"] == 1.0
+    assert second["tps"] is second["peak_memory_bytes"] is None
+    assert first["tps_low"] is None  # one round

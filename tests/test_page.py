@@ -1,0 +1,141 @@
+"""The page, as a person's browser shows it: headless Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import ROOT
+from samples import MACHINE, measurement, record
+
+from bench.published import read_published
+from bench.report.page import page
+from bench.report.scoreboard import Scoreboard, scoreboard
+from gpt2.toggles import Toggles
+
+CUDA = Toggles(device="cuda")
+BF16 = replace(CUDA, autocast="bfloat16")
+HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=2"> & "quoted"'
+
+
+def board(machine: str = "NVIDIA H100 80GB HBM3", factor: float = 1.0) -> Scoreboard:
+    environment = MACHINE.model_copy(update={"chip": machine})
+    return scoreboard(
+        [
+            record(
+                name,
+                n,
+                r,
+                toggles=toggles,
+                measurement=measurement(tps * factor * (1 + r / 100)),
+                environment=environment,
+            )
+            for n, (name, toggles, tps) in enumerate((("baseline", CUDA, 1000.0), (HOSTILE, BF16, 21000.0)))
+            for r in (1, 2, 3)
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    figures = read_published(ROOT / "results" / "published" / "jjschwartz-2024.jsonl")
+    return page([board(), board("NVIDIA H200", 1.2)], figures)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=chromium, args=quiet)
+
+
+@pytest.fixture
+def shown(browser: Any, text: str, tmp_path: Path) -> Iterator[Any]:
+    """The page at a phone's width, with what it said on the console and asked of the network."""
+    file = tmp_path / "index.html"
+    file.write_text(text, encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.said, tab.asked = [], []
+    tab.on("console", lambda message: tab.said.append(message.text))
+    tab.on("pageerror", lambda error: tab.said.append(str(error)))
+    tab.on("request", lambda request: tab.asked.append(request.url))
+    tab.goto(file.as_uri())
+    yield tab
+    tab.close()
+
+
+def test_it_loads_without_an_error_and_asks_nothing_of_the_network(shown: Any) -> None:
+    assert shown.said == []
+    assert [url for url in shown.asked if not url.startswith("file:")] == []
+
+
+def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str) -> None:
+    assert shown.evaluate("window.hit") is None
+    assert shown.locator("main img").count() == 0
+    assert shown.locator("tbody th", has_text=HOSTILE).count() > 0
+    assert text.count("<script") == 2
+
+
+def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
+    table = shown.locator("table.sortable").first
+    header = table.locator("thead th", has_text="TPS").first
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert table.locator("tbody tr").first.inner_text().startswith("</script>")
+
+
+def test_the_keyboard_sorts_too(shown: Any) -> None:
+    header = shown.locator("table.sortable thead th").first
+    header.locator("button").focus()
+    shown.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "ascending"
+
+
+def test_rows_are_filtered_by_words(shown: Any) -> None:
+    shown.fill("#filter", "BASELINE")
+    assert re.fullmatch(r"\d+ of \d+ rows", shown.inner_text("#count"))
+    rows = shown.locator("section > .scroll tbody tr:visible")
+    assert rows.count() > 0
+    assert all("baseline" in row.lower() for row in rows.all_inner_texts())
+
+
+def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) -> None:
+    options = shown.locator("#a option").all_inner_texts()
+    shown.select_option("#a", index=0)
+    shown.select_option("#b", index=next(n for n, name in enumerate(options) if "h200" in name))
+    said = shown.inner_text("#compared")
+    assert "B is 1.20 times as fast as A ±" in said
+    assert "chip" in said
+    assert "NVIDIA H200" in said
+
+
+def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
+    assert shown.locator("figure:not([aria-label])").count() == 0
+    assert shown.evaluate("[...document.querySelectorAll('select, input')].every((each) => each.labels.length)")
+    assert shown.evaluate("document.documentElement.lang") == "en"
+
+
+def test_pictures_take_the_page_s_own_colours(text: str) -> None:
+    drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert drawn
+    assert all("var(--ink)" in svg and "#1f2328" not in svg.lower() for svg in drawn)
+
+
+def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(names) == len(set(names))
