@@ -93,8 +93,10 @@ class Xla(Device):
         # torch's profiler holds on to all tensors whose shapes it notes. XLA would make each of them an output of a
         # program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
         self._only_records = True
-        yield
-        self._only_records = False
+        try:
+            yield
+        finally:
+            self._only_records = False
 
     def end_step(self) -> None:
         if not self._only_records:
