@@ -49,6 +49,11 @@ class Environment(Plain):
     """Whether tracked files that matter to a run differ from the commit."""
 
     @property
+    def xla_on_cpu(self) -> bool:
+        """Whether its device is XLA's backend for the machine's own processor."""
+        return self.versions.get("xla_backend") == "CPU"
+
+    @property
     def machine(self) -> str:
         """Chip and count, and of how many nodes, fit for a folder's name."""
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}

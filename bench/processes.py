@@ -133,11 +133,10 @@ class Processes:
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
         machine = outcome.environment or self.asked.environment
-        on_cpu = machine.versions.get("xla_backend") == "CPU"
         noticed = warnings(
             before,
             _under_load(during, after),
-            device=HOST if on_cpu else toggles.device,
+            device=HOST if machine.xla_on_cpu else toggles.device,
             threads=threads(toggles, nodes),
             ranks=toggles.processes // nodes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),

@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import Field, ValidationError
 
 from bench.machine import Plain
-from bench.record import SCHEMA, RecordError
+from bench.record import SCHEMA, RecordError, first_problem
 
 MARK = b'"kind":"published"'
 """In the first line of a file of such figures."""
@@ -87,8 +87,6 @@ def read_published(path: Path) -> list[Published]:
         try:
             found.append(Published.model_validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            what = f"no published figure of schema {SCHEMA}: {where}: {first['msg']}"
+            what = f"no published figure of schema {SCHEMA}: {first_problem(error)}"
             raise RecordError(f"{path}:{number}: {what}") from None
     return found

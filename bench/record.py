@@ -264,6 +264,13 @@ def reserved(path: Path) -> Iterator[None]:
                 path.unlink()
 
 
+def first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong with a line, and in which field."""
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    return f"{where}: {first['msg']}" if where else first["msg"]
+
+
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a results file, and warnings about what was left out.
 
@@ -281,12 +288,9 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
         try:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(str(part) for part in first["loc"])
-            what = f"{where}: {first['msg']}" if where else first["msg"]
-            if first["type"] == "json_invalid":
+            if error.errors()[0]["type"] == "json_invalid":
                 raise RecordError(
                     f"{path}:{number}: no result of bench run; delete this line, or name other files"
                 ) from None
-            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {what}") from None
+            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {first_problem(error)}") from None
     return records, warnings

@@ -12,7 +12,6 @@ from bench.terminal import console, fail
 
 if TYPE_CHECKING:
     from bench.published import Published
-    from bench.report.compare import Comparison, Condition
     from bench.report.scoreboard import Scoreboard
 
 
@@ -91,16 +90,11 @@ def report(
 
 
 def _markdown(boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None) -> str:
-    from bench.report.published import beside, sheets
+    from bench.report.published import sheets
     from bench.report.tables import to_markdown
 
-    texts = []
-    for board in boards:
-        texts.append(to_markdown(board, price_per_hour))
-        if next_to := beside(board, figures):
-            texts.append(next_to.to_markdown("####"))
-    texts += [sheet.to_markdown("###") for sheet in sheets(figures)]
-    return "\n".join(texts)
+    texts = [to_markdown(board, price_per_hour, figures) for board in boards]
+    return "\n".join([*texts, *(sheet.to_markdown("###") for sheet in sheets(figures))])
 
 
 def show(
@@ -109,14 +103,12 @@ def show(
     """In the terminal."""
     from rich.console import Group
 
-    from bench.report.published import beside, sheets
+    from bench.report.published import sheets
     from bench.report.tables import to_terminal
 
     terminal = console()
     for board in boards:
-        terminal.print(to_terminal(board, price_per_hour, terminal.width))
-        if next_to := beside(board, figures or []):
-            terminal.print(Group(*next_to.to_terminal(terminal.width)))
+        terminal.print(to_terminal(board, price_per_hour, terminal.width, figures or ()))
     for sheet in sheets(figures or []):
         terminal.print(Group(*sheet.to_terminal(terminal.width)))
 
@@ -143,47 +135,30 @@ def compare(
     """
     from bench.record import RecordError
     from bench.report import compare as side_by_side
+    from bench.report.compared import sheet
+    from bench.report.gate import Condition, judge
 
     if len(results) < 2:
         fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
     try:
-        conditions = [side_by_side.Condition.parse(text) for text in fail_if or ()]
-        found = [
-            [side_by_side.compare(first, other) for other in others] for first, *others in side_by_side.sides(results)
-        ]
+        conditions = [Condition.parse(text) for text in fail_if or ()]
+        ladders = side_by_side.sides(results)
     except (RecordError, ValueError) as error:
         fail(error)
+    found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     terminal = console()
     for comparisons in found:
-        sheet = side_by_side.sheet(comparisons)
+        table = sheet(comparisons)
         if markdown:
-            typer.echo(sheet.to_markdown("###"))
+            typer.echo(table.to_markdown("###"))
         else:
-            for part in sheet.to_terminal(terminal.width):
+            for part in table.to_terminal(terminal.width):
                 terminal.print(part)
     if conditions:
-        raise typer.Exit(_gate([each for comparisons in found for each in comparisons], conditions))
-
-
-def _gate(comparisons: list[Comparison], conditions: list[Condition]) -> int:
-    """Say of each condition what came of it; the exit code."""
-    code = 0
-    if not any(each.pairs for each in comparisons):
-        fail(ValueError("no rung of A has a partner that switches on the same, so --fail-if has nothing to judge"))
-    for each in comparisons:
-        for pair in each.pairs:
-            where = f"{pair.first.rung}: {each.other.letter} over {each.first.letter}"
-            if pair.flaw:
-                typer.echo(f"bench: {where}: not ranked: {pair.flaw}", err=True)
-                code = code or 6
-                continue
-            for condition in conditions:
-                met = condition.met(pair)
-                if met is None:
-                    typer.echo(f"bench: {where}: {condition} cannot be told: too few rounds", err=True)
-                elif met:
-                    typer.echo(f"bench: {where}: {condition} is confirmed", err=True)
-                    code = 3
-    if not code:
-        typer.echo(f"bench: {', '.join(map(str, conditions))}: no rung is surely so", err=True)
-    return code
+        try:
+            code, said = judge([each for comparisons in found for each in comparisons], conditions)
+        except ValueError as error:
+            fail(error)
+        for line in said:
+            typer.echo(f"bench: {line}", err=True)
+        raise typer.Exit(code)

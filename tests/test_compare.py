@@ -10,7 +10,9 @@ from samples import MACHINE, measurement, record
 from scipy import stats as scipy_stats
 
 from bench.record import RecordError, append
-from bench.report.compare import Comparison, Condition, compare, sheet, sides
+from bench.report.compare import Comparison, compare, sides
+from bench.report.compared import sheet
+from bench.report.gate import Condition, judge
 from bench.report.sheet import Sheet
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
@@ -164,3 +166,28 @@ def test_one_round_confirms_nothing(tmp_path: Path) -> None:
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write tps or memory"):
         Condition.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("after", "changes", "code", "says"),
+    [
+        (BEFORE, {}, 0, "tps<-5%: no rung is surely so"),
+        (tuple(0.8 * tps for tps in BEFORE), {}, 3, "a: B over A: tps<-5% is confirmed"),
+        ((100.0,), {}, 0, "a: B over A: tps<-5% cannot be told: too few rounds"),
+        (BEFORE, {"workload": asdict(Workload(seq_len=512))}, 6, "a: B over A: not ranked: another task"),
+    ],
+)
+def test_a_gate_s_exit_code_is_3_for_what_is_confirmed_and_6_for_what_does_not_rank(
+    after: tuple[float, ...], changes: dict, code: int, says: str, tmp_path: Path
+) -> None:
+    found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", after, **changes))
+    given, said = judge([found], [Condition.parse("tps<-5%")])
+    assert given == code
+    assert any(line.startswith(says) for line in said)
+
+
+def test_a_gate_without_a_single_pair_is_one_clear_error(tmp_path: Path) -> None:
+    append(tmp_path / "b.jsonl", record("other", 0, toggles=replace(BF16, compile="default")))
+    found = compared(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
+    with pytest.raises(ValueError, match="nothing to judge"):
+        judge([found], [Condition.parse("tps<-5%")])

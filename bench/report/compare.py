@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -12,10 +11,9 @@ from bench.record import Record, RecordError
 from bench.report.caption import status_of
 from bench.report.guards import other_loss
 from bench.report.load import load_boards
-from bench.report.rungs import cumulative, measured, tps_by_round
+from bench.report.rungs import measured, tps_by_round
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, GIB, number, percent, plain, ratio, with_interval
+from bench.report.text import DASH, GIB, plain
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
 from bench.validation import near
 from gpt2.toggles import Toggles
@@ -37,10 +35,6 @@ class Side:
     @property
     def rows(self) -> list[Row]:
         return [row for row in self.board.rows if self.rung in (None, row.rung)]
-
-    def records(self, row: Row) -> list[Record]:
-        """Of one rung, in all rounds."""
-        return next(rung for rung in cumulative(self.board.records) if rung[0].rung_index == row.index)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,11 +150,11 @@ def compare(first: Side, other: Side) -> Comparison:
 
 
 def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
-    one, two = first.records(a), other.records(b)
+    one, two = first.board.records_of(a), other.board.records_of(b)
     flaw, memory_flaw = _unlike(first, a, other, b), None
     tps = memory = None
     if not flaw:
-        if _same_run(first, other):
+        if same_run(first, other):
             tps = paired_ratio(tps_by_round(two), tps_by_round(one))
         else:
             tps = independent_ratio([*tps_by_round(two).values()], [*tps_by_round(one).values()])
@@ -184,7 +178,8 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
     )
 
 
-def _same_run(first: Side, other: Side) -> bool:
+def same_run(first: Side, other: Side) -> bool:
+    """Whether their rounds are the same ones."""
     return first.board.source == other.board.source
 
 
@@ -249,127 +244,4 @@ def _shown(value: object) -> str:
         return f"{value / GIB:.1f} GiB"
     if isinstance(value, dict):
         return ", ".join(f"{name}={each}" for name, each in sorted(value.items())) or "nothing"
-    return "-" if value is None else plain(str(value))
-
-
-# --- for a reader ----------------------------------------------------------------------------------------------------
-
-
-def sheet(comparisons: Sequence[Comparison]) -> Sheet:
-    """One table of all sides, for each rung that the first has a partner for; what differs stands before it."""
-    first = comparisons[0].first
-    every = [first, *(comparison.other for comparison in comparisons)]
-    head = ["Rung", f"{first.letter} TPS", f"{first.letter} MFU", f"{first.letter} memory (GiB)"]
-    for side in every[1:]:
-        over = f"{side.letter} over {first.letter}"
-        head += [f"{side.letter} TPS", f"{side.letter} MFU", over, f"Memory, {over}"]
-    rows = []
-    for row in first.rows:
-        pairs = [next((pair for pair in each.pairs if pair.first is row), None) for each in comparisons]
-        if any(pairs):
-            names = dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)])
-            cells = [_tps(row), percent(row.mfu), _gib(row)]
-            rows.append([" / ".join(map(plain, names)), *cells, *(cell for pair in pairs for cell in _cells(pair))])
-    before = [_legend(side) for side in every]
-    for each in comparisons:
-        none = (
-            f"Nothing of machine, software or task is known to differ between {first.letter} and {each.other.letter}."
-        )
-        before += each.differences or [none]
-    title = dict.fromkeys(f"{side.board.ladder} on {side.board.environment.machine}" for side in every)
-    return Sheet(
-        title=" against ".join(title),
-        head=head,
-        rows=rows,
-        words=frozenset({0}),
-        first=before,
-        notes=_notes(comparisons),
-    )
-
-
-def _legend(side: Side) -> str:
-    board = side.board
-    commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
-    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
-    of = f", rung {plain(side.rung)}" if side.rung else ""
-    return f"{side.letter}: {board.source}{of}: {board.environment.machine}, {rounds} begun {board.begun[:16]}{commit}"
-
-
-def _tps(row: Row) -> str:
-    return with_interval(number(row.tps.value), row.tps) if row.tps else status_of(row)
-
-
-def _gib(row: Row) -> str:
-    return f"{row.peak_memory_bytes / GIB:.2f}" if row.peak_memory_bytes is not None else DASH
-
-
-def _cells(pair: Pair | None) -> list[str]:
-    if pair is None:
-        return [DASH, DASH, DASH, DASH]
-    over = f"{ratio(pair.tps)}, {pair.verdict}" if pair.tps else f"not ranked: {pair.flaw}" if pair.flaw else DASH
-    memory = f"{pair.memory.value:.3f}x" if pair.memory else "not comparable" if pair.memory_flaw else DASH
-    return [_tps(pair.other), percent(pair.other.mfu), over, memory]
-
-
-def _notes(comparisons: Sequence[Comparison]) -> list[str]:
-    sides = [comparisons[0].first, *(each.other for each in comparisons)]
-    floors = {
-        f"±{side.board.delta:.1%} in {side.letter}" if side.board.delta is not None else f"not known in {side.letter}"
-        for side in sides
-    }
-    lines = ["± is the 95 % t interval."]
-    if any(_same_run(each.first, each.other) for each in comparisons):
-        lines.append("Ratios within one run are paired within rounds.")
-    if not all(_same_run(each.first, each.other) for each in comparisons):
-        lines.append(
-            "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
-            "run vary, not what changed on a machine between two: measure both close together."
-        )
-    lines.append(f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger.")
-    lines += [line for each in comparisons for line in each.alone]
-    for each in comparisons:
-        for pair in each.pairs:
-            name = plain(pair.first.rung)
-            if pair.memory_flaw:
-                lines.append(
-                    f"{name}: peak memory was found out in two ways, which do not compare: {pair.memory_flaw}."
-                )
-            if pair.loss_flaw:
-                lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: it differs in {pair.loss_flaw}.")
-    return lines
-
-
-# --- a gate for CI ---------------------------------------------------------------------------------------------------
-
-
-CONDITION = re.compile(r"\s*(tps|memory)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Condition:
-    """What is to fail a comparison: a change of speed or memory beyond a bound."""
-
-    metric: str
-    below: bool
-    bound: float
-    """The ratio that is not to be passed."""
-    text: str
-    """As it was asked."""
-
-    def __str__(self) -> str:
-        return self.text
-
-    @classmethod
-    def parse(cls, text: str) -> Condition:
-        """Of "tps<-5%" or "memory>10%". Raises ValueError."""
-        found = CONDITION.fullmatch(text)
-        if not found:
-            raise ValueError(f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'")
-        return cls(metric=found[1], below=found[2] == "<", bound=1 + float(found[3]) / 100, text=text.strip())
-
-    def met(self, pair: Pair) -> bool | None:
-        """Whether the whole interval lies beyond the bound; None where there is none."""
-        change = pair.tps if self.metric == "tps" else pair.memory
-        if change is None or change.low is None or change.high is None:
-            return None
-        return change.high < self.bound if self.below else change.low > self.bound
+    return DASH if value is None else plain(str(value))

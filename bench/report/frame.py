@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas
 
-from bench.report.rungs import cumulative, measured
+from bench.report.rungs import measured
 from bench.report.scoreboard import Row, Scoreboard
 from bench.stats import Estimate
 
@@ -31,7 +31,7 @@ def to_json(boards: Sequence[Scoreboard]) -> str:
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
     machine, workload = board.environment, board.records[0].workload
-    found = measured(next(rung for rung in cumulative(board.records) if rung[0].rung_index == row.index))
+    found = measured(board.records_of(row))
     return {
         "ladder": board.ladder,
         "machine": machine.machine,

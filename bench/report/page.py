@@ -16,13 +16,12 @@ from markupsafe import Markup
 from bench.published import Published
 from bench.report.plots import pictures
 from bench.report.plots.style import THEMES
-from bench.report.published import beside
 from bench.report.published import sheets as published_sheets
-from bench.report.rungs import cumulative, tps_by_round
+from bench.report.rungs import tps_by_round
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.tables import sheets
-from bench.report.text import GIB, number, percent, plain
+from bench.report.text import gib, number, percent, plain
 
 HERE = Path(__file__).parent
 
@@ -60,16 +59,13 @@ def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_
 
 
 def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
-    tables = sheets(board, price_per_hour)
-    if next_to := beside(board, figures):
-        tables.append(next_to)
     drawn = [
         Picture(label=f"{what.replace('-', ' ')} of {board.ladder}", svg=Markup(_inlined(svg, f"p{place}-{n}-")))
         for n, (what, svg) in enumerate(pictures(board).items())
     ]
     return Section(
         title=f"{board.ladder} on {board.environment.machine}",
-        tables=[_dense(table) for table in tables],
+        tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
         pictures=drawn,
         environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
         samples=_samples(board),
@@ -103,7 +99,7 @@ def _samples(board: Scoreboard) -> Sheet:
 
 def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
     """What the page must know to compare it with another."""
-    records = next(rung for rung in cumulative(board.records) if rung[0].rung_index == row.index)
+    records = board.records_of(row)
     machine, workload = board.environment, records[0].workload
     facts = {
         "torch": machine.torch,
@@ -115,7 +111,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in row.toggles.__dataclass_fields__},
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),
-        "peak memory": f"{row.peak_memory_bytes / GIB:.2f} GiB" if row.peak_memory_bytes is not None else None,
+        "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         "peak memory is": row.peak_memory_method,
         "loss at step": f"{board.loss_step}: {row.loss:.4f}" if row.loss is not None else None,
         "code (hash)": machine.code_hash[:12],

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from bench.published import Published
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, GIB, number, percent, plain, with_interval
+from bench.report.text import DASH, gib, number, percent, plain, with_interval
 
 NAMES = {"bfloat16": "bf16", "float32": "float32"}
 
@@ -40,7 +40,7 @@ def _sheet(rows: Sequence[Published]) -> Sheet:
                 percent(row.tps / scaled.tps / (row.devices or 1)) if scaled and scaled.tps and row.tps else DASH,
                 percent(row.recomputed_mfu("bfloat16")),
                 percent(row.recomputed_mfu("float32")) if row.number_format == "float32" else DASH,
-                f"{row.memory_bytes / GIB:.2f}" if row.memory_bytes else DASH,
+                gib(row.memory_bytes),
                 number(1e3 * row.step_seconds) if row.step_seconds else DASH,
                 number(row.minutes) if row.minutes else DASH,
                 plain(row.dataset or DASH),
@@ -69,8 +69,7 @@ def _times(row: Published, first: Published) -> str:
 def _alike(row: Row, figure: Published, board: Scoreboard) -> bool:
     """Whether a figure is of a rung of this name, on as many devices of this kind."""
     named = figure.rung.lower() == row.rung.lower() and figure.devices == row.toggles.world_size
-    xla_on_cpu = board.environment.versions.get("xla_backend") == "CPU"
-    return named and not xla_on_cpu and _kind(figure.hardware or "") == row.toggles.device
+    return named and not board.environment.xla_on_cpu and _kind(figure.hardware or "") == row.toggles.device
 
 
 def _kind(hardware: str) -> str:

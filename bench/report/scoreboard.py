@@ -106,6 +106,10 @@ class Scoreboard:
     source: Path | None
     """The results file."""
 
+    def records_of(self, row: Row) -> list[Record]:
+        """Of one rung, in all rounds."""
+        return next(rung for rung in cumulative(self.records) if rung[0].rung_index == row.index)
+
     @property
     def file_name(self) -> str:
         """Of its ladder and model, fit for a file's name."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import Group
 
+from bench.published import Published
 from bench.report.attribution import Attribution, Gain, attribution
 from bench.report.caption import (
     STATUS,
@@ -18,17 +19,21 @@ from bench.report.caption import (
     status_of,
     timing_notes,
 )
+from bench.report.published import beside
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, GIB, number, percent, plain, ratio, with_interval
+from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
 
 
-def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet]:
-    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where known."""
+def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> list[Sheet]:
+    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where known.
+
+    figures: of others, of which those of like rungs are shown beside.
+    """
     priced = [record for record in board.records if record.price_per_hour is not None]
     last = max(priced, key=lambda record: record.time, default=None)
     price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
@@ -41,6 +46,8 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None) -> list[Sheet
         result.append(_timing(times, name))
     if any(row.tps and (price is not None or row.joules_per_token is not None) for row in board.rows):
         result.append(_cost(board, name, price))
+    if next_to := beside(board, figures):
+        result.append(next_to)
     return result
 
 
@@ -78,9 +85,7 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
         percent(row.mfu_own),
         percent(row.hfu),
         percent(row.ceiling_share),
-        f"{row.peak_memory_bytes / GIB:.2f}{' ‡' if other_method(row, board) else ''}"
-        if row.peak_memory_bytes is not None
-        else DASH,
+        f"{gib(row.peak_memory_bytes)}{' ‡' if other_method(row, board) else ''}",
         f"{loss} †" if other_step(row, board) else loss,
         number(hours_to_10b(row.tps.value)) if row.tps else DASH,
         status_of(row),
@@ -150,9 +155,9 @@ def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
     return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=cost_notes(board))
 
 
-def to_markdown(board: Scoreboard, price_per_hour: float | None = None) -> str:
+def to_markdown(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> str:
     """GitHub tables, each between its heading and its notes."""
-    shown = sheets(board, price_per_hour)
+    shown = sheets(board, price_per_hour, figures)
     return "\n".join(sheet.to_markdown("####" if place else "###") for place, sheet in enumerate(shown))
 
 
@@ -172,7 +177,10 @@ DISPENSABLE = (
 """Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
 
 
-def to_terminal(board: Scoreboard, price_per_hour: float | None = None, width: int = 200) -> Group:
+def to_terminal(
+    board: Scoreboard, price_per_hour: float | None = None, width: int = 200, figures: Sequence[Published] = ()
+) -> Group:
     """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
-    parts = [part for sheet in sheets(board, price_per_hour) for part in sheet.to_terminal(width, DISPENSABLE)]
+    shown = sheets(board, price_per_hour, figures)
+    parts = [part for sheet in shown for part in sheet.to_terminal(width, DISPENSABLE)]
     return Group(*parts[:-1])

@@ -20,6 +20,11 @@ def number(value: float) -> str:
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
 
 
+def gib(size: int | None) -> str:
+    """Bytes, to a hundredth of a GiB."""
+    return f"{size / GIB:.2f}" if size is not None else DASH
+
+
 def duration(seconds: float) -> str:
     """Rounded to what matters: 45 s, 12 min, 3.4 h."""
     if seconds < 90:

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from bench.record import Measurement
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import look, shortened
-from bench.report.rungs import cumulative, measured
+from bench.report.rungs import measured
 from bench.report.scoreboard import Row, Scoreboard
 
 
@@ -51,8 +51,7 @@ def _losses(board: Scoreboard, *, by_time: bool) -> Figure | None:
 
 
 def _measured(board: Scoreboard) -> Iterator[tuple[Row, Measurement]]:
-    rungs = {rung[0].rung_index: rung for rung in cumulative(board.records)}
     for row in board.rows:
-        found = measured(rungs[row.index])
+        found = measured(board.records_of(row))
         if found and row.tps:
             yield row, found

@@ -9,7 +9,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from bench.report.attribution import Gain
 from bench.report.attribution import attribution as attributed
-from bench.report.caption import status_of
+from bench.report.caption import derived_peak, status_of
 from bench.report.plots.style import COLOURS, FASTER, NEITHER, SLOWER, bars, names, shortened, tip
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import GIB, number, with_interval
@@ -82,7 +82,7 @@ def panels(board: Scoreboard) -> Figure | None:
     figure = Figure(figsize=(2 * WIDTH, 1.4 + PER_RUNG * len(board.rows)))
     every = figure.subplots(1, 4, sharey=True)
     at = names(every[0], [row.rung for row in board.rows])
-    derived = ", derived peak" if _derived(board) else ""
+    derived = ", derived peak" if derived_peak(board) else ""
     columns: list[tuple[str, list[tuple[float, float | None, float | None] | None]]] = [
         ("tokens per second", [_bounds(row.tps) for row in board.rows]),
         (f"speed-up over {shortened(board.rows[0].rung)}", [_bounds(row.speedup) for row in board.rows]),
@@ -110,12 +110,6 @@ def panels(board: Scoreboard) -> Figure | None:
         axes.set_xlim(left=0)
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
-
-
-def _derived(board: Scoreboard) -> bool:
-    from bench.report.caption import derived_peak
-
-    return derived_peak(board)
 
 
 def _bounds(estimate: Estimate | None) -> tuple[float, float | None, float | None] | None:
