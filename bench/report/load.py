@@ -10,6 +10,7 @@ from bench.published import Published, is_published, read_published
 from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
 
 
@@ -90,7 +91,19 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
     records, warnings = read(file)
     runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
     if len(runs) > 1:
-        raise RecordError(f"{file}: holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each")
+        raise RecordError(
+            f"{file}: holds {len(runs)} runs ({plain(', '.join(runs))}), which do not mix; one file each"
+        )
+    done: set[tuple[str, int, int]] = set()
+    for record in records:
+        for key, value in record.workload.items():
+            if (other := records[0].workload.get(key, value)) != value:
+                both = plain(f"{key} {other} and {value}")
+                raise RecordError(f"{file}: holds records of unlike tasks, which do not mix: {both}; one file each")
+        if record.key in done:
+            what = f"{plain(record.rung)!r}, {record.kind}, round {record.repetition}"
+            raise RecordError(f"{file}: holds the process {what} twice; was a file appended to itself?")
+        done |= set() if record.cut_short else {record.key}
     return records, warnings
 
 
