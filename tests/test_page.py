@@ -85,6 +85,16 @@ def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str)
     assert text.count("<script") == 2
 
 
+def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
+    table = shown.locator("section:has(#board-1) table.sortable").first
+    button = table.locator("thead th", has_text="TPS").first.locator("button")
+    for _ in ("ascending", "descending"):
+        button.click()
+        labels = table.locator("tbody th").all_inner_texts()
+        assert labels == sorted(labels)
+        assert labels[:3] == ["measured", "measured", "published"]
+
+
 def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
     table = shown.locator("section:has(#board-2) table.sortable").first
     header = table.locator("thead th", has_text="TPS").first

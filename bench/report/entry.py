@@ -134,7 +134,7 @@ def best_name(entry: Entry) -> str:
 def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
         return []
-    return ["Devices: on a CPU, ranks, each on a part of its cores."]
+    return ["Devices: on a CPU, ranks; those on one machine share its cores."]
 
 
 def derived_notes(shown: Sequence[Entry]) -> list[str]:

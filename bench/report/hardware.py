@@ -25,7 +25,7 @@ HEAD = (
     "Peak memory (GiB)",
     "torch",
 )
-DISPENSABLE = ("Peak of one", "Of measured", "torch", "Peak memory", "TPS per", "Run", "MFU", "Devices", "Rung")
+DISPENSABLE = ("Peak of one", "Of measured", "torch", "Peak memory", "TPS per", "MFU", "Run", "Devices", "Rung")
 
 
 def hardware(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> list[Sheet]:
