@@ -59,7 +59,7 @@ def report(
     try:
         figures, left_out = load_published(paths)
         boards, warnings = load_boards(paths, needed=not figures)
-        chained = chain(boards, start(baseline)) if baseline else None
+        chained = chain(boards, start(baseline)) if baseline is not None else None
     except RecordError as error:
         fail(error)
     for warning in (*left_out, *warnings):

@@ -85,6 +85,12 @@ def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str)
     assert text.count("<script") == 2
 
 
+def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
+    cells = "cell => { const made = document.createElement('td'); made.textContent = cell; return value(made); }"
+    found = shown.evaluate(f"['33.5 s', '80 min', '1.7 h', '2.5 days', '456 ±2.7%', '-'].map({cells})")
+    assert found == [33.5, 4800, 6120, 216000, 456, None]
+
+
 def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
     table = shown.locator("section:has(#board-1) table.sortable").first
     button = table.locator("thead th", has_text="TPS").first.locator("button")

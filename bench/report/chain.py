@@ -59,11 +59,11 @@ class Chain:
 def baseline(name: str) -> Entry:
     """The rung that FILE:RUNG names. Raises RecordError where there is none, or it has no speed that ranks."""
     path, boards, rung = load_named(name)
-    if rung is None:
-        known = [row.rung for board in boards for row in board.rows]
-        raise RecordError(f"--baseline {path}: say which rung, as in {path}:{known[0]}{near('', known)}")
     if len(boards) > 1:
-        raise RecordError(f"{path}: holds {len(boards)} runs, {names(boards)}; name one file, for {rung!r}")
+        raise RecordError(f"--baseline {name}: {path} holds {len(boards)} runs, {names(boards)}; name one file")
+    if rung is None:
+        known = [row.rung for row in boards[0].rows]
+        raise RecordError(f"--baseline {name}: say which rung, as in {path}:{known[0]}{near('', known)}")
     (board,) = boards
     row = next(row for row in board.rows if row.rung == rung)
     if row.status not in GOOD:

@@ -91,7 +91,7 @@ def _baseline(chain: Chain) -> str:
     elsewhere = ", the only one shown of its run" if chain.alone else ""
     model, length = entry.task
     return (
-        f"The baseline is {plain(entry.row.rung)} of run {_letter(chain, entry)}, at {entry.tps} tokens per second"
+        f"Baseline: rung {plain(entry.row.rung)} of run {_letter(chain, entry)}, {entry.tps} tokens per second"
         f"{elsewhere}. All runs train {model} at T = {length}."
     )
 
@@ -123,7 +123,7 @@ def _by_run(chain: Chain, of: Callable[[Scoreboard], object]) -> str | None:
     values: dict[str, list[str]] = {}
     for place, run in enumerate(chain.runs):
         values.setdefault(str(of(run)), []).append(letter(place))
-    each = [f"{value} in {' and '.join(letters)}" for value, letters in values.items()]
+    each = [f"{value} in {_and(letters)}" for value, letters in values.items()]
     return "; ".join(each) if len(values) > 1 else None
 
 
@@ -205,4 +205,4 @@ def _memory(chain: Chain) -> Iterator[str]:
 
 
 def _and(letters: Sequence[str]) -> str:
-    return " and ".join(letters)
+    return " and ".join(filter(None, [", ".join(letters[:-1]), letters[-1]]))

@@ -137,6 +137,12 @@ def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     return ["Devices: on a CPU, ranks; those on one machine share its cores."]
 
 
+def sources(shown: Sequence[Entry]) -> str:
+    """A note."""
+    files = dict.fromkeys(entry.board.source.as_posix() for entry in shown if entry.board.source)
+    return plain(f"From {', '.join(files) or 'this run'}.")
+
+
 def derived_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.derived and entry.row.mfu is not None for entry in shown):
         return []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.published import Published
-from bench.report.entry import DERIVED, Entry, best, best_name, derived_notes, entries, ranks_notes
+from bench.report.entry import DERIVED, Entry, best, best_name, derived_notes, entries, ranks_notes, sources
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain
@@ -62,6 +62,7 @@ def _hardware(
             "others with other code; MFU computed anew where it states FLOPs and peak. They rank nothing here; tables "
             "of their own have their notes."
         )
+    notes.append(sources(ours))
     return Sheet(
         title=f"Hardware: {model} at T = {length}",
         head=HEAD,
@@ -137,6 +138,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> S
     ]
     notes += [f"{figure.source}: {figure.note}." for figure in ranges if figure.note]
     notes += [f"{figure.source}: {figure.url}" for figure in ranges if figure.url]
+    notes.append(sources(ours))
     return Sheet(
         title="MFU in context",
         head=["Figures", "Run or source", "Model", "On", "MFU"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, derived_notes, entries, ranks_notes
+from bench.report.entry import Entry, derived_notes, entries, ranks_notes, sources
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, with_interval
@@ -40,6 +40,7 @@ def scaling(boards: Sequence[Scoreboard]) -> Sheet | None:
             "t interval.",
             *ranks_notes(shown),
             *derived_notes(shown),
+            sources(shown),
         ],
         dispensable=("Peak memory", "MFU", "TPS per", "Run", "Status", "Over"),
     )

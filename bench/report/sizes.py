@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, best, best_name, derived_notes, ranks_notes
+from bench.report.entry import Entry, best, best_name, derived_notes, ranks_notes, sources
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, plain
@@ -18,7 +18,7 @@ HEAD = (
     "Layers",
     "Heads",
     "Width",
-    "T",
+    "Sequence (T)",
     "FLOPs per token",
     "TPS",
     "MFU (bf16)",
@@ -50,8 +50,9 @@ def sizes(boards: Sequence[Scoreboard]) -> Sheet | None:
             "TPS and MFU: of the fastest rung of that model and T in all runs shown; a dash: it is in none of them.",
             *ranks_notes([*fastest.values()]),
             *derived_notes([*fastest.values()]),
+            sources([*fastest.values()]),
         ],
-        dispensable=("T", "On", "Devices", "Heads", "Width", "Layers", "MFU", "Fastest"),
+        dispensable=("Sequence", "On", "Devices", "Heads", "Width", "Layers", "MFU", "Fastest"),
     )
 
 

@@ -55,7 +55,7 @@ def percent(share: float | None) -> str:
 
 def ratio(estimate: Estimate | None) -> str:
     """How many times as fast."""
-    return with_interval(f"{estimate.value:.2f}x" if estimate else "", estimate)
+    return with_interval(f"{estimate.value:,.2f}x" if estimate else "", estimate)
 
 
 def with_interval(text: str, estimate: Estimate | None) -> str:
