@@ -214,7 +214,9 @@ def test_hostile_names_stay_text_in_every_output(tmp_path: Path, laptop: Path) -
     file = run_of(tmp_path / "a.jsonl", (HOSTILE, CUDA, (1e3, 1e3, 1e3)))
     boards = load_boards([laptop, file])[0]
     found = chain(boards, baseline(f"{laptop}:baseline"))
-    assert "<b>x" not in page(boards, chain=found)
+    shown = page(boards, chain=found)
+    assert "<b>x" not in shown
+    assert shown.index("Baseline: rung baseline of run A") < shown.index("Orders of magnitude</button>")
     text = sheet(found).to_markdown("###")
     assert "<b>" not in text
     lines = [line for line in text.splitlines() if line.startswith("|")]

@@ -90,7 +90,8 @@ def _dense(sheet: Sheet) -> Sheet:
         head=[sheet.head[place] for place in shown],
         rows=[[row[place] for place in shown] for row in sheet.rows],
         words=frozenset(n for n, place in enumerate(shown) if place in sheet.words),
-        notes=[*sheet.first, *sheet.notes],
+        first=sheet.first,
+        notes=sheet.notes,
         beneath=sheet.beneath,
     )
 

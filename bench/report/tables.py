@@ -18,13 +18,12 @@ from bench.report.caption import (
     other_method,
     other_step,
     status_of,
-    timing_notes,
 )
 from bench.report.published import beside
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
-from bench.report.timing import Timing, timing
+from bench.report.timing import Timing, timing, timing_notes
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""

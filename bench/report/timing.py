@@ -71,3 +71,14 @@ def _steps(found: Measurement) -> list[float]:
 
 def _median(values: list[float]) -> float | None:
     return median(values) if values else None
+
+
+def timing_notes() -> list[str]:
+    """Of the table of where the time goes."""
+    return [
+        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
+        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
+        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
+        "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
+        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
+    ]
