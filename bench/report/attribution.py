@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from bench.record import ABLATION, Kind, Record
 from bench.report.guards import judge
-from bench.report.rungs import cumulative, parity_reference, reference_by_round, toggles_of, tps_by_round
+from bench.report.rungs import cumulative, first_by_round, parity_reference, toggles_of, tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.schedule import ablated, full_set
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
@@ -108,7 +108,7 @@ def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None,
         return Gain(ratio=None, verdict=None, absent="set again later")
     these, those = _with(records, toggles), _with(records, over)
     first = cumulative(board.records)[0]
-    reference = reference_by_round(first, board.records) if over == toggles_of(first) else tps_by_round(those)
+    reference = first_by_round(first, board.records) if over == toggles_of(first) else tps_by_round(those)
     ratio = paired_ratio(tps_by_round(these), reference)
     if ratio:
         flaw, _ = judge(these, first, those, parity_reference(these, board.records))

@@ -11,7 +11,7 @@ from bench.record import Measurement, Record
 from bench.report.caption import status_of
 from bench.report.compare import GOOD
 from bench.report.denominators import find_peaks
-from bench.report.rungs import measured, reference_by_round, tps_by_round
+from bench.report.rungs import first_by_round, measured, tps_by_round
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import DASH, number, percent, plain, with_interval
 from bench.stats import Estimate, independent_ratio, paired_ratio
@@ -106,7 +106,9 @@ def over(entry: Entry, reference: Entry) -> Estimate | None:
         return None
     speeds = tps_by_round(entry.records)
     if same_run(entry, reference):
-        return paired_ratio(speeds, reference_by_round(reference.records, reference.board.records))
+        board, first = reference.board, reference.row is reference.board.rows[0]  # which alone has controls
+        theirs = first_by_round(reference.records, board.records) if first else tps_by_round(reference.records)
+        return paired_ratio(speeds, theirs)
     return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
 
 

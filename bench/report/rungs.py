@@ -35,13 +35,10 @@ def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
     return {(r.repetition, r.session): tps for r, tps in measured if tps is not None}
 
 
-def reference_by_round(rung: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
-    """A rung's speeds for another's to be held to.
-
-    The first rung has a control: where an interruption cut a round in two, that is taken in the later part.
-    """
-    mine = tps_by_round(rung)
-    controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == rung[0].rung_index])
+def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
+    """The first rung's; where an interruption cut a round in two, in the later part its control's."""
+    controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == first[0].rung_index])
+    mine = tps_by_round(first)
     begun = {repetition for repetition, _ in mine}
     return {**{key: tps for key, tps in controls.items() if key not in mine and key[0] in begun}, **mine}
 

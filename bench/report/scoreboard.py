@@ -17,10 +17,10 @@ from bench.report.denominators import Ceiling, Peaks, find_ceilings, find_peaks,
 from bench.report.guards import doubts, judge
 from bench.report.rungs import (
     cumulative,
+    first_by_round,
     measured,
     on_fewer_ranks,
     parity_reference,
-    reference_by_round,
     toggles_of,
     tps_by_round,
 )
@@ -241,12 +241,12 @@ def _row(
     if status == "ok" and reference and (wrong := _broken_reference(reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
     comparable = status != "not_comparable"
-    gain = paired_ratio(tps, reference_by_round(before, records)) if before and comparable else None
+    gain = paired_ratio(tps, _paired(before, rungs, records)) if before and comparable else None
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
-    scaled = paired_ratio(tps, reference_by_round(fewer, records)) if fewer else None
+    scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
@@ -255,7 +255,7 @@ def _row(
         changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
         tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
-        speedup=paired_ratio(tps, reference_by_round(rungs[0], records)) if comparable else None,
+        speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
         verdict=verdict(gain, delta) if gain and sound else None,
         efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size) if fewer and scaled else None,
@@ -273,6 +273,13 @@ def _row(
         error=error,
         expect=rung[0].expect,
     )
+
+
+def _paired(
+    rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]
+) -> dict[tuple[int, str], float]:
+    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut in two."""
+    return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
 
 
 def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:

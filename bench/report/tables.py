@@ -114,7 +114,7 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
 
 def _memory_over_before(row: Row, board: Scoreboard) -> str:
     before = next((above for above, each in pairwise(board.rows) if each is row), None)
-    if not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
+    if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
         return DASH
     alike = before.peak_memory_method == row.peak_memory_method
     return f"{row.peak_memory_bytes / before.peak_memory_bytes:.2f}x" if alike else DASH
