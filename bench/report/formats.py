@@ -70,15 +70,17 @@ def number_formats(boards: Sequence[Scoreboard]) -> Sheet | None:
         rows=rows,
         words=frozenset({0, 1}),
         notes=[
-            *(
-                plain(f"{name}: {run.ladder} on {run.environment.machine}, from {run.source}.")
-                for name, run in runs.items()
-            ),
+            *(_legend(run, name if len(runs) > 1 else "") for name, run in runs.items()),
             "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over rounds; "
             "ratios to float32 paired within rounds; ± is the 95 % t interval.",
         ],
         dispensable=tuple(reversed(head[3:])),
     )
+
+
+def _legend(run: Scoreboard, name: str) -> str:
+    of = f"{name}: " if name else ""
+    return plain(f"{of}{run.ladder} on {run.environment.machine}, from {run.source}.")
 
 
 def _titles(shown: Sequence[Column]) -> list[str]:
