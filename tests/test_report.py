@@ -645,7 +645,9 @@ def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h"), (5 * 86400, "5.00 days")]
+)
 def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -12,6 +12,7 @@ from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
+from bench.validation import near
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
@@ -79,6 +80,31 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
         left_out = "".join(f"\nbench: {warning}" for warning in warnings)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
     return boards, warnings
+
+
+def load_named(name: str) -> tuple[str, list[Scoreboard], str | None]:
+    """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its name.
+
+    Raises RecordError.
+    """
+    path, rung = name, None
+    if not Path(name).exists():
+        parts = name.split(":")
+        cuts = [":".join(parts[:n]) for n in range(1, len(parts))]
+        path = next((cut for cut in cuts if Path(cut).exists()), name)
+        rung = name[len(path) + 1 :] or None
+    boards, _ = load_boards([Path(path)])
+    if rung is None:
+        return path, boards, None
+    known = [row.rung for board in boards for row in board.rows]
+    if rung not in known:
+        raise RecordError(f"{path}: no rung is called {rung!r}{near(rung, known)}")
+    return path, [board for board in boards if rung in [row.rung for row in board.rows]], rung
+
+
+def names(boards: Sequence[Scoreboard]) -> str:
+    """Of runs, for an error's line."""
+    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
 
 
 def _workload(record: Record) -> str:

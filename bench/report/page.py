@@ -14,6 +14,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.published import Published
+from bench.report import across, chained
+from bench.report.chain import Chain
 from bench.report.plots import pictures
 from bench.report.plots.style import THEMES
 from bench.report.published import sheets as published_sheets
@@ -34,7 +36,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Of the page: one run, or the figures of others."""
+    """Of the page: all runs side by side, one run, or the figures of others."""
 
     title: str
     tables: Sequence[Sheet]
@@ -43,9 +45,16 @@ class Section:
     samples: Sheet | None = None
 
 
-def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_per_hour: float | None = None) -> str:
+def page(
+    boards: Sequence[Scoreboard],
+    figures: Sequence[Published] = (),
+    price_per_hour: float | None = None,
+    chain: Chain | None = None,
+) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
-    sections = [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
+    together = [*([chained.sheet(chain)] if chain else []), *across.sheets(boards, figures)]
+    sections = [Section(title="Side by side", tables=[_dense(sheet) for sheet in together])] if together else []
+    sections += [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
     data = json.dumps(rungs, ensure_ascii=False).replace("<", "\\u003c")  # no text may end the script
@@ -55,7 +64,8 @@ def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_
         (HERE / "page.html").read_text(encoding="utf-8")
     )
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    return template.render(boards=sections, rungs=rungs, data=Markup(data), script=Markup(script), nonce=nonce)
+    shown = {"boards": sections, "runs": len(boards), "rungs": rungs}
+    return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
 
 
 def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
@@ -80,7 +90,9 @@ def _dense(sheet: Sheet) -> Sheet:
         head=[sheet.head[place] for place in shown],
         rows=[[row[place] for place in shown] for row in sheet.rows],
         words=frozenset(n for n, place in enumerate(shown) if place in sheet.words),
-        notes=[*sheet.first, *sheet.notes],
+        first=sheet.first,
+        notes=sheet.notes,
+        beneath=sheet.beneath,
     )
 
 
