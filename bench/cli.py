@@ -31,7 +31,7 @@ app = typer.Typer(
     help="How fast does GPT-2 train on this machine, and what does each optimisation buy?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
+    epilog="Begin with: bench run ladders/smoke.yaml",
 )
 
 
@@ -61,7 +61,7 @@ def main() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:
-        app()
+        app(prog_name="bench")
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
         if error.errno != errno.ENOSPC:
             raise

@@ -7,15 +7,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import complete
+
 if TYPE_CHECKING:
     from bench.ladder import Ladder
 
-LadderFile = Annotated[Path, typer.Argument(metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.")]
+LadderFile = Annotated[
+    Path,
+    typer.Argument(metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.", autocompletion=complete.ladders),
+]
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override workload.X, protocol.X or toggles.X (every rung)."),
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override workload.X, protocol.X or toggles.X (every rung).",
+        autocompletion=complete.overrides,
+    ),
 ]
-RungNames = Annotated[str | None, typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.")]
+RungNames = Annotated[
+    str | None,
+    typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.", autocompletion=complete.rungs),
+]
 Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")]
 Until = Annotated[
     str | None, typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20.")

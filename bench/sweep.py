@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import complete
 from bench.options import Overrides, Price, Repeats
 from bench.terminal import fail, report_end
 
@@ -22,13 +23,19 @@ if TYPE_CHECKING:
 
 def sweep(
     ladder: Annotated[
-        str, typer.Argument(metavar="LADDER[:RUNG]", help="A ladder, and its rung to vary (default: the last).")
+        str,
+        typer.Argument(
+            metavar="LADDER[:RUNG]",
+            help="A ladder, and its rung to vary (default: the last).",
+            autocompletion=complete.ladders,
+        ),
     ],
     over: Annotated[
         list[str],
         typer.Option(
             "--over",
             metavar="PATH=A,B,...",
+            autocompletion=complete.axes,
             help="Values of toggles.X or workload.X; several --over make a grid. toggles.micro_batch_size=1,2,... "
             "(with the dots) doubles until out of memory, then finds the largest that fits.",
         ),

@@ -31,6 +31,7 @@ TORCH_FREE = [
     "bench.child_side",
     "bench.cli",
     "bench.code",
+    "bench.complete",
     "bench.command",
     "bench.doctor",
     "bench.follower",
