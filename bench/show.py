@@ -163,9 +163,12 @@ def compare(
         fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
     try:
         conditions = [Condition.parse(text) for text in fail_if or ()]
-        ladders = side_by_side.sides(results)
+        left_out: list[str] = []
+        ladders = side_by_side.sides(results, left_out)
     except (RecordError, ValueError) as error:
         fail(error)
+    for warning in left_out:
+        typer.echo(f"bench: {warning}", err=True)
     found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     terminal = console()
     for comparisons in found:

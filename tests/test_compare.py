@@ -133,6 +133,15 @@ def test_folders_are_compared_ladder_by_ladder(tmp_path: Path) -> None:
     ]
 
 
+def test_what_is_left_out_of_a_torn_file_is_told(tmp_path: Path) -> None:
+    whole, torn = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
+    with torn.open("a") as file:
+        file.write('{"schema": 1, "run')
+    warnings: list[str] = []
+    sides([str(whole), str(torn)], warnings)
+    assert warnings == [f"{torn}: the last line is cut off and was left out"]
+
+
 def test_a_rung_that_is_not_there_is_one_clear_error(tmp_path: Path) -> None:
     file = run_of(tmp_path / "a.jsonl")
     with pytest.raises(RecordError, match="no rung is called 'c'"):

@@ -66,12 +66,12 @@ class Comparison:
     """Rungs that only one side has: "only in A: ..."."""
 
 
-def sides(named: Sequence[str]) -> list[list[Side]]:
+def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[Side]]:
     """For each ladder that all of `named` have, the sides; a name is FILE, FOLDER or either with :RUNG.
 
-    Raises RecordError where there is nothing to compare.
+    warnings: takes those about what was left out. Raises RecordError where there is nothing to compare.
     """
-    found = [load_named(name) for name in named]
+    found = [load_named(name, warnings) for name in named]
     if any(rung for _, _, rung in found) or all(len(boards) == 1 for _, boards, _ in found):
         for path, boards, rung in found:
             if len(boards) > 1:

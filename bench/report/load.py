@@ -82,10 +82,10 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     return boards, warnings
 
 
-def load_named(name: str) -> tuple[str, list[Scoreboard], str | None]:
+def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[Scoreboard], str | None]:
     """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its name.
 
-    Raises RecordError.
+    warnings: takes those about what was left out. Raises RecordError.
     """
     path, rung = name, None
     if not Path(name).exists():
@@ -93,7 +93,9 @@ def load_named(name: str) -> tuple[str, list[Scoreboard], str | None]:
         cuts = [":".join(parts[:n]) for n in range(1, len(parts))]
         path = next((cut for cut in cuts if Path(cut).exists()), name)
         rung = name[len(path) + 1 :] or None
-    boards, _ = load_boards([Path(path)])
+    boards, left_out = load_boards([Path(path)])
+    if warnings is not None:
+        warnings += left_out
     if rung is None:
         return path, boards, None
     known = [row.rung for board in boards for row in board.rows]
