@@ -56,6 +56,7 @@ TORCH_FREE = [
     "bench.show",
     "bench.validation",
     "bench.report.attribution",
+    "bench.report.bound",
     "bench.report.caption",
     "bench.report.compare",
     "bench.report.compared",

@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 from samples import measurement, record
 
+from bench.machine import Ceiling, Matmul
 from bench.report.plots import draw
-from bench.report.scoreboard import scoreboard
+from bench.report.plots.roofline import roofline
+from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
 
 CUDA = Toggles(device="cuda")
@@ -34,6 +38,19 @@ def board(**changes: object):
     ]
     huge = replace(CUDA, adamw="fused", micro_batch_size=64)
     return scoreboard([*records, record("huge", 4, toggles=huge, status="out_of_memory", error="no room")])
+
+
+def marks(figure: Figure | None, label: str, panel: int = 0) -> list[tuple[float, float]]:
+    """The points of what a panel's legend calls `label`."""
+    assert figure is not None
+    (line,) = [line for line in figure.axes[panel].lines if line.get_label() == label]
+    return [(float(x), float(y)) for x, y in line.get_xydata()]  # type: ignore[union-attr]
+
+
+def words(figure: Figure | None) -> str:
+    """All that a picture says."""
+    assert figure is not None
+    return " ".join(each.get_text() for each in figure.findobj(Text) if isinstance(each, Text))
 
 
 @pytest.fixture(scope="module")
@@ -76,3 +93,34 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
     names = [file.name for file in draw([scoreboard([record()])], tmp_path)]
     assert any("rungs" in name for name in names)
     assert not any("climb" in name or "world-size" in name or "batch" in name for name in names)
+
+
+# --- against the measured ceiling -----------------------------------------------------------------------------------
+
+
+def with_ceiling() -> Scoreboard:
+    """One TFLOP/s in float32 and one GB/s: the least time of a step is 4,769 ms (see test_roofline)."""
+    square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
+    measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
+    ceiling = record("ceiling", -1, kind="control", toggles=CUDA, measurement=None, ceiling=measured)
+    half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
+    return scoreboard([record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling])
+
+
+def test_a_rung_stands_beside_the_most_that_the_measured_ceiling_allows() -> None:
+    figure = roofline(with_ceiling())
+    least_ms = 6 * 1024 * 123_532_032 / 1e9 + 3 * 4 * 12 * 768 * 1024 * 512.5 / 1e9 + 32 * 124_439_808 / 1e6
+    ((most, place),) = marks(figure, "bound")
+    assert (most, place) == (pytest.approx(1e3 * 1024 / least_ms), 0.0)
+    assert marks(figure, "measured") == [(pytest.approx(100.0), 0.0)]
+    assert f"100: {100 / most:.0%} of {most:.0f}" in words(figure)
+
+
+def test_a_rung_whose_format_has_no_measured_ceiling_says_so() -> None:
+    said = words(roofline(with_ceiling()))
+    assert "1,000; no ceiling measured" in said
+    assert "no ceiling for bfloat16: not measured" in said
+
+
+def test_without_a_ceiling_there_is_no_roofline() -> None:
+    assert roofline(board()) is None

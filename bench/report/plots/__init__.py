@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from bench.report.plots.curves import loss_by_step, loss_by_time
 from bench.report.plots.machine import block_times
+from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import attribution, climb, hardware, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import THEMES, save, svg, theme
@@ -19,6 +20,7 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "climb": climb,
     "rungs": panels,
     "attribution": attribution,
+    "roofline": roofline,
     "batch": batch_sizes,
     "world-size": world_sizes,
     "loss-by-step": loss_by_step,

@@ -12,8 +12,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from bench.report.text import number
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, without yellow and black, which vanish on one of the papers."""
@@ -90,6 +94,23 @@ def bars(axes: Axes, at: Sequence[float], values: Sequence[tuple[float, float | 
             axes.errorbar(
                 value, y, xerr=[[value - low], [high - value]], color=axes.xaxis.label.get_color(), capsize=3, lw=1.2
             )
+
+
+def beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Words right of a mark, clear of an interval's cap."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def instead(axes: Axes, y: float, text: str) -> None:
+    """Words where a mark would be, of a rung that has none."""
+    axes.annotate(text, (0.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=NEITHER)
+
+
+def plain_log(axis: Axis) -> None:
+    """Numbers as people write them, few enough to be read."""
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
