@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
@@ -13,7 +15,10 @@ from samples import measurement, record
 
 from bench.machine import Ceiling, Matmul
 from bench.report.plots import draw
+from bench.report.plots.alike import by_batch
+from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
+from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
 
@@ -124,3 +129,90 @@ def test_a_rung_whose_format_has_no_measured_ceiling_says_so() -> None:
 
 def test_without_a_ceiling_there_is_no_roofline() -> None:
     assert roofline(board()) is None
+
+
+# --- by batch and by devices ----------------------------------------------------------------------------------------
+
+
+def sweep(*formats: Any, gib: dict[int, float | None]) -> Scoreboard:
+    """A rung for each format and batch size, which peaks at so many GiB or, at None, finds no room."""
+    records = []
+    for number_format in formats:
+        for batch, peak in gib.items():
+            toggles = replace(CUDA, autocast=number_format, micro_batch_size=batch)
+            if peak is None:
+                ended: dict[str, Any] = {"status": "out_of_memory", "error": "no room"}
+            else:
+                ended = {"measurement": measurement(100.0 * batch, peak_memory_bytes=int(peak * 2**30))}
+            records.append(record(f"{number_format} {batch}", len(records), toggles=toggles, **ended))
+    return scoreboard(records)
+
+
+def test_the_line_through_peaks_says_what_a_sequence_takes_and_where_memory_ends() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 4: 14.0, 32: None}))
+    said = words(figure)
+    assert "3,072 MiB per sequence + 2.00 GiB (fit of 3 sizes)" in said
+    assert "by the line 27 is the first beyond 80.0 GiB; first OOM at 32" in said
+    assert marks(figure, "_line") == [(1.0, pytest.approx(5.0)), (26.0, pytest.approx(80.0))]
+    assert marks(figure, "_meets") == [(26.0, pytest.approx(80.0))]
+    assert marks(figure, "_ended") == [(32.0, 80.0)]
+
+
+def test_the_line_is_that_of_least_squares() -> None:
+    line = fitted([(1, 1.0), (2, 3.0), (3, 2.0)])
+    assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
+def test_two_sizes_make_no_fit_and_predict_nothing() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 32: None}))
+    assert "(2 sizes: no fit); OOM at 32" in words(figure)
+    assert "first beyond" not in words(figure)
+    assert figure is not None
+    assert "--" in [line.get_linestyle() for line in figure.axes[0].lines if line.get_label() == "_line"]
+
+
+def test_ranks_on_a_cpu_may_fill_their_part_of_its_memory_each() -> None:
+    found = sweep("float32", gib={1: 5.0})
+    assert device_gib(found, CUDA) == 80.0
+    assert device_gib(found, Toggles(device="cpu")) == 64.0
+    assert device_gib(found, Toggles(device="cpu", world_size=4)) == 16.0
+
+
+def test_a_sweep_of_two_toggles_has_a_line_for_each_value_of_the_other() -> None:
+    figure = batch_sizes(sweep("float32", "bfloat16", gib={1: 5.0, 4: 14.0, 32: None}))
+    assert figure is not None
+    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_line"]  # type: ignore[union-attr]
+    assert lines == [[[1, pytest.approx(100)], [4, pytest.approx(400)]]] * 2
+    assert {"autocast=float32", "autocast=bfloat16"} <= set(words(figure).split())
+    assert words(figure).count("OOM") == 2 * 3
+
+
+def test_of_many_lines_those_of_most_rungs_are_drawn() -> None:
+    records = []
+    for batches, (attention, number_format) in enumerate(
+        product(("explicit", "sdpa", "math", "efficient"), ("float32", "bfloat16")), start=1
+    ):
+        for batch in range(1, batches + 1):
+            changes: dict[str, Any] = {"attention": attention, "autocast": number_format, "micro_batch_size": batch}
+            records.append(record(f"{len(records)}", len(records), toggles=replace(CUDA, **changes)))
+    groups = by_batch(scoreboard(records))
+    assert [len(group.rows) for group in groups] == [3, 4, 5, 6, 7, 8]
+
+
+def test_each_sharding_is_a_line_that_begins_with_one_device() -> None:
+    rungs: list[dict[str, Any]] = [
+        {"world_size": 1},
+        {"world_size": 2},
+        {"world_size": 4},
+        {"world_size": 2, "sharding": "zero1"},
+    ]
+    records = [
+        record(f"{n}", n, toggles=replace(CUDA, **changes), measurement=measurement(1000.0 * (n + 1)))
+        for n, changes in enumerate(rungs)
+    ]
+    figure = world_sizes(scoreboard(records))
+    assert figure is not None
+    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_line"]  # type: ignore[union-attr]
+    assert [[size for size, _ in line] for line in lines] == [[1, 2, 4], [1, 2]]
+    assert lines[1][1][1] == pytest.approx(4000)
+    assert {"sharding=none", "sharding=zero1"} <= set(words(figure).split())

@@ -10,6 +10,7 @@ from matplotlib.figure import Figure
 
 from bench.report.plots.curves import loss_by_step, loss_by_time
 from bench.report.plots.machine import block_times
+from bench.report.plots.memory import memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import attribution, climb, hardware, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
@@ -22,6 +23,7 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "attribution": attribution,
     "roofline": roofline,
     "batch": batch_sizes,
+    "memory-by-batch": memory_by_batch,
     "world-size": world_sizes,
     "loss-by-step": loss_by_step,
     "loss-by-time": loss_by_time,

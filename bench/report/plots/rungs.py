@@ -15,6 +15,7 @@ from bench.report.plots.style import (
     FASTER,
     NEITHER,
     SLOWER,
+    Interval,
     bars,
     beside,
     instead,
@@ -87,11 +88,11 @@ def panels(board: Scoreboard) -> Figure | None:
     every = figure.subplots(1, 4, sharey=True)
     at = names(every[0], [row.rung for row in board.rows])
     derived = ", derived peak" if derived_peak(board) else ""
-    columns: list[tuple[str, list[tuple[float, float | None, float | None] | None]]] = [
-        ("tokens per second", [_bounds(row.tps) for row in board.rows]),
-        (f"speed-up over {shortened(board.rows[0].rung)}", [_bounds(row.speedup) for row in board.rows]),
-        (f"MFU, % of bf16 peak{derived}", [_percent(row.mfu) for row in board.rows]),
-        ("peak memory, GiB", [_gib(row) for row in board.rows]),
+    columns: list[tuple[str, list[Interval | None]]] = [
+        ("tokens per second", [bounds(row.tps) for row in board.rows]),
+        (f"speed-up over {shortened(board.rows[0].rung)}", [bounds(row.speedup) for row in board.rows]),
+        (f"MFU, % of bf16 peak{derived}", [of_hundred(row.mfu) for row in board.rows]),
+        ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
     for axes, (label, values), colour in zip(every, columns, COLOURS, strict=False):
         axes.set_xlabel(label)
@@ -110,15 +111,18 @@ def panels(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _bounds(estimate: Estimate | None) -> tuple[float, float | None, float | None] | None:
+def bounds(estimate: Estimate | None) -> Interval | None:
+    """An estimate as pictures take it."""
     return (estimate.value, estimate.low, estimate.high) if estimate else None
 
 
-def _percent(share: float | None) -> tuple[float, None, None] | None:
+def of_hundred(share: float | None) -> Interval | None:
+    """A share in percent, of which no interval is known."""
     return (100 * share, None, None) if share is not None else None
 
 
-def _gib(row: Row) -> tuple[float, None, None] | None:
+def peak_gib(row: Row) -> Interval | None:
+    """The most of all rounds."""
     return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
 
 

@@ -87,13 +87,22 @@ def svg(figure: Figure) -> str:
     return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
 
 
-def bars(axes: Axes, at: Sequence[float], values: Sequence[tuple[float, float | None, float | None]]) -> None:
-    """Intervals as horizontal lines; values: each with the ends of its interval, where there is one."""
-    for y, (value, low, high) in zip(at, values, strict=True):
-        if low is not None and high is not None:
-            axes.errorbar(
-                value, y, xerr=[[value - low], [high - value]], color=axes.xaxis.label.get_color(), capsize=3, lw=1.2
-            )
+Interval = tuple[float, float | None, float | None]
+"""A value and the ends of its interval, where there is one."""
+
+
+def bars(
+    axes: Axes, at: Sequence[float], values: Sequence[Interval], *, upright: bool = False, colour: str | None = None
+) -> None:
+    """Intervals as lines: horizontal ones, or upright ones."""
+    for place, (value, low, high) in zip(at, values, strict=True):
+        if low is None or high is None:
+            continue
+        reach = [[value - low], [high - value]]
+        if upright:
+            axes.errorbar(place, value, yerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+        else:
+            axes.errorbar(value, place, xerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:
