@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -13,7 +13,7 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.published import Published
-from bench.report.plots import pictures
+from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
 from bench.report.rungs import tps_by_round
@@ -45,7 +45,9 @@ class Section:
 def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_per_hour: float | None = None) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     inliner = Inliner()
-    sections = [_section(board, inliner, figures, price_per_hour) for board in boards]
+    together = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
+    sections = [Section(title="All runs", tables=[], pictures=together)] if together else []
+    sections += [_section(board, inliner, figures, price_per_hour) for board in boards]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
     data = json.dumps(rungs, ensure_ascii=False).replace("<", "\\u003c")  # no text may end the script
@@ -68,17 +70,20 @@ def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_
 def _section(
     board: Scoreboard, inliner: Inliner, figures: Sequence[Published], price_per_hour: float | None
 ) -> Section:
-    drawn = [
-        Picture(label=f"{what.replace('-', ' ')} of {board.ladder}", svg=Markup(inliner.inlined(svg)))
-        for what, svg in pictures(board).items()
-    ]
     return Section(
         title=f"{board.ladder} on {board.environment.machine}",
         tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
-        pictures=drawn,
+        pictures=_pictures(pictures(board), board.ladder, inliner),
         environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
         samples=_samples(board),
     )
+
+
+def _pictures(drawn: Mapping[str, str], of: str, inliner: Inliner) -> list[Picture]:
+    return [
+        Picture(label=f"{what.replace('-', ' ')} of {of}", svg=Markup(inliner.inlined(svg)))
+        for what, svg in drawn.items()
+    ]
 
 
 def _dense(sheet: Sheet) -> Sheet:

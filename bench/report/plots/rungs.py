@@ -1,8 +1,6 @@
-"""The rungs of a ladder: the climb, each figure on its own, what each change buys, and machines side by side."""
+"""The rungs of a ladder: the climb, each figure on its own, and what each change buys."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator
@@ -153,30 +151,4 @@ def attribution(board: Scoreboard) -> Figure | None:
     axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
     figure.legend(loc="outside lower center", ncols=3)
     axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)
-    return figure
-
-
-def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The fastest sound rung of each run, where there are several."""
-    found: list[tuple[Estimate, str, str]] = []
-    for board in boards:
-        if (best := board.fastest) and best.tps and board.records[0].workload["model"] == "gpt2":
-            name = f"{board.environment.machine}, {board.ladder}"
-            text = f"{number(best.tps.value)}: {shortened(best.rung)}, torch {board.environment.torch}"
-            found.append((best.tps, name, text))
-    if len(found) < 2:
-        return None
-    found.sort(key=lambda each: each[0].value)
-    figure = Figure(figsize=(WIDTH, 1.4 + PER_RUNG * len(found)))
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
-    left = found[0][0].value / 2
-    axes.set_xlim(left, found[-1][0].value * 4)
-    for y, (tps, _, text) in zip(names(axes, [name for _, name, _ in found], 44), found, strict=True):
-        axes.barh(y, tps.value - left, left=left, height=0.62, color=COLOURS[0], lw=0)
-        bars(axes, [y], [(tps.value, tps.low, tps.high)])
-        beside(axes, tps.high or tps.value, y, text)
-    plain_log(axes.xaxis)
-    axes.set_xlabel("tokens per second of the fastest rung (log scale)")
-    axes.set_title("gpt2: the fastest rung of each run", fontsize=10)
     return figure

@@ -1,0 +1,195 @@
+"""Several runs in one picture: each machine's climb, and machines side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from bench.report.caption import derived_peak, status_of
+from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, peak_gib
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, bars, beside, names, plain_log, shortened, tip
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.text import number, percent
+from bench.stats import LEAST_ROUNDS, Estimate
+
+MOST = 6
+"""Runs in the summary; those that end fastest are kept."""
+FAR = 8
+"""Peak memories that are further apart than this factor stand on a log scale."""
+WRONG = ("parity_failed", "ranks_differ")
+
+
+def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
+    """The runs that most have in common: model and sequence length; others' tokens per second do not compare."""
+    found: dict[tuple[str, int], list[Scoreboard]] = {}
+    for board in boards:
+        workload = board.records[0].workload
+        if any(row.tps for row in board.rows):
+            found.setdefault((workload["model"], workload["seq_len"]), []).append(board)
+    return max(found.values(), key=len, default=[])
+
+
+def summary(boards: Sequence[Scoreboard]) -> Figure | None:
+    """Tokens per second rung by rung, a line for each run, and what memory each rung took."""
+    runs = sorted(of_one_task(boards), key=_last, reverse=True)[:MOST]
+    if not runs or max(len(_climb(board)) for board in runs) < 2:
+        return None
+    rungs = merged([[row.rung for row in board.rows] for board in runs])
+    figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * len(rungs)), 6.4 + 0.34 * len(runs)))
+    speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=[5, 2])
+    for place, board in enumerate(runs):
+        _climbing(speed, board, rungs, place, factors=len(runs) == 1)
+        known = [row for row in board.rows if peak_gib(row)]
+        at, gibs = [rungs.index(row.rung) for row in known], [gib[0] for row in known if (gib := peak_gib(row))]
+        memory.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
+    speed.set_yscale("log")
+    plain_log(speed.yaxis)
+    speed.margins(y=0.12)
+    speed.set_ylabel("tokens per second (log scale)")
+    shown = [gib[0] for board in runs for row in board.rows if (gib := peak_gib(row))]
+    if shown and max(shown) > FAR * min(shown):
+        memory.set_yscale("log")
+        plain_log(memory.yaxis)
+    else:
+        memory.set_ylim(0, 1.15 * max(shown, default=1.0))
+        memory.yaxis.set_major_locator(MaxNLocator(4))
+    methods = {row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None}
+    memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
+    memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], rotation=35, ha="right")
+    memory.xaxis.set_minor_locator(NullLocator())
+    figure.legend(loc="outside lower left", fontsize=8)
+    left_out = len(of_one_task(boards)) - len(runs)
+    more = f"; {left_out} slower ones left out" if left_out else ""
+    figure.suptitle(
+        f"{_task(runs)}: from the first rung to the last{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
+    )
+    return figure
+
+
+def _climb(board: Scoreboard) -> list[Row]:
+    return [row for row in board.rows if row.tps]
+
+
+def _last(board: Scoreboard) -> float:
+    return max(row.tps.value for row in _climb(board) if row.tps)
+
+
+def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
+    """All rungs' names once, as far as they agree in each ladder's order: a new one follows what it follows there."""
+    order: list[str] = []
+    for ladder in sorted(ladders, key=len, reverse=True):
+        at = 0
+        for rung in ladder:
+            if rung not in order:
+                order.insert(at, rung)
+            at = order.index(rung) + 1
+    return order
+
+
+def _climbing(axes: Axes, board: Scoreboard, rungs: Sequence[str], place: int, *, factors: bool) -> None:
+    """One run's line; a rung that something is held against is hollow, and one without a speed is a cross."""
+    colour, rows = COLOURS[place], _climb(board)
+    points = [(rungs.index(row.rung), row.tps.value) for row in rows if row.tps]
+    axes.plot(*zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps")
+    bars(
+        axes, [x for x, _ in points], [each for row in rows if (each := bounds(row.tps))], upright=True, colour=colour
+    )
+    for (x, y), row in zip(points, rows, strict=True):
+        fill = colour if row.status == "ok" else "none"
+        marks = axes.plot(x, y, MARKERS[place], ms=6, color=colour, mfc=fill)
+        tip(marks, f"{row.rung} on {board.environment.machine}: {number(y)} tokens/s, {status_of(row)}")
+        if factors:
+            times = f"\n{row.gain.value:.2f}x" if row.gain else ""
+            top = (row.tps.high if row.tps else None) or y
+            axes.annotate(
+                f"{number(y)}{times}", (x, top), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8
+            )
+    for row in board.rows:
+        if row.tps is None:
+            before = [y for x, y in points if x < rungs.index(row.rung)] or [points[0][1]]
+            axes.plot(rungs.index(row.rung), before[-1], "x", ms=6, color=colour)
+            axes.annotate(
+                status_of(row),
+                (rungs.index(row.rung), before[-1]),
+                xytext=(5, 3),
+                textcoords="offset points",
+                fontsize=7,
+                color=colour,
+            )
+    axes.plot([], [], MARKERS[place], ls="-", color=colour, label=_said(board))
+
+
+def _said(board: Scoreboard) -> str:
+    """In words: how far a run came, and whether its losses held."""
+    rows = _climb(board)
+    first, best = rows[0], max(rows, key=lambda row: row.tps.value if row.tps else 0.0)
+    assert first.tps is not None
+    assert best.tps is not None
+    words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
+    words += [f"{best.speedup.value:.1f}x"] if best.speedup else []
+    if best.ceiling_share is not None:
+        words.append(f"{percent(best.ceiling_share)} of the measured ceiling")
+    if best.mfu is not None:
+        words.append(f"MFU {percent(best.mfu)}{' of a derived peak' if derived_peak(board) else ''}")
+    wrong = [row.rung for row in rows if row.status in WRONG]
+    words.append(f"loss differs: {shortened(', '.join(wrong))}" if wrong else "no loss differs")
+    return f"{name_of(board)}, torch {board.environment.torch}\n{', '.join(words)}"
+
+
+def name_of(board: Scoreboard) -> str:
+    """Its machine and its ladder."""
+    return f"{shortened(board.environment.machine, 40)}, {shortened(board.ladder)}"
+
+
+def _task(boards: Sequence[Scoreboard]) -> str:
+    workload = boards[0].records[0].workload
+    return f"{workload['model']}, T = {workload['seq_len']}"
+
+
+def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
+    """Of how many rounds, and whether there are intervals."""
+    counts = sorted({board.rounds for board in boards})
+    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else f"{counts[0]} round{'s' * (counts[0] > 1)}"
+    return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
+
+
+def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
+    """The first and the fastest sound rung of each run, as times the slowest of the first ones."""
+    found: list[tuple[Scoreboard, Estimate, Row]] = []
+    for board in of_one_task(boards):
+        first, best = board.rows[0].tps, board.fastest
+        if first and best:
+            found.append((board, first, best))
+    if len(found) < 2:
+        return None
+    found.sort(key=lambda each: each[2].tps.value if each[2].tps else 0.0, reverse=True)
+    slowest, least = min(((first.value, name_of(board)) for board, first, _ in found))
+    figure = Figure(figsize=(WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
+    axes = figure.add_subplot()
+    at = names(axes, [f"{name_of(board)}" for board, _, _ in found], 48)
+    reach = [1.0]
+    for y, (board, first, best) in zip(at, found, strict=True):
+        assert best.tps is not None
+        words = (f"{number(first.value)}: {shortened(board.rows[0].rung)}", "")
+        words = (words[0], f"{number(best.tps.value)}: {shortened(best.rung)}, torch {board.environment.torch}")
+        for place, (tps, said) in enumerate(zip((first, best.tps), words, strict=True)):
+            times = tps.over(slowest)
+            label = ("first rung", "fastest rung")[place] if y == 0 else None
+            height, where = 0.36, y + 0.38 * (place - 0.5)
+            bar = axes.barh(where, times.value - 1, height, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
+            tip(bar, f"{name_of(board)}: {said}: {number(times.value)} times")
+            bars(axes, [where], [(times.value, times.low, times.high)])
+            beside(axes, times.high or times.value, where, f"{times.value:.2f}x   {said}")
+            reach += [times.low or times.value, times.high or times.value]
+    axes.set_xscale("log")
+    axes.set_xlim(min(reach) / 1.03, max(reach) ** 1.9 * 1.5)
+    plain_log(axes.xaxis)
+    axes.set_xlabel(f"times as fast as {number(slowest)} tokens per second, the first rung of {least} (log scale)")
+    figure.legend(loc="outside lower left", ncols=2)
+    axes.set_title(
+        f"{_task([each[0] for each in found])}: machines\n{rounds_of([each[0] for each in found])}", fontsize=10
+    )
+    return figure
