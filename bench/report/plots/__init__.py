@@ -40,6 +40,8 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "block-times": block_times,
 }
 """None where a run has nothing to show of it."""
+NOT_ON_PAGE = ("loss-by-step-devices", "loss-by-time-devices")
+"""The page shows these curves among those of all rungs."""
 
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "summary": summary,
@@ -50,9 +52,10 @@ OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
 
 
 def pictures(board: Scoreboard) -> dict[str, str]:
-    """All that a run has something to show of, as SVG on light paper."""
+    """What the page shows of a run, as SVG on light paper."""
+    drawn = {what: picture for what, picture in OF_A_RUN.items() if what not in NOT_ON_PAGE}
     with theme("light"):
-        return {what: svg(figure) for what, picture in OF_A_RUN.items() if (figure := picture(board))}
+        return {what: svg(figure) for what, picture in drawn.items() if (figure := picture(board))}
 
 
 def of_all(boards: Sequence[Scoreboard]) -> dict[str, str]:
