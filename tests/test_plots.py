@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from matplotlib.text import Text
-from samples import measurement, record
+from samples import MACHINE, measurement, record
 
 from bench.machine import Ceiling, Matmul
 from bench.report.plots import draw
 from bench.report.plots.alike import by_batch
+from bench.report.plots.boards import hardware, merged, summary
+from bench.report.plots.curves import devices_by_step, devices_by_time, machines_by_step, machines_by_time
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
+from gpt2.workload import Workload
 
 CUDA = Toggles(device="cuda")
 
@@ -118,7 +122,7 @@ def test_a_rung_stands_beside_the_most_that_the_measured_ceiling_allows() -> Non
     ((most, place),) = marks(figure, "bound")
     assert (most, place) == (pytest.approx(1e3 * 1024 / least_ms), 0.0)
     assert marks(figure, "measured") == [(pytest.approx(100.0), 0.0)]
-    assert f"100: {100 / most:.0%} of {most:.0f}" in words(figure)
+    assert f"100: {100 / most:.1%} of {most:.0f}" in words(figure)
 
 
 def test_a_rung_whose_format_has_no_measured_ceiling_says_so() -> None:
@@ -153,7 +157,9 @@ def test_the_line_through_peaks_says_what_a_sequence_takes_and_where_memory_ends
     said = words(figure)
     assert "3,072 MiB per sequence + 2.00 GiB (fit of 3 sizes)" in said
     assert "by the line 27 is the first beyond 80.0 GiB; first OOM at 32" in said
-    assert marks(figure, "_line") == [(1.0, pytest.approx(5.0)), (26.0, pytest.approx(80.0))]
+    line = marks(figure, "_line")
+    assert line[0] == (1.0, pytest.approx(5.0))
+    assert line[-1] == (pytest.approx(26.0), pytest.approx(80.0))
     assert marks(figure, "_meets") == [(26.0, pytest.approx(80.0))]
     assert marks(figure, "_ended") == [(32.0, 80.0)]
 
@@ -216,3 +222,119 @@ def test_each_sharding_is_a_line_that_begins_with_one_device() -> None:
     assert [[size for size, _ in line] for line in lines] == [[1, 2, 4], [1, 2]]
     assert lines[1][1][1] == pytest.approx(4000)
     assert {"sharding=none", "sharding=zero1"} <= set(words(figure).split())
+
+
+# --- several runs ---------------------------------------------------------------------------------------------------
+
+
+def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
+    """On `chip`: a rung for each speed, each of another AdamW; `changes` are of the measurements."""
+    environment = MACHINE.model_copy(update={"chip": chip})
+    kinds = ("for_loop", "foreach", "fused")
+    return scoreboard(
+        [
+            record(
+                kinds[n],
+                n,
+                toggles=replace(CUDA, adamw=kinds[n]),
+                environment=environment,
+                measurement=measurement(tps, **changes),
+            )
+            for n, tps in enumerate(speeds)
+        ]
+    )
+
+
+def widths(figure: Figure | None) -> list[float]:
+    """Of a picture's bars."""
+    assert figure is not None
+    return [bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+
+
+def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None:
+    figure = hardware([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, tokens_per_step=2048)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
+    assert "9.00x   900: foreach" in words(figure)
+    assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
+
+
+def test_one_run_is_no_comparison_of_machines() -> None:
+    assert hardware([run("slow", 100.0, 300.0)]) is None
+    assert machines_by_step([run("slow", 100.0, 300.0)]) is None
+
+
+def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
+    other = asdict(Workload(model="tiny", seq_len=64))
+    tiny = scoreboard([record(workload=other, measurement=measurement(9e9))])
+    figure = hardware([tiny, run("slow", 100.0), run("quick", 200.0)])
+    assert len(widths(figure)) == 4
+    assert "gpt2" in words(figure)
+
+
+def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
+    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, peak_memory_bytes=2**30)])
+    assert figure is not None
+    steps = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_steps"]  # type: ignore[union-attr]
+    assert steps == [
+        [[0, pytest.approx(200)], [1, pytest.approx(900)]],
+        [[0, pytest.approx(100)], [1, pytest.approx(300)]],
+    ]
+    peaks = [line.get_xydata().tolist() for line in figure.axes[1].lines]  # type: ignore[union-attr]
+    assert peaks == [[[0, 1.0], [1, 1.0]], [[0, 3.0], [1, 3.0]]]
+    assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
+
+
+def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
+    good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
+    fused = replace(CUDA, adamw="fused")
+    figure = summary([scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])])
+    assert "100 to 100 tokens/s" in words(figure)
+    assert "loss differs: bad" in words(figure)
+    assert figure is not None
+    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
+
+
+def test_the_summary_keeps_the_six_fastest_runs_and_says_so() -> None:
+    figure = summary([run(f"chip {n}", 100.0 * n, 200.0 * n) for n in range(1, 9)])
+    assert "the fastest 6 of 8 runs" in words(figure)
+    assert "chip-3-x1" in words(figure)
+    assert "chip-2-x1" not in words(figure)
+
+
+def test_a_rung_that_one_ladder_alone_has_keeps_its_place() -> None:
+    assert merged([["a", "b", "d"], ["a", "c", "d", "e", "f"]]) == ["a", "b", "c", "d", "e", "f"]
+    assert merged([["a"], ["b", "c"]]) == ["a", "b", "c"]
+
+
+def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size() -> None:
+    runs = [run("slow", 128.0, 256.0), run("quick", 512.0), run("other", 4096.0, tokens_per_step=4096)]
+    for picture, seconds in ((machines_by_step, (1.0, 1.0)), (machines_by_time, (4.0, 2.0))):
+        figure = picture(runs)
+        said = words(figure)
+        assert "1,024 tokens per step" in said
+        assert "other" not in said
+        slow, quick = (
+            marks(figure, f"{chip}-x1, h100: {rung}") for chip, rung in (("slow", "foreach"), ("quick", "for_loop"))
+        )
+        assert slow == [(pytest.approx(seconds[0] * n), loss) for n, loss in enumerate((10.9, 10.5, 10.2, 10.0), 1)]
+        assert quick[-1] == (pytest.approx(seconds[1] * 4), 10.0)
+
+
+def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
+    rungs = ((1, "for_loop", 1024.0, 1024), (1, "fused", 2048.0, 1024), (2, "fused", 4096.0, 2048))
+    records = [
+        record(
+            f"{adamw} {size}",
+            n,
+            toggles=replace(CUDA, world_size=size, adamw=adamw),  # type: ignore[arg-type]
+            measurement=measurement(tps, tokens_per_step=tokens),
+        )
+        for n, (size, adamw, tps, tokens) in enumerate(rungs)
+    ]
+    figure = devices_by_time(scoreboard(records))
+    assert figure is not None
+    one, two = figure.axes[0].lines
+    assert [line.get_label() for line in (one, two)] == ["1 x: fused 1", "2 x: fused 2 (2,048 tokens per step)"]
+    assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
+    assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
+    assert devices_by_step(scoreboard(records[:2])) is None

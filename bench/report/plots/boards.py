@@ -10,7 +10,18 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.report.caption import derived_peak, status_of
 from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, peak_gib
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, bars, beside, names, plain_log, shortened, tip
+from bench.report.plots.style import (
+    COLOURS,
+    MARKERS,
+    NEITHER,
+    bars,
+    beside,
+    names,
+    plain_log,
+    shortened,
+    tip,
+    with_room,
+)
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import number, percent
 from bench.stats import LEAST_ROUNDS, Estimate
@@ -34,7 +45,7 @@ def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
 
 def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     """Tokens per second rung by rung, a line for each run, and what memory each rung took."""
-    runs = sorted(of_one_task(boards), key=_last, reverse=True)[:MOST]
+    runs = sorted(of_one_task(boards), key=_most, reverse=True)[:MOST]
     if not runs or max(len(_climb(board)) for board in runs) < 2:
         return None
     rungs = merged([[row.rung for row in board.rows] for board in runs])
@@ -60,9 +71,12 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
     memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], rotation=35, ha="right")
     memory.xaxis.set_minor_locator(NullLocator())
+    memory.set_xlim(-0.6, len(rungs) - 0.4)
     figure.legend(loc="outside lower left", fontsize=8)
-    left_out = len(of_one_task(boards)) - len(runs)
-    more = f"; {left_out} slower ones left out" if left_out else ""
+    every = len(of_one_task(boards))
+    more = f", the fastest {len(runs)} of {every} runs" if len(runs) < every else ""
+    hollow = any(row.status != "ok" for board in runs for row in _climb(board))
+    more += "; hollow: something is held against it" if hollow else ""
     figure.suptitle(
         f"{_task(runs)}: from the first rung to the last{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
     )
@@ -73,8 +87,15 @@ def _climb(board: Scoreboard) -> list[Row]:
     return [row for row in board.rows if row.tps]
 
 
-def _last(board: Scoreboard) -> float:
-    return max(row.tps.value for row in _climb(board) if row.tps)
+def _best(board: Scoreboard) -> Row:
+    """The fastest rung of those that nothing is held against, or of all where there is none."""
+    rows = _climb(board)
+    return max([row for row in rows if row.status == "ok"] or rows, key=lambda row: row.tps.value if row.tps else 0.0)
+
+
+def _most(board: Scoreboard) -> float:
+    tps = _best(board).tps
+    return tps.value if tps else 0.0
 
 
 def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
@@ -87,6 +108,9 @@ def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
                 order.insert(at, rung)
             at = order.index(rung) + 1
     return order
+
+
+SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
 
 
 def _climbing(axes: Axes, board: Scoreboard, rungs: Sequence[str], place: int, *, factors: bool) -> None:
@@ -104,32 +128,24 @@ def _climbing(axes: Axes, board: Scoreboard, rungs: Sequence[str], place: int, *
         if factors:
             times = f"\n{row.gain.value:.2f}x" if row.gain else ""
             top = (row.tps.high if row.tps else None) or y
-            axes.annotate(
-                f"{number(y)}{times}", (x, top), xytext=(0, 5), textcoords="offset points", ha="center", fontsize=8
-            )
+            axes.annotate(f"{number(y)}{times}", (x, top), xytext=(0, 5), **SMALL)
     for row in board.rows:
         if row.tps is None:
             before = [y for x, y in points if x < rungs.index(row.rung)] or [points[0][1]]
             axes.plot(rungs.index(row.rung), before[-1], "x", ms=6, color=colour)
-            axes.annotate(
-                status_of(row),
-                (rungs.index(row.rung), before[-1]),
-                xytext=(5, 3),
-                textcoords="offset points",
-                fontsize=7,
-                color=colour,
-            )
+            at = (rungs.index(row.rung), before[-1])
+            axes.annotate(status_of(row), at, xytext=(0, 6), color=colour, **SMALL)
     axes.plot([], [], MARKERS[place], ls="-", color=colour, label=_said(board))
 
 
 def _said(board: Scoreboard) -> str:
     """In words: how far a run came, and whether its losses held."""
     rows = _climb(board)
-    first, best = rows[0], max(rows, key=lambda row: row.tps.value if row.tps else 0.0)
+    first, best = rows[0], _best(board)
     assert first.tps is not None
     assert best.tps is not None
     words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
-    words += [f"{best.speedup.value:.1f}x"] if best.speedup else []
+    words += [f"{best.speedup.value:.1f}x with {shortened(best.rung)}"] if best.speedup else []
     if best.ceiling_share is not None:
         words.append(f"{percent(best.ceiling_share)} of the measured ceiling")
     if best.mfu is not None:
@@ -166,15 +182,16 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     if len(found) < 2:
         return None
     found.sort(key=lambda each: each[2].tps.value if each[2].tps else 0.0, reverse=True)
-    slowest, least = min(((first.value, name_of(board)) for board, first, _ in found))
-    figure = Figure(figsize=(WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
+    slowest = min(first.value for _, first, _ in found)
+    figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
     axes = figure.add_subplot()
-    at = names(axes, [f"{name_of(board)}" for board, _, _ in found], 48)
+    at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board, _, _ in found], 90)
     reach = [1.0]
     for y, (board, first, best) in zip(at, found, strict=True):
         assert best.tps is not None
-        words = (f"{number(first.value)}: {shortened(board.rows[0].rung)}", "")
-        words = (words[0], f"{number(best.tps.value)}: {shortened(best.rung)}, torch {board.environment.torch}")
+        words = [
+            f"{number(tps.value)}: {shortened(row.rung)}" for tps, row in ((first, board.rows[0]), (best.tps, best))
+        ]
         for place, (tps, said) in enumerate(zip((first, best.tps), words, strict=True)):
             times = tps.over(slowest)
             label = ("first rung", "fastest rung")[place] if y == 0 else None
@@ -184,10 +201,9 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
             bars(axes, [where], [(times.value, times.low, times.high)])
             beside(axes, times.high or times.value, where, f"{times.value:.2f}x   {said}")
             reach += [times.low or times.value, times.high or times.value]
-    axes.set_xscale("log")
-    axes.set_xlim(min(reach) / 1.03, max(reach) ** 1.9 * 1.5)
+    with_room(axes, min(reach), max(reach), 0.5)
     plain_log(axes.xaxis)
-    axes.set_xlabel(f"times as fast as {number(slowest)} tokens per second, the first rung of {least} (log scale)")
+    axes.set_xlabel(f"times as fast as the slowest first rung, {number(slowest)} tokens per second (log scale)")
     figure.legend(loc="outside lower left", ncols=2)
     axes.set_title(
         f"{_task([each[0] for each in found])}: machines\n{rounds_of([each[0] for each in found])}", fontsize=10

@@ -18,6 +18,9 @@ from bench.report.plots.style import look, shortened
 from bench.report.rungs import measured
 from bench.report.scoreboard import Row, Scoreboard
 
+NARROW = 30
+"""Letters of a label that leave room for another beside it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Curve:
@@ -127,7 +130,8 @@ def _curves(rows: Iterable[tuple[Scoreboard, Row, str]]) -> list[Curve]:
 
 def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
     """Steps of another size than the first curve's are dashed."""
-    figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * math.ceil(len(curves) / 2)))
+    columns = 1 if any(len(curve.label) > NARROW for curve in curves) else 2
+    figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * math.ceil(len(curves) / columns)))
     axes = figure.add_subplot()
     size = curves[0].found.tokens_per_step
     for place, curve in enumerate(curves):
@@ -137,12 +141,12 @@ def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
         style = "-" if curve.found.tokens_per_step == size else "--"
         more = "" if style == "-" else f" ({curve.found.tokens_per_step:,} tokens per step)"
         every = max(1, len(steps) // 12)
-        label = f"{shortened(curve.label, 44)}{more}"
+        label = f"{shortened(curve.label, NARROW * 3 // columns)}{more}"
         # Curves that lie on one another shine through: the first is the widest.
         width = 1.3 if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves)
         axes.plot(steps, losses, ls=style, lw=width, ms=4, markevery=every, label=label, **look(place))
     axes.set_xlabel("seconds of training, by the speed of the timed window" if by_time else "optimiser step")
     axes.set_ylabel("training loss (nats per token)")
-    figure.legend(loc="outside lower left", fontsize=8, ncols=2)
+    figure.legend(loc="outside lower left", fontsize=8, ncols=columns)
     axes.set_title(title, fontsize=10)
     return figure

@@ -20,6 +20,8 @@ from gpt2.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
 """For a fit: through two points a line always goes."""
+WIDE = 64
+"""Sizes that are further apart than this factor stand on a log scale."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +65,15 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     for place, (group, points) in enumerate(lines):
         corners += _draw(axes, board, group, points, place)
     sizes, gibs = zip(*corners, strict=True)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_xlim(0, 1.1 * max(sizes))
+    wide = max(sizes) > WIDE * min(sizes)
+    if wide:
+        axes.set_xscale("log", base=2)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.set_xlim(min(sizes) / 1.3 if wide else 0, (1.6 if wide else 1.1) * max(sizes))
     axes.set_ylim(0, 1.2 * max(gibs))
-    axes.set_xlabel("sequences per device")
+    axes.set_xlabel(f"sequences per device{' (log scale, on which a line is bent)' if wide else ''}")
     axes.set_ylabel("peak memory, GiB")
     method = next(row.peak_memory_method for group, _ in lines for row in group.rows if row.peak_memory_method)
     figure.legend(loc="outside lower left", fontsize=8)
@@ -100,8 +107,8 @@ def _draw(
         corners.append((meets, limit))
         axes.axhline(limit, color=NEITHER, ls=":", lw=1)
         axes.plot(meets, limit, MARKERS[place], ms=9, mfc="none", color=colour, label="_meets")
-    ends = min(size for size, _ in corners), max(size for size, _ in corners)
-    axes.plot(ends, [line.at(size) for size in ends], "--" if exact else "-", color=colour, lw=1.3, label="_line")
+    along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
+    axes.plot(along, [line.at(size) for size in along], "--" if exact else "-", color=colour, lw=1.3, label="_line")
     if ended is not None:
         at = ended, limit if limit is not None else max(gib for _, gib in points)
         above = sum(mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines)
@@ -121,7 +128,7 @@ def _said(line: Line, count: int, exact: bool, limit: float | None, meets: float
         return f"{each} (2 sizes: no fit)" + (f"; OOM at {ended}" if ended else "")
     words = [f"{each} (fit of {count} sizes)"]
     if meets is not None and limit is not None:
-        words.append(f"by the line {math.floor(meets) + 1} is the first beyond {limit:.1f} GiB")
+        words.append(f"by the line {math.floor(meets) + 1:,} is the first beyond {limit:.1f} GiB")
     if ended is not None:
-        words.append(f"first OOM at {ended}")
+        words.append(f"first OOM at {ended:,}")
     return "; ".join(words)

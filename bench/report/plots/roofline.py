@@ -8,9 +8,9 @@ from matplotlib.figure import Figure
 from bench.report.bound import Bound, most_tokens_per_second, of_row
 from bench.report.caption import status_of
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
-from bench.report.plots.style import COLOURS, NEITHER, bars, beside, instead, names, plain_log, tip
+from bench.report.plots.style import COLOURS, NEITHER, bars, beside, instead, names, plain_log, tip, with_room
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import number
+from bench.report.text import number, percent
 
 PARTS = (
     ("products, at the measured ceiling", "products_ms", COLOURS[0]),
@@ -43,8 +43,7 @@ def roofline(board: Scoreboard) -> Figure | None:
         _held(speed, y, row, least, most, first=not ends)
         _parts(time, y, row, least, first=not ends)
         ends += [row.tps.value, most]
-    speed.set_xscale("log")
-    speed.set_xlim(min(ends) / 1.3, max(ends) * 2.6)
+    with_room(speed, min(ends), max(ends), 0.3)
     plain_log(speed.xaxis)
     speed.set_xlabel("tokens per second (log scale)")
     time.set_xlabel("% of the measured step")
@@ -65,7 +64,7 @@ def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: b
     assert row.tps is not None
     axes.plot([row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1)
     axes.plot(most, y, "|", ms=16, mew=2.5, color=COLOURS[1], label="bound" if first else None)
-    reached = f"{number(row.tps.value)}: {row.tps.value / most:.0%} of {number(most)}"
+    reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
     beside(axes, max(most, row.tps.high or row.tps.value), y, reached)
     tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {least.number_format}")
 

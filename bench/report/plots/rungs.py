@@ -21,6 +21,7 @@ from bench.report.plots.style import (
     plain_log,
     shortened,
     tip,
+    with_room,
 )
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import GIB, number, with_interval
@@ -48,9 +49,8 @@ def climb(board: Scoreboard) -> Figure | None:
     figure = Figure(figsize=(WIDTH, 1.3 + PER_RUNG * len(board.rows)))
     axes = figure.add_subplot()
     at = names(axes, [row.rung for row in board.rows])
-    speeds = [row.tps.value for row in rows if row.tps]
-    axes.set_xscale("log")
-    axes.set_xlim(min(speeds) / 1.25, max(speeds) * 1.9)
+    speeds = [row.tps for row in rows if row.tps]
+    with_room(axes, min(tps.value for tps in speeds), max(tps.high or tps.value for tps in speeds), 0.38)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
         if row.tps is None:
@@ -67,8 +67,9 @@ def climb(board: Scoreboard) -> Figure | None:
     plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
     first, last = rows[0], rows[-1]
-    times = f": {last.speedup.value:.1f}x from {first.rung} to {last.rung}" if last.speedup else ""
-    axes.set_title(f"{board.ladder}{shortened(times, 80)}\n{about(board)}", fontsize=10)
+    ends = f"{shortened(first.rung)} to {shortened(last.rung)}"
+    times = f": {last.speedup.value:.1f}x from {ends}" if last.speedup else ""
+    axes.set_title(f"{board.ladder}{times}\n{about(board)}", fontsize=10)
     return figure
 
 
@@ -88,7 +89,7 @@ def panels(board: Scoreboard) -> Figure | None:
     derived = ", derived peak" if derived_peak(board) else ""
     columns: list[tuple[str, list[Interval | None]]] = [
         ("tokens per second", [bounds(row.tps) for row in board.rows]),
-        (f"speed-up over {shortened(board.rows[0].rung)}", [bounds(row.speedup) for row in board.rows]),
+        ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
         (f"MFU, % of bf16 peak{derived}", [of_hundred(row.mfu) for row in board.rows]),
         ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]

@@ -116,10 +116,22 @@ def instead(axes: Axes, y: float, text: str) -> None:
 
 
 def plain_log(axis: Axis) -> None:
-    """Numbers as people write them, few enough to be read."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
+    """Numbers as people write them, few enough to be read; of an axis whose ends are set."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high < FAR * low else (1.0,), numticks=20))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
+
+
+FAR = 200
+"""Ends of a log axis that are further apart than this factor leave room for powers of ten only."""
+
+
+def with_room(axes: Axes, low: float, high: float, share: float) -> None:
+    """A log axis from left of `low` to right of `high`, a share of its width kept for the words beside the last."""
+    low = low / 1.2
+    axes.set_xscale("log")
+    axes.set_xlim(low, high * (1.2 * high / low) ** (share / (1 - share)))
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
