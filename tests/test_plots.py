@@ -254,7 +254,7 @@ def widths(figure: Figure | None) -> list[float]:
 def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None:
     figure = hardware([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, tokens_per_step=2048)])
     assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
-    assert "9.00x   900: foreach" in words(figure)
+    assert "9.00x, 900 (foreach)" in words(figure)
     assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
 
 

@@ -59,6 +59,7 @@ def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return template.render(
         boards=sections,
+        runs=len(boards),
         rungs=rungs,
         data=Markup(data),
         script=Markup(script),

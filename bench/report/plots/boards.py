@@ -24,7 +24,7 @@ from bench.report.plots.style import (
 )
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import number, percent
-from bench.stats import LEAST_ROUNDS, Estimate
+from bench.stats import LEAST_ROUNDS
 
 MOST = 6
 """Runs in the summary; those that end fastest are kept."""
@@ -89,8 +89,7 @@ def _climb(board: Scoreboard) -> list[Row]:
 
 def _best(board: Scoreboard) -> Row:
     """The fastest rung of those that nothing is held against, or of all where there is none."""
-    rows = _climb(board)
-    return max([row for row in rows if row.status == "ok"] or rows, key=lambda row: row.tps.value if row.tps else 0.0)
+    return board.fastest or max(_climb(board), key=lambda row: row.tps.value if row.tps else 0.0)
 
 
 def _most(board: Scoreboard) -> float:
@@ -174,38 +173,30 @@ def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
 
 def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     """The first and the fastest sound rung of each run, as times the slowest of the first ones."""
-    found: list[tuple[Scoreboard, Estimate, Row]] = []
-    for board in of_one_task(boards):
-        first, best = board.rows[0].tps, board.fastest
-        if first and best:
-            found.append((board, first, best))
+    runs = [board for board in of_one_task(boards) if board.fastest]
+    found = sorted(((board, _climb(board)[0], _best(board)) for board in runs), key=lambda each: -_most(each[0]))
     if len(found) < 2:
         return None
-    found.sort(key=lambda each: each[2].tps.value if each[2].tps else 0.0, reverse=True)
-    slowest = min(first.value for _, first, _ in found)
+    slowest = min(first.tps.value for _, first, _ in found if first.tps)
     figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
     axes = figure.add_subplot()
     at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board, _, _ in found], 90)
     reach = [1.0]
-    for y, (board, first, best) in zip(at, found, strict=True):
-        assert best.tps is not None
-        words = [
-            f"{number(tps.value)}: {shortened(row.rung)}" for tps, row in ((first, board.rows[0]), (best.tps, best))
-        ]
-        for place, (tps, said) in enumerate(zip((first, best.tps), words, strict=True)):
-            times = tps.over(slowest)
+    for y, (board, *rows) in zip(at, found, strict=True):
+        for place, row in enumerate(rows):
+            assert row.tps is not None
+            times, where = row.tps.over(slowest), y + 0.38 * (place - 0.5)
             label = ("first rung", "fastest rung")[place] if y == 0 else None
-            height, where = 0.36, y + 0.38 * (place - 0.5)
-            bar = axes.barh(where, times.value - 1, height, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
-            tip(bar, f"{name_of(board)}: {said}: {number(times.value)} times")
+            bar = axes.barh(where, times.value - 1, 0.36, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
+            said = f"{times.value:.2f}x, {number(row.tps.value)} ({shortened(row.rung)})"
+            tip(bar, f"{name_of(board)}: {said}")
             bars(axes, [where], [(times.value, times.low, times.high)])
-            beside(axes, times.high or times.value, where, f"{times.value:.2f}x   {said}")
+            beside(axes, times.high or times.value, where, said)
             reach += [times.low or times.value, times.high or times.value]
     with_room(axes, min(reach), max(reach), 0.5)
     plain_log(axes.xaxis)
     axes.set_xlabel(f"times as fast as the slowest first rung, {number(slowest)} tokens per second (log scale)")
     figure.legend(loc="outside lower left", ncols=2)
-    axes.set_title(
-        f"{_task([each[0] for each in found])}: machines\n{rounds_of([each[0] for each in found])}", fontsize=10
-    )
+    title = f"{_task(runs)}: the first and the fastest sound rung of each run"
+    axes.set_title(f"{title}\n{rounds_of(runs)}", fontsize=10)
     return figure

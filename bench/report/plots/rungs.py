@@ -106,6 +106,8 @@ def panels(board: Scoreboard) -> Figure | None:
             beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
+        if not any(values):
+            axes.set_xticks([])
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
