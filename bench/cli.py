@@ -1,15 +1,15 @@
-"""The command line: `bench run`, `bench plan`, `bench report`, `bench roofline`, `bench doctor`."""
+"""The command line: `bench run`, `sweep`, `plan`, `report`, `compare`, `roofline` and `doctor`."""
 
 from __future__ import annotations
 
 import errno
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from bench import here, show
+from bench import here, show, sweep
 from bench.options import (
     Ablate,
     LadderFile,
@@ -24,10 +24,7 @@ from bench.options import (
     load_as_asked,
     names,
 )
-from bench.terminal import console, fail
-
-if TYPE_CHECKING:
-    from bench.record import Record
+from bench.terminal import console, fail, report_end
 
 app = typer.Typer(
     name="bench",
@@ -138,17 +135,9 @@ def run(
             outcome = run(loaded, options, progress)
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)
-    if any(record.kind == "cumulative" for record in outcome.records):
-        _show(outcome.records, outcome.path)
-    ok = sum(record.status == "ok" for record in outcome.records)
-    so_far = " before the run ended" if outcome.interrupted or outcome.error else ""
-    typer.echo(f"{ok} of {len(outcome.records)} processes{so_far} measured; records in {outcome.path}", err=True)
-    if outcome.error:
-        typer.echo(f"bench: {outcome.error}", err=True)
-        raise typer.Exit(6)
-    if outcome.interrupted:
-        typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
-        raise typer.Exit(130)
+    if outcome.has_rungs:
+        show.show([scoreboard(outcome.records, source=outcome.path)])
+    report_end(outcome)
     code = exit_code(outcome.records)
     if code == 4:
         for wrong in claims_refuted(scoreboard(outcome.records)):
@@ -186,17 +175,11 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
+app.command()(sweep.sweep)
 app.command()(show.report)
 app.command()(show.compare)
 app.command()(here.doctor)
 app.command()(here.roofline)
-
-
-def _show(records: list[Record], path: Path) -> None:
-    """The scoreboard of records in memory: one that a full disk refused is among them."""
-    from bench.report.scoreboard import scoreboard
-
-    show.show([scoreboard(records, source=path)])
 
 
 if __name__ == "__main__":

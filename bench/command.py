@@ -10,6 +10,7 @@ from pathlib import Path
 from bench.joint import Part
 from bench.ladder import Ladder
 from bench.place import Place
+from bench.record import RUNGS
 from bench.schedule import Task
 
 
@@ -36,18 +37,21 @@ class Options:
 def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
     """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share it."""
     toggles = task.rung.toggles
-    command = ["-m", "bench.worker", str(ladder.path), task.rung.name]
-    if task.kind not in ("cumulative", "control"):
-        command += ["--kind", task.kind]
+    command = ["-m", "bench.worker", str(ladder.path), task.rung.base or task.rung.name]
+    kind = "sweep" if task.rung.base else task.kind
+    if kind not in ("cumulative", "control"):
+        command += ["--kind", kind]
+    if kind == "sweep" and task.kind == "parity":
+        command.append("--losses")
     if toggles.processes > 1:
         alone = ["--standalone", "--nproc-per-node", str(toggles.processes)]
         command = ["-m", "torch.distributed.run", *(part.arguments(toggles.processes) if part else alone), *command]
     if options.data:
         command += ["--data", str(options.data)]
-    overrides = list(options.overrides)
+    overrides = [*options.overrides, *task.rung.settings]
     if task.repetition == 1 and task.kind != "control" and toggles.compile != "eager":
         command.append("--gradients")
-    if (task.repetition > 1 or task.kind != "cumulative") and ladder.protocol.loss_steps:
+    if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
         overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
     for override in overrides:
         command += ["--set", override]

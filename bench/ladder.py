@@ -75,6 +75,10 @@ class Rung:
     """An outcome that is the point of the rung, not a failure."""
     toggles: Toggles
     """Resolved: all toggles, with grad_accum_steps derived where the workload fixes the tokens per step."""
+    base: str | None = None
+    """Of a sweep's candidate: the ladder's rung that it is but for its settings."""
+    settings: tuple[str, ...] = ()
+    """What the candidate changes of that, as overrides."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,11 +144,12 @@ class _LadderFile:
     protocol: dict[str, Any] = field(default_factory=dict)
 
 
-def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
+def load(path: Path, overrides: Iterable[str] = (), only: str | None = None) -> Ladder:
     """Read a ladder and resolve its rungs.
 
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
-    changes), with YAML values. Raises LadderError, whose one line names file, rung and key.
+    changes), with YAML values. only: the one rung that overrides of toggles are for, instead of all. Raises
+    LadderError, whose one line names file, rung and key.
     """
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= 100:
@@ -176,7 +181,8 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Ladder:
         validate(Toggles, rung.set, where, "toggle")
         try:
             toggles = replace(toggles, **rung.set)
-            resolved = _resolve(workload, replace(toggles, **extra["toggles"]))
+            changes = extra["toggles"] if only in (None, rung.name) else {}
+            resolved = _resolve(workload, replace(toggles, **changes))
         except ValueError as error:
             raise LadderError(f"{where}: {error}") from None
         changed = describe(resolved, rungs[-1].toggles if rungs else None, workload)

@@ -26,6 +26,8 @@ CUT_SHORT = f"{AFTER}interrupted"
 """The warning of a process that the user ended before its proofs were taken."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+RUNGS: tuple[Kind, ...] = ("cumulative", "sweep")
+"""What has a row of its own in a scoreboard: a ladder's rungs, or a sweep's candidates."""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 """What `bench run --ablate` adds."""
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]

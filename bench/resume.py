@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from bench.ladder import Ladder
 from bench.machine import Difference, Environment, differences
-from bench.record import Record, RecordError, read
-from bench.schedule import Schedule
+from bench.record import RUNGS, Record, RecordError, read
 
 
 class ResumeError(Exception):
@@ -30,11 +29,13 @@ def unfinished(
     data_sha256: str | None = None,
     peak_tflops: float | None = None,
     ablate: bool = False,
+    lacks: Callable[[Sequence[Record]], bool],
 ) -> Path:
     """The newest results file of this ladder that this run can go on with; before complete ones, one that lacks some.
 
-    chosen, data_sha256, peak_tflops, ablate: what this run takes. Raises ResumeError where there is none; where only
-    others are there, it says how the newest, one of this machine before those of others, differs.
+    chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do after some
+    records. Raises ResumeError where there is none; where only others are there, it says how the newest, one of this
+    machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
     for path in out.glob(f"*/{ladder.file_name}-*.jsonl"):
@@ -54,7 +55,7 @@ def unfinished(
             *_asked(records, chosen, data_sha256, peak_tflops, ablate),
         ]
         if not differences:
-            if _lacks(records, ladder, chosen, ablate):
+            if lacks(records):
                 return path
             complete.append(path)
             continue
@@ -66,15 +67,6 @@ def unfinished(
     if complete:
         return complete[0]
     raise ResumeError(reasons[0])
-
-
-def _lacks(records: Sequence[Record], ladder: Ladder, chosen: Sequence[str], ablate: bool) -> bool:
-    """Whether processes of the run are missing, or may be where it goes on until its intervals are narrow."""
-    schedule = Schedule(ladder, ladder.chosen(chosen), ablate)
-    schedule.resume(records)
-    rounds = schedule.planned_rounds
-    left = [task for number in range(1, rounds + 1) for task in schedule.round(number)]
-    return ladder.protocol.until is not None or bool(left or list(schedule.closing(rounds)))
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:
@@ -94,7 +86,7 @@ def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
         rungs = {rung.index: rung for rung in ladder.rungs}
         for record in records:
             rung = rungs.get(record.rung_index)
-            if record.kind != "cumulative" or rung is None:
+            if record.kind not in RUNGS or rung is None:
                 continue
             if record.rung != rung.name:
                 yield f"rung {record.rung_index + 1}", record.rung, rung.name

@@ -8,11 +8,13 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import Protocol
 
 from bench.command import Options
 from bench.doctor import costly_page_faults
@@ -22,7 +24,7 @@ from bench.nodes import Patience, Team, described
 from bench.place import nodes_for
 from bench.probe import Answer, probe
 from bench.processes import Processes, Watcher
-from bench.record import Record, append, read, reserved
+from bench.record import RUNGS, Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
@@ -48,18 +50,57 @@ class Run:
     error: str | None = None
     """Why it ended early, where it was not the user who ended it."""
 
+    @property
+    def has_rungs(self) -> bool:
+        """Whether there is a scoreboard to show."""
+        return any(record.kind in RUNGS for record in self.records)
 
-def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
+
+class Plan(Protocol):
+    """Which processes a run consists of; it is told how each one ended."""
+
+    @property
+    def planned_rounds(self) -> int: ...
+    def resume(self, records: Sequence[Record]) -> None: ...
+    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]: ...
+    def ended(self, record: Record, seconds: float | None = None) -> None: ...
+    def seconds_left(self, repetition: int, rounds: int) -> float | None: ...
+
+
+class Rounds(Schedule):
+    """A ladder's processes, in rounds until there are enough."""
+
+    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
+        """All of them; `records` grows meanwhile."""
+        protocol = self.ladder.protocol
+        for repetition in count(1):
+            yield from self.round(repetition)
+            if repetition < self.planned_rounds:
+                continue
+            found = ratios(scoreboard(records)) if protocol.until is not None else []
+            # Of the ratios the widths only play a part, never the values.
+            if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(found, protocol.until):
+                yield from self.closing(repetition)
+                return
+            widest = max((ratio.half_width for ratio in found if ratio.half_width), default=None)
+            wide = f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
+            note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+
+
+def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], Plan] | None = None) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    Raises LadderError, DataError, ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is
-    written. Ctrl-C or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
+    plan: makes what says which processes, where that is not each rung in rounds. Raises LadderError, DataError,
+    ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C or SIGTERM ends the
+    process that runs, records it as interrupted and returns what there is.
     """
     rungs = ladder.chosen(options.rungs)
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = check_data(ladder, rungs, options.data)
-    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
+    plan = plan or partial(Rounds, ladder, rungs, options.ablate)
+    swept = rungs[0].base is not None  # whose file knows nothing of these candidates
+    asked = probe(rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
@@ -74,11 +115,12 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
             data_sha256=data_sha256,
             peak_tflops=options.peak_tflops,
             ablate=options.ablate,
+            lacks=lambda records: lacks(plan(), records),
         )
         _check_writable(path.parent)
     else:
         path = results_file(ladder, options.out, machine)
-    schedule = Schedule(ladder, rungs, options.ablate)
+    schedule = plan()
     records: list[Record] = []
     interrupted, error = False, None
     with (
@@ -100,7 +142,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
             ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=ending, team=team
         )
         try:
-            for task in _tasks(schedule, records, watcher):
+            for task in schedule.tasks(records, watcher.note):
                 if ending.asked:  # a measurement that was complete by then stands
                     interrupted = True
                     break
@@ -121,6 +163,12 @@ def run(ladder: Ladder, options: Options, watcher: Watcher) -> Run:
         if team:
             team.send_home(*_farewell(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error)
+
+
+def lacks(plan: Plan, records: Sequence[Record]) -> bool:
+    """Whether something is left to do after what these records say was done."""
+    plan.resume(records)
+    return next(plan.tasks(list(records), lambda _: None), None) is not None
 
 
 def _team(
@@ -157,23 +205,6 @@ def _maps_anew(ladder: Ladder, rung: Rung) -> bool:
     """Whether a rung's steps on a CPU make tensors, of logits for one, that cost page faults each time."""
     tokens = rung.toggles.micro_batch_size * ladder.workload.seq_len
     return rung.toggles.device == HOST and tokens * ladder.workload.config.vocab_size * 4 > HEAP_BYTES
-
-
-def _tasks(schedule: Schedule, records: list[Record], watcher: Watcher) -> Iterator[Task]:
-    """All processes, until there are rounds enough; `records` grows meanwhile."""
-    protocol = schedule.ladder.protocol
-    for repetition in count(1):
-        yield from schedule.round(repetition)
-        if repetition < schedule.planned_rounds:
-            continue
-        found = ratios(scoreboard(records)) if protocol.until is not None else []
-        # Of the ratios the widths only play a part, never the values.
-        if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(found, protocol.until):
-            yield from schedule.closing(repetition)
-            return
-        widest = max((ratio.half_width for ratio in found if ratio.half_width), default=None)
-        wide = f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
-        watcher.note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
 
 def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:

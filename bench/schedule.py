@@ -66,7 +66,7 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     if before is None:
         return None
     if kind == "parity":
-        toggles = _same_step(before, rung.toggles)
+        toggles = same_step(before, rung.toggles)
         if toggles == rung.toggles:  # which only accumulates more: nothing that it could be held to takes such steps
             return None
     else:
@@ -113,7 +113,7 @@ def _changes(before: Toggles, after: Toggles, workload: Workload) -> dict[str, o
     return {name: now[name] for name in now if now[name] != was[name] and name not in derived}
 
 
-def _same_step(before: Toggles, after: Toggles) -> Toggles | None:
+def same_step(before: Toggles, after: Toggles) -> Toggles | None:
     """`before` accumulating the tokens per step of `after`; None where its ranks are too many for that."""
     sequences, rest = divmod(after.tokens_per_step(1), before.world_size)
     if rest:

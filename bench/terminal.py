@@ -10,6 +10,8 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.runner import Run
+
 
 def fail(error: Exception) -> NoReturn:
     typer.echo(f"bench: {error}", err=True)
@@ -24,3 +26,16 @@ def console() -> Console:
     if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
         return console
     return Console(highlight=False, width=200)
+
+
+def report_end(run: Run) -> None:
+    """Say how a run ended; if early, leave with that exit code."""
+    ok = sum(record.status == "ok" for record in run.records)
+    so_far = " before the run ended" if run.interrupted or run.error else ""
+    typer.echo(f"{ok} of {len(run.records)} processes{so_far} measured; records in {run.path}", err=True)
+    if run.error:
+        typer.echo(f"bench: {run.error}", err=True)
+        raise typer.Exit(6)
+    if run.interrupted:
+        typer.echo("bench: interrupted; the same command with --resume runs what is missing", err=True)
+        raise typer.Exit(130)

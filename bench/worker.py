@@ -41,7 +41,7 @@ def main() -> int:
     """Returns 0 when the rung was measured, 1 when it could not be, 2 when the ladder is wrong."""
     arguments = _arguments()
     try:
-        ladder = load(arguments.ladder, arguments.set)
+        ladder = load(arguments.ladder, arguments.set, arguments.rung if arguments.kind == "sweep" else None)
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
@@ -64,6 +64,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
     parser.add_argument("--kind", choices=get_args(Kind), default="cumulative", help="see bench.schedule.variant")
+    parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
     parser.add_argument("--gradients", action="store_true", help="hold compiled gradients to eager ones")
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
@@ -119,7 +120,8 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         compile_cache = "cold"
     startup_seconds = time.time() - psutil.Process().create_time()
     progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    if arguments.kind == "parity":
+    losses_only = arguments.losses or arguments.kind == "parity"
+    if losses_only:
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
         window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
@@ -159,7 +161,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         return outcome
 
     outcome = tell()  # before all that follows, so that a time limit which ends it does not take the window with it
-    if arguments.kind == "parity":
+    if losses_only:
         return outcome
     if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,10 @@ from samples import MACHINE, record
 
 from bench.ladder import Ladder, load
 from bench.machine import Environment
-from bench.record import append, read
-from bench.resume import ResumeError, repair, unfinished
+from bench.record import Record, append, read
+from bench.resume import ResumeError, repair
+from bench.resume import unfinished as find_unfinished
+from bench.runner import Rounds, lacks
 
 
 @pytest.fixture
@@ -34,6 +37,13 @@ def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **change
     path.parent.mkdir(parents=True, exist_ok=True)
     append(path, item)
     return path
+
+
+def unfinished(out: Path, ladder: Ladder, machine: Environment, **asked: Any) -> Path:
+    def missing(records: Sequence[Record]) -> bool:
+        return lacks(Rounds(ladder, ladder.chosen(asked.get("chosen", ())), asked.get("ablate", False)), records)
+
+    return find_unfinished(out, ladder, machine, lacks=missing, **asked)
 
 
 def test_the_newest_run_of_the_ladder_is_gone_on_with(ladder: Ladder, tmp_path: Path) -> None:

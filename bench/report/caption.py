@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Row, Scoreboard
+from bench.report.swept import swept
 from bench.report.text import GIB, plain, ratio, with_interval
 from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
@@ -55,7 +56,7 @@ def caption(board: Scoreboard) -> list[str]:
             f"{row.tokens_per_step:,} ({plain(row.rung)})" for row in board.rows if other_step(row, board)
         )
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
-    lines += [_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
+    lines += [*swept(board), _counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
     lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")

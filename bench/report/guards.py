@@ -89,6 +89,7 @@ def other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> st
             whose = reference[0].rung
             if reference[0].kind == "parity":
                 one = "the rung before" if reference[0].rung_index else "one rank"
+                one = "the first candidate" if rung[0].kind == "sweep" else one
                 whose = f"{one}, accumulating as many tokens"
             name = {"first_loss": "the first loss", "first_grad_norm": "the first gradient norm", "losses": "a loss"}
             shares = [f"{100 * share:.2g}%" for share in (difference, allowed)]

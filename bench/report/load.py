@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.published import Published, is_published, read_published
-from bench.record import ABLATION, CEILING, Record, RecordError, read
+from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.stats import LEAST_ROUNDS
@@ -62,7 +62,7 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 warnings.append(f"{error}; left out")
         found: dict[tuple[Path, str, str], list[Scoreboard]] = {}
         for file, records in contents.items():
-            if any(record.kind == "cumulative" for record in records):
+            if any(record.kind in RUNGS for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
@@ -88,7 +88,7 @@ def _workload(record: Record) -> str:
 def _one_run(file: Path) -> tuple[list[Record], list[str]]:
     """The records of a file, and warnings. Raises RecordError, for several runs in one file too."""
     records, warnings = read(file)
-    runs = dict.fromkeys(record.run_id for record in records if record.kind == "cumulative")
+    runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
     if len(runs) > 1:
         raise RecordError(f"{file}: holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each")
     return records, warnings
@@ -136,8 +136,10 @@ def exit_code(records: Sequence[Record]) -> int:
     for record in records:
         if record.status in ("failed", "timeout"):
             return 6
-        # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks.
-        if record.status == "out_of_memory" and record.kind not in ABLATION and record.rung not in expected:
+        # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks, and
+        # any batch to that of a sweep.
+        asked = record.kind in (*ABLATION, "sweep") or record.rung in expected
+        if record.status == "out_of_memory" and not asked:
             return 6
     return 4 if claims_refuted(scoreboard(records)) else 0
 

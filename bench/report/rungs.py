@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import fields, replace
 
-from bench.record import Measurement, Record
+from bench.record import RUNGS, Measurement, Record
 from gpt2.toggles import Toggles
 
 
@@ -21,12 +21,31 @@ def measured(rung: Sequence[Record]) -> Measurement | None:
 
 
 def cumulative(records: Sequence[Record]) -> list[list[Record]]:
-    """The records of each rung, in the ladder's order."""
+    """The records of each rung, in the ladder's order, or of each candidate of a sweep."""
     by_rung: dict[int, list[Record]] = {}
     for record in records:
-        if record.kind == "cumulative":
+        if record.kind in RUNGS:
             by_rung.setdefault(record.rung_index, []).append(record)
     return list(by_rung.values())
+
+
+def line_of(toggles: Toggles) -> Toggles:
+    """What those have in common that differ in their batch only."""
+    return replace(toggles, micro_batch_size=1, grad_accum_steps=1)
+
+
+def in_order(records: Sequence[Record]) -> list[Record]:
+    """As a ladder has its rungs; of a sweep, whose batches are tried in any order, the smaller ones first."""
+    lines: dict[Toggles, int] = {}
+
+    def place(record: Record) -> tuple[int, ...]:
+        if record.kind != "sweep":
+            return record.rung_index, 0, record.rung_index, record.repetition
+        toggles = toggles_of([record])
+        line = lines.setdefault(line_of(toggles), record.rung_index)
+        return line, toggles.micro_batch_size, record.rung_index, record.repetition
+
+    return sorted(sorted(records, key=lambda r: r.rung_index), key=place)
 
 
 def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:

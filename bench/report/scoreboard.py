@@ -18,6 +18,8 @@ from bench.report.guards import doubts, judge
 from bench.report.rungs import (
     cumulative,
     first_by_round,
+    in_order,
+    line_of,
     measured,
     on_fewer_ranks,
     parity_reference,
@@ -179,7 +181,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
 
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
     """
-    records = sorted(_latest(records), key=lambda r: (r.rung_index, r.repetition))
+    records = in_order(_latest(records))
     rungs = cumulative(records)
     curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
@@ -234,14 +236,16 @@ def _row(
     loss_step: int | None,
 ) -> Row:
     toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
-    before = rungs[len(above) - 1] if above else None
+    before = last = rungs[len(above) - 1] if above else None
+    if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
+        before, last = rungs[0], last if line_of(toggles_of(last)) == line_of(toggles) else None
     mean = geometric_mean(list(tps.values())) if tps else None
     reference = parity_reference(rung, records)
     status, error = judge(rung, rungs[0], before, reference)
-    if status == "ok" and reference and (wrong := _broken_reference(reference, above)):
+    if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
     comparable = status != "not_comparable"
-    gain = paired_ratio(tps, _paired(before, rungs, records)) if before and comparable else None
+    gain = paired_ratio(tps, _paired(last, rungs, records)) if last and comparable else None
     sound = status == "ok" and above and above[-1].status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
@@ -267,12 +271,18 @@ def _row(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step else None,
-        doubts=doubts(rung, before, reference),
+        doubts=(*doubts(rung, before, reference), *_dropped(rung, rungs)),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
         expect=rung[0].expect,
     )
+
+
+def _dropped(rung: list[Record], rungs: Sequence[list[Record]]) -> list[str]:
+    """Whether a sweep's candidate ran less often than the first, to which all are held."""
+    rounds, most = len(tps_by_round(rung)), len(tps_by_round(rungs[0]))
+    return [f"it ran in {rounds} of {most} rounds"] if rung[0].kind == "sweep" and 0 < rounds < most else []
 
 
 def _paired(
@@ -282,9 +292,11 @@ def _paired(
     return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
 
 
-def _broken_reference(reference: Sequence[Record], above: Sequence[Row]) -> str | None:
+def _broken_reference(rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]) -> str | None:
     """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
     index = reference[0].rung_index - (reference[0].kind == "parity")
+    if rung[0].kind == "sweep" and reference[0].kind == "parity":
+        index = 0  # the first candidate, whatever the size of its steps
     for row in above:
         if row.index == index and row.status in ("parity_failed", "ranks_differ"):
             return row.rung

@@ -1,0 +1,85 @@
+"""What a sweep goes over: one toggle or workload field, and the values it takes. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+import yaml
+
+from bench.validation import LadderError, near, validate
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+DOUBLED = "micro_batch_size"
+"""The toggle whose values may go on doubling: of all others none ends at the device's memory."""
+SECTIONS: dict[str, type] = {"toggles": Toggles, "workload": Workload}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axis:
+    """One --over."""
+
+    section: Literal["toggles", "workload"]
+    key: str
+    values: tuple[Any, ...]
+    doubling: bool = False
+    """Whether the values go on, each twice the one before, until one does not fit."""
+
+    @property
+    def of_workload(self) -> bool:
+        """Whether each of its values is another task, with a results file of its own."""
+        return self.section == "workload"
+
+    def all_values(self) -> Iterator[Any]:
+        """Those that were listed, then twice the one before for ever, if they go on."""
+        yield from self.values
+        value = self.values[-1]
+        while self.doubling:
+            value *= 2
+            yield value
+
+
+def parse(text: str) -> Axis:
+    """toggles.micro_batch_size=1,2,4,... or workload.model=gpt2,gpt2-medium. Raises LadderError."""
+    path, equals, listed = text.partition("=")
+    section, dot, key = path.strip().partition(".")
+    if not (equals and dot and section in SECTIONS):
+        raise LadderError(f"--over {text}: write toggles.KEY=A,B,... or workload.KEY=A,B,...")
+    known = [field.name for field in fields(SECTIONS[section])]
+    if key not in known:
+        raise LadderError(f"--over {text}: {section} has no {key!r}{near(key, known)}")
+    words = [word.strip() for word in listed.split(",")]
+    doubling = words[-1] in ("...", "\u2026")
+    values = [_value(word, text) for word in (words[:-1] if doubling else words)]
+    if not values:
+        raise LadderError(f"--over {text}: give at least one value")
+    for value in values:
+        validate(SECTIONS[section], {key: value}, f"--over {text}", "toggle" if section == "toggles" else "key")
+        if values.count(value) > 1:
+            raise LadderError(f"--over {text}: {value} is listed twice")
+    if doubling and key != DOUBLED:
+        raise LadderError(f"--over {text}: only toggles.{DOUBLED} goes on doubling (...); list the values of {key}")
+    if key == DOUBLED and values != sorted(values):
+        raise LadderError(f"--over {text}: list batches from the smallest up; what is larger than one that fails is")
+    return Axis(
+        section="toggles" if section == "toggles" else "workload", key=key, values=tuple(values), doubling=doubling
+    )
+
+
+def _value(word: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(word)
+    except yaml.YAMLError:
+        raise LadderError(f"--over {text}: {word!r} is no YAML value") from None
+
+
+def parse_all(texts: list[str]) -> list[Axis]:
+    """Of all --over options. Raises LadderError."""
+    axes = [parse(text) for text in texts]
+    paths = [f"{axis.section}.{axis.key}" for axis in axes]
+    for path in paths:
+        if paths.count(path) > 1:
+            raise LadderError(f"--over {path} is given twice; list all its values in one")
+    return axes

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+from itertools import islice
+
+import pytest
+
+from bench.axis import parse, parse_all
+from bench.validation import LadderError
+
+
+def test_listed_values_have_the_types_that_yaml_gives_them() -> None:
+    assert parse("toggles.micro_batch_size=1, 2,4").values == (1, 2, 4)
+    assert parse("toggles.autocast=float32,bfloat16").values == ("float32", "bfloat16")
+    assert parse("workload.lr=6.0e-4,3.0e-4").values == (6.0e-4, 3.0e-4)
+
+
+def test_three_dots_go_on_doubling_the_last_value() -> None:
+    axis = parse("toggles.micro_batch_size=3,4,...")
+    assert list(islice(axis.all_values(), 5)) == [3, 4, 8, 16, 32]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("micro_batch_size=1,2", r"write toggles\.KEY=A,B,\.\.\. or workload\.KEY=A,B"),
+        ("protocol.blocks=5,6", r"write toggles\.KEY"),
+        ("toggles.batch=1", "toggles has no 'batch'"),
+        ("toggles.micro_batch=1", "did you mean 'micro_batch_size'"),
+        ("toggles.micro_batch_size=", "micro_batch_size': None should be a whole number"),
+        ("toggles.micro_batch_size=...", "give at least one value"),
+        ("toggles.micro_batch_size=0", "micro_batch_size 0 is less than 1"),
+        ("toggles.micro_batch_size=2,2", "2 is listed twice"),
+        ("toggles.micro_batch_size=4,2", "from the smallest up"),
+        ("toggles.autocast=bf16", "did you mean 'bfloat16'"),
+        ("toggles.autocast=on", "YAML reads on, off, yes and no as true and false"),
+        ("toggles.world_size=1,...", r"only toggles\.micro_batch_size goes on doubling"),
+        ("workload.seq_len={", "no YAML value"),
+    ],
+)
+def test_an_axis_that_cannot_be_is_one_clear_line(text: str, says: str) -> None:
+    with pytest.raises(LadderError, match=says) as caught:
+        parse(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_one_path_cannot_be_swept_twice() -> None:
+    with pytest.raises(LadderError, match=r"toggles\.adamw is given twice"):
+        parse_all(["toggles.adamw=fused", "toggles.adamw=foreach"])

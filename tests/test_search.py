@@ -1,0 +1,205 @@
+"""What a sweep tries next, against a machine that is made up: so much memory, such speeds."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from samples import MACHINE, measurement, record
+
+from bench.axis import parse_all
+from bench.best import ladder_to
+from bench.ladder import Ladder, LadderError, load
+from bench.record import Record
+from bench.report.caption import caption
+from bench.report.scoreboard import scoreboard
+from bench.runner import lacks
+from bench.schedule import Task
+from bench.search import Search, as_ladder
+from gpt2.toggles import Toggles
+
+RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"
+Machine = Callable[[Task], Record]
+
+
+def machine(fits: int = 10**9, speed: Callable[[Toggles], float] = lambda t: 1000.0 * t.micro_batch_size) -> Machine:
+    """Runs batches up to `fits` sequences; each takes 1 MiB."""
+
+    def run(task: Task) -> Record:
+        toggles = task.rung.toggles
+        facts = {"kind": task.kind, "toggles": toggles, "repetition": task.repetition}
+        if task.kind == "sweep" and toggles.micro_batch_size > fits:
+            return record(task.rung.name, task.rung.index, status="out_of_memory", **facts)
+        size = toggles.micro_batch_size * 2**20
+        measured = measurement(speed(toggles), tokens_per_step=toggles.tokens_per_step(32), peak_memory_bytes=size)
+        return record(task.rung.name, task.rung.index, measurement=measured, **facts)
+
+    return run
+
+
+def sweep(ladder: Ladder, *over: str, end: float = math.inf, best_only: bool = False) -> Search:
+    base = ladder.rungs[-1]
+    axes = parse_all(list(over))
+    return Search(as_ladder(ladder, base, axes), base, axes, end, best_only)
+
+
+def drive(search: Search, run: Machine, most: int | None = None) -> tuple[list[Task], list[Record], list[str]]:
+    """What was run, what came of it, and what was said."""
+    tasks: list[Task] = []
+    records: list[Record] = []
+    said: list[str] = []
+    for task in search.tasks(records, said.append):
+        if len(tasks) == most:
+            break
+        tasks.append(task)
+        records.append(run(task))
+        search.ended(records[-1], 1.0)
+    return tasks, records, said
+
+
+def sizes(tasks: list[Task]) -> list[int]:
+    return [task.rung.toggles.micro_batch_size for task in tasks if task.kind == "sweep" and task.repetition == 1]
+
+
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder(RUNGS))
+
+
+def test_batches_double_until_one_does_not_fit_and_the_largest_that_fits_is_found(ladder: Ladder) -> None:
+    search = sweep(ladder, "toggles.micro_batch_size=1,2,...")
+    tasks, records, _ = drive(search, machine(fits=11))
+    assert sizes(tasks)[:5] == [1, 2, 4, 8, 16]
+    assert max(size for size in sizes(tasks) if size <= 11) == 11
+    assert min(size for size in sizes(tasks) if size > 11) == 12
+    assert "Largest batch that ran: 11 (micro_batch_size=11); 12 ran out of memory." in caption(scoreboard(records))
+
+
+@pytest.mark.parametrize("fits", range(1, 20))
+def test_bisection_ends_at_the_largest_whatever_it_is(ladder: Ladder, fits: int) -> None:
+    tasks, _, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,..."), machine(fits=fits))
+    assert max(size for size in sizes(tasks) if size <= fits) == fits
+    assert min(size for size in sizes(tasks) if size > fits) == fits + 1
+    assert len(sizes(tasks)) == len(set(sizes(tasks)))
+
+
+def test_where_steps_have_a_fixed_size_only_batches_that_divide_it_are_tried(write_ladder) -> None:
+    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=8,..."), machine(fits=13))
+    assert sizes(tasks) == [8, 16, 12]  # of 48 sequences
+    assert [task.rung.toggles.grad_accum_steps for task in tasks] == [6, 3, 4]
+
+
+def test_a_listed_batch_above_one_that_did_not_fit_is_not_tried(ladder: Ladder) -> None:
+    tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8"), machine(fits=2))
+    assert sizes(tasks) == [1, 2, 4]
+    assert said == ["no larger micro_batch_size than 4 is tried: this one ended as out_of_memory"]
+
+
+def test_each_value_of_another_toggle_has_batches_of_its_own(ladder: Ladder) -> None:
+    search = sweep(ladder, "toggles.autocast=float32,bfloat16", "toggles.micro_batch_size=1,...")
+    tasks, _, _ = drive(search, machine(fits=2))
+    tried = [(t.rung.toggles.autocast, t.rung.toggles.micro_batch_size) for t in tasks if t.kind == "sweep"]
+    assert tried == [(a, size) for a in ("float32", "bfloat16") for size in (1, 2, 4, 3)]
+    assert tasks[0].rung.name == "autocast=float32, micro_batch_size=1"
+
+
+def test_each_size_of_a_step_gets_one_process_that_accumulates_as_many_tokens(ladder: Ladder) -> None:
+    search = sweep(ladder, "toggles.autocast=float32,bfloat16", "toggles.micro_batch_size=1,2")
+    tasks, _, _ = drive(search, machine())
+    (parity,) = [task for task in tasks if task.kind == "parity"]
+    toggles = parity.rung.toggles
+    assert (toggles.autocast, toggles.micro_batch_size, toggles.grad_accum_steps) == ("float32", 1, 2)
+    assert "toggles.grad_accum_steps=2" in parity.rung.settings
+
+
+def test_on_a_processor_a_batch_beyond_the_memory_is_not_tried(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {device: cpu}}]"))
+
+    def run(task: Task) -> Record:
+        small = MACHINE.model_copy(update={"memory_bytes": 6 * 2**20})
+        return machine()(task).model_copy(update={"environment": small})
+
+    tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,..."), run)
+    assert sizes(tasks) == [1, 2, 4]
+    assert said == [
+        "micro_batch_size=8 is not tried: by the sizes before it would take 0.0 GiB, and this machine has 0.0"
+    ]
+
+
+def test_only_where_a_winner_is_sought_the_hopeless_run_no_more(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=3))
+    for best_only, again in ((False, [1, 2, 4, 8]), (True, [1, 8])):
+        tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=best_only), machine())
+        second = [t.rung.toggles.micro_batch_size for t in tasks if t.kind == "sweep" and t.repetition == 2]
+        assert second == again
+        assert any("not run again: micro_batch_size=2; micro_batch_size=4" in text for text in said) == best_only
+
+
+def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=3))
+
+    def run(task: Task) -> Record:  # the largest batch is fast once
+        slow = task.repetition > 1 and task.rung.toggles.micro_batch_size == 4
+        return machine(speed=lambda t: 1.0 if slow else 1000.0 * t.micro_batch_size)(task)
+
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,3,4", best_only=True), run)
+    best = scoreboard(records).fastest
+    assert best is not None
+    assert best.toggles.micro_batch_size == 1
+
+
+def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladder) -> None:
+    tasks, _, _ = drive(sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine())
+    assert [t.repetition for t in tasks if t.kind == "control"] == [1, 2]
+    assert {t.rung.index for t in tasks if t.kind == "control"} == {0}
+
+
+def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
+    search = sweep(ladder, "toggles.micro_batch_size=1,2,4", end=time.monotonic() + 100)
+    said: list[str] = []
+    for number, task in enumerate(search.tasks([], said.append)):
+        search.ended(machine()(task), 30.0 if number else 101.0)
+    assert said == ["the time budget ends in round 1 of 1; the rest is not run"]
+
+
+def test_a_resumed_sweep_goes_on_where_it_was_and_comes_to_the_same_end(ladder: Ladder) -> None:
+    over = "toggles.micro_batch_size=1,2,..."
+    whole, records, _ = drive(sweep(ladder, over), machine(fits=11))
+    for done in range(len(whole)):
+        resumed = sweep(ladder, over)
+        resumed.resume(records[:done])
+        rest, _, _ = drive(resumed, machine(fits=11))
+        assert [task.key for task in rest] == [task.key for task in whole[done:]]
+        assert lacks(sweep(ladder, over), records[:done])
+    assert not lacks(sweep(ladder, over), records)
+
+
+def test_batches_stand_in_order_of_size_however_they_were_tried(ladder: Ladder) -> None:
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2,..."), machine(fits=5))
+    assert [row.toggles.micro_batch_size for row in scoreboard(records).rows] == [1, 2, 4, 5, 6, 8]
+
+
+def test_toggles_that_make_no_whole_in_any_candidate_are_an_error(write_ladder) -> None:
+    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64"))
+    with pytest.raises(LadderError, match=r"rung .b. with other values: .* not a multiple"):
+        sweep(fixed, "toggles.micro_batch_size=3,5")
+
+
+def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, tmp_path: Path) -> None:
+    _, records, _ = drive(
+        sweep(ladder, "toggles.micro_batch_size=1,2", "toggles.autocast=float32,bfloat16"), machine()
+    )
+    board = scoreboard(records)
+    assert board.rows[-1].tps
+    out = tmp_path / "best.yaml"
+    out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board))
+    best = load(out)
+    assert [rung.name for rung in best.rungs] == ["a", "b", "micro_batch_size=2 and autocast=bfloat16"]
+    assert best.rungs[-1].toggles == replace(ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16")
+    assert best.rungs[:2] == ladder.rungs[:2]
+    assert best.workload == ladder.workload

@@ -1,0 +1,124 @@
+"""bench sweep, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from bench.ladder import load
+from bench.record import Record, read
+
+ROOT = Path(__file__).parent.parent
+RUNGS = "[{name: a, set: {attention: explicit}}, {name: b, set: {adamw: fused}}]"
+
+
+def start(*arguments: str, memory: int | None = None) -> subprocess.Popen[str]:
+    """memory: bytes that each process may have of its own."""
+    limit = memory and (lambda: resource.setrlimit(resource.RLIMIT_DATA, (memory, memory)))
+    return subprocess.Popen(
+        [sys.executable, "-m", "bench.cli", "sweep", *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+        preexec_fn=limit or None,
+    )
+
+
+def sweep(*arguments: str, memory: int | None = None) -> tuple[int, str, str]:
+    process = start(*arguments, memory=memory)
+    shown, said = process.communicate(timeout=200)
+    return process.returncode, shown, said
+
+
+def results(out: Path) -> list[Record]:
+    (path,) = out.rglob("*.jsonl")
+    return read(path)[0]
+
+
+def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(write_ladder, tmp_path: Path) -> None:
+    ladder, best = write_ladder(RUNGS), tmp_path / "best.yaml"
+    out = tmp_path / "results"
+    arguments = ("--over", "toggles.micro_batch_size=1,2", "--best", str(best), "--out", str(out))
+    code, shown, said = sweep(f"{ladder}:a", *arguments)
+    assert code == 0, said
+    assert "micro_batch_size=2" in shown
+    records = results(out)
+    kinds = [(r.kind, r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"], r.status) for r in records]
+    assert kinds == [("sweep", 1, 1, "ok"), ("sweep", 2, 1, "ok"), ("parity", 1, 2, "ok")]
+    assert records[1].measurement
+    assert records[2].measurement
+    assert records[1].measurement.losses[0] == records[2].measurement.losses[0]
+    assert not records[2].measurement.block_seconds
+    assert load(best).rungs[-1].toggles.micro_batch_size in (1, 2)
+    # What a record says runs it again does so.
+    again = tmp_path / "again.json"
+    command = records[2].command.replace("LADDER", str(ladder)).replace("m.json", str(again))
+    subprocess.run([sys.executable, *shlex.split(command)[1:]], cwd=ROOT, check=True, capture_output=True)
+    assert json.loads(again.read_text())["measurement"]["losses"] == records[2].measurement.losses
+
+
+def test_a_batch_that_does_not_fit_is_an_answer(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 128")
+    out = tmp_path / "results"
+    arguments = ("--over", "toggles.micro_batch_size=1,4096", "--out", str(out))
+    code, shown, said = sweep(str(ladder), *arguments, memory=3 * 10**9)
+    assert code == 0, said
+    assert [(r.rung, r.status) for r in results(out)] == [
+        ("micro_batch_size=1", "ok"),
+        ("micro_batch_size=4096", "out_of_memory"),
+    ]
+    assert "Largest batch that ran: 1 (micro_batch_size=1); 4096 ran out of memory." in shown
+
+
+def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) -> None:
+    ladder, out = write_ladder(RUNGS), tmp_path / "results"
+    arguments = (str(ladder), "--over", "toggles.adamw=fused,foreach,for_loop", "--out", str(out))
+    process = start(*arguments)
+    deadline = time.monotonic() + 100
+    while not list(out.rglob("*.jsonl")) or not results(out):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=100)
+    assert process.returncode == 130
+    code, _, said = sweep(*arguments, "--resume")
+    assert code == 0, said
+    done = [r.rung for r in results(out) if r.status == "ok"]
+    assert done == ["adamw=fused", "adamw=foreach", "adamw=for_loop"]
+
+
+def test_each_workload_is_a_task_with_results_of_its_own(write_ladder, tmp_path: Path) -> None:
+    ladder, out = write_ladder(RUNGS), tmp_path / "results"
+    code, shown, said = sweep(str(ladder), "--over", "workload.seq_len=16,32", "--out", str(out))
+    assert code == 0, said
+    found = [read(path)[0] for path in sorted(out.rglob("*.jsonl"))]
+    assert [(records[0].workload["seq_len"], records[0].ladder) for records in found] == [
+        (16, "test, b, over seq_len=16"),
+        (32, "test, b, over seq_len=32"),
+    ]
+    assert "T = 16" in shown
+    assert "T = 32" in shown
+
+
+def test_what_cannot_be_swept_is_one_line_and_nothing_runs(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder(RUNGS)
+    for arguments, says in (
+        ((f"{ladder}:c", "--over", "toggles.adamw=fused"), "no rung is called 'c'"),
+        ((str(ladder), "--over", "toggles.adam=fused"), "toggles has no 'adam'; did you mean 'adamw'?"),
+        ((str(ladder), "--over", "workload.seq_len=16,32", "--best", "x.yaml"), "sweep toggles only"),
+        (("nothing.yaml", "--over", "toggles.adamw=fused"), "nothing.yaml: No such file"),
+    ):
+        code, shown, said = sweep(*arguments, "--out", str(tmp_path / "results"))
+        assert (code, shown) == (2, "")
+        assert said.count("\n") == 1
+        assert says in said
+    assert not (tmp_path / "results").exists()
