@@ -21,6 +21,7 @@ from bench.report.plots.boards import hardware, merged, summary
 from bench.report.plots.curves import devices_by_step, devices_by_time, machines_by_step, machines_by_time
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
+from bench.report.plots.rungs import climb
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
@@ -338,3 +339,11 @@ def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
     assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
     assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
     assert devices_by_step(scoreboard(records[:2])) is None
+
+
+def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
+    records = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    found = scoreboard(records)
+    assert climb(found) is None
+    assert summary([found]) is None
+    assert batch_sizes(found) is not None

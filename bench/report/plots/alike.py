@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bench.report.plots.style import shortened
+from bench.report.rungs import line_of
 from bench.report.scoreboard import Row, Scoreboard
 from gpt2.toggles import Toggles
 
@@ -27,7 +28,7 @@ def by_batch(board: Scoreboard) -> list[Group]:
     """Rungs alike but for the sequences per device, and for how many of these make up a step."""
     found: dict[Toggles, list[Row]] = {}
     for row in board.rows:
-        found.setdefault(replace(row.toggles, micro_batch_size=1, grad_accum_steps=1), []).append(row)
+        found.setdefault(line_of(row.toggles), []).append(row)
     return _groups(found, lambda row: row.toggles.micro_batch_size)
 
 

@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.report.caption import derived_peak, status_of
-from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, peak_gib
+from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
 from bench.report.plots.style import (
     COLOURS,
     MARKERS,
@@ -44,8 +44,9 @@ def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
 
 
 def summary(boards: Sequence[Scoreboard]) -> Figure | None:
-    """Tokens per second rung by rung, a line for each run, and what memory each rung took."""
-    runs = sorted(of_one_task(boards), key=_most, reverse=True)[:MOST]
+    """Tokens per second rung by rung, a line for each run of a ladder, and what memory each rung took."""
+    every = of_one_task([board for board in boards if not is_sweep(board)])
+    runs = sorted(every, key=_most, reverse=True)[:MOST]
     if not runs or max(len(_climb(board)) for board in runs) < 2:
         return None
     rungs = merged([[row.rung for row in board.rows] for board in runs])
@@ -73,8 +74,7 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     memory.xaxis.set_minor_locator(NullLocator())
     memory.set_xlim(-0.6, len(rungs) - 0.4)
     figure.legend(loc="outside lower left", fontsize=8)
-    every = len(of_one_task(boards))
-    more = f", the fastest {len(runs)} of {every} runs" if len(runs) < every else ""
+    more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
     hollow = any(row.status != "ok" for board in runs for row in _climb(board))
     more += "; hollow: something is held against it" if hollow else ""
     figure.suptitle(

@@ -41,10 +41,15 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     return f"{model} on {shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
 
 
+def is_sweep(board: Scoreboard) -> bool:
+    """Whether its rows are candidates, none of which keeps what the one above it switches on."""
+    return any(record.kind == "sweep" for record in board.records)
+
+
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, and the factor that each one adds."""
+    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not climb."""
     rows = [row for row in board.rows if row.tps]
-    if len(rows) < 2:
+    if len(rows) < 2 or is_sweep(board):
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + PER_RUNG * len(board.rows)))
     axes = figure.add_subplot()
