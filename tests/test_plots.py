@@ -23,6 +23,7 @@ from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb
 from bench.report.plots.scaling import batch_sizes, world_sizes
+from bench.report.plots.style import shortened
 from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -87,6 +88,12 @@ def test_no_text_of_a_results_file_becomes_markup_or_a_formula(drawn: dict[str, 
     text = next(file for name, file in drawn.items() if name.endswith("climb.svg")).read_text()
     assert "<script" not in text
     assert "$x$ &lt;script" in text
+
+
+def test_a_long_name_keeps_both_its_ends() -> None:
+    assert shortened("attention=explicit, micro_batch_size=16", 28) == "attention=expl…batch_size=16"
+    assert shortened("a name of 28 letters exactly", 28) == "a name of 28 letters exactly"
+    assert shortened("costs $2") == r"costs \$2"
 
 
 def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:

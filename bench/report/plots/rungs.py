@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bench.report.attribution import Gain
 from bench.report.attribution import attribution as attributed
@@ -111,8 +111,8 @@ def panels(board: Scoreboard) -> Figure | None:
             beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
-        if not any(values):
-            axes.set_xticks([])
+        axes.xaxis.set_major_locator(MaxNLocator(4) if any(values) else NullLocator())
+        axes.xaxis.set_major_formatter("{x:,g}")
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 

@@ -15,8 +15,8 @@ from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import number
 
 Value = Callable[[Row], Interval | None]
-LABELLED = 2
-"""Lines whose points bear figures; of more they would cover each other."""
+LABELLED = 1
+"""Lines whose points bear figures; those of more would cover each other."""
 
 
 def batch_sizes(board: Scoreboard) -> Figure | None:
@@ -47,7 +47,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.margins(0.12)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
     return figure
 
@@ -78,7 +78,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
         axes.set_xlabel("devices")
         axes.set_xticks(sorted({row.toggles.world_size for group in groups for row in group.rows if row.tps}))
         axes.margins(0.12)
-        axes.set_ylim(bottom=0)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
     share.set_xlim(speed.get_xlim())
     _finish(figure, groups, f"{board.ladder}: several devices. {about(board)}")
     return figure

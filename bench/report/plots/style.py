@@ -142,7 +142,7 @@ def look(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
-def names(axes: Axes, rungs: Sequence[str], most: int = 28) -> list[float]:
+def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
     """Rungs from top to bottom; gives their places."""
     at = [float(n) for n in range(len(rungs))]
     axes.set_yticks(at, [shortened(rung, most) for rung in rungs])
@@ -152,6 +152,8 @@ def names(axes: Axes, rungs: Sequence[str], most: int = 28) -> list[float]:
 
 
 def shortened(name: str, most: int = 28) -> str:
-    """For an axis; a dollar sign would begin a formula."""
-    name = name if len(name) <= most else name[: most - 1] + "…"
+    """For an axis, with both ends, by which names differ; a dollar sign would begin a formula."""
+    if len(name) > most:
+        head = most // 2
+        name = f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
     return name.replace("$", r"\$")
