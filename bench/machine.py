@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
+Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+"""What divides, or has a logarithm taken of it. Losses alone may be infinite or no number."""
 
 
 class Plain(BaseModel):
@@ -19,17 +26,17 @@ class Environment(Plain):
 
     chip: str
     """Name of one device, as it calls itself."""
-    device_count: int
+    device_count: AtLeastOne
     """Devices of this kind here; physical cores for a CPU."""
-    device_memory_bytes: int | None
+    device_memory_bytes: AtLeastOne | None
     cpu: str
-    cpu_cores: int
+    cpu_cores: AtLeastOne
     """Physical."""
-    usable_cores: int | None = None
+    usable_cores: AtLeastOne | None = None
     """Of these, those that the process may use; null in older records."""
     cpu_flags: list[str]
     """Instruction sets that matter to matrix products."""
-    memory_bytes: int
+    memory_bytes: AtLeastOne
     """Of the machine."""
     os: str
     python: str
@@ -38,9 +45,9 @@ class Environment(Plain):
     """Driver, CUDA, cuDNN and the like, where the device has them."""
     variables: dict[str, str] = {}
     """Environment variables that can change the speed, where they are set."""
-    nodes: int | None = None
+    nodes: AtLeastOne | None = None
     """Machines, alike in all the above, that the run is over; null: one."""
-    load_average: float | None
+    load_average: Amount | None
     """Runnable processes over the last minute, just before the run."""
     code_hash: str
     """sha256 of the files of gpt2/ and bench/."""
@@ -102,17 +109,17 @@ class GpuState(Plain):
     """One NVIDIA GPU at one moment; null is what its driver does not tell."""
 
     index: int
-    temperature_celsius: float | None = None
-    sm_clock_mhz: float | None = None
-    sm_clock_max_mhz: float | None = None
-    memory_clock_mhz: float | None = None
-    power_watts: float | None = None
-    power_limit_watts: float | None = None
-    power_limit_default_watts: float | None = None
+    temperature_celsius: Amount | None = None
+    sm_clock_mhz: Amount | None = None
+    sm_clock_max_mhz: Amount | None = None
+    memory_clock_mhz: Amount | None = None
+    power_watts: Amount | None = None
+    power_limit_watts: Amount | None = None
+    power_limit_default_watts: Amount | None = None
     throttle_reasons: list[str] = []
     """Why its clock is below what it could be; empty when it is not."""
     ecc: bool | None = None
-    other_processes: int | None = None
+    other_processes: Count | None = None
     """Processes that compute on it and do not belong to the run."""
 
 
@@ -120,19 +127,19 @@ class ChipState(Plain):
     """One TPU core's memory and its chip's occupation, as the process that trains can read them."""
 
     index: int
-    memory_bytes: int
-    memory_total_bytes: int
-    duty_cycle_percent: float
+    memory_bytes: Count
+    memory_total_bytes: Count
+    duty_cycle_percent: Amount
 
 
 class State(Plain):
     """What the machine was doing just before or just after a process."""
 
-    load_average: float | None
+    load_average: Amount | None
     """Runnable processes over the last minute."""
-    cpu_mhz: float | None
-    swap_used_bytes: int
-    memory_available_bytes: int
+    cpu_mhz: Amount | None
+    swap_used_bytes: Count
+    memory_available_bytes: Count
     gpus: list[GpuState] = []
 
 
@@ -143,10 +150,10 @@ class Matmul(Plain):
     """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
     number_format: str
     """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
-    m: int
-    k: int
-    n: int
-    flops_per_second: float
+    m: AtLeastOne
+    k: AtLeastOne
+    n: AtLeastOne
+    flops_per_second: Rate
 
 
 class Ceiling(Plain):
@@ -155,14 +162,14 @@ class Ceiling(Plain):
     chip: str
     threads: int | None
     """On a CPU."""
-    matmuls: list[Matmul]
+    matmuls: list[Matmul] = Field(min_length=1)
     absent: dict[str, str] = {}
     """Number formats that were not measured, with the reason."""
-    copy_bytes_per_second: float
+    copy_bytes_per_second: Rate
     """Read plus written, copying a tensor larger than any cache."""
-    update_bytes_per_second: float | None = None
+    update_bytes_per_second: Rate | None = None
     """The same, changing one in place: more on CPUs, which read memory before they write to it."""
-    seconds: float
+    seconds: Amount
     """The whole measurement, heat-up included."""
 
     @property

@@ -16,7 +16,7 @@ from bench.record import SCHEMA, RecordError, first_problem
 MARK = b'"kind":"published"'
 """In the first line of a file of such figures."""
 
-Series = Literal["ladder", "apart", "batch sweep", "scaling", "accumulated scaling", "full run"]
+Series = Literal["ladder", "apart", "batch sweep", "scaling", "accumulated scaling", "full run", "mfu context"]
 
 
 class Published(Plain):
@@ -35,7 +35,7 @@ class Published(Plain):
     hardware: str | None = None
     devices: int | None = None
     """Over which all figures are summed."""
-    model: str
+    model: str | None = None
     seq_len: int | None = None
     number_format: str | None = None
     tps: float | None = None
@@ -45,6 +45,10 @@ class Published(Plain):
     """Peak, allocated, of one device."""
     mfu: dict[str, float] = Field(default_factory=dict)
     """As stated, a share, by the number format of its peak."""
+    mfu_low: float | None = None
+    """Of a series "mfu context": the lowest share among the runs that the source tells of."""
+    mfu_high: float | None = None
+    """The highest."""
     flops_per_token: int | None = None
     peak_flops: dict[str, float] = Field(default_factory=dict)
     """Of one device, by number format, as the source takes them."""

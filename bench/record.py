@@ -7,14 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 from collections.abc import Iterator
+from datetime import datetime
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, field_validator
 
-from bench.machine import Ceiling, ChipState, Environment, Plain, State
+from bench.ladder import Protocol
+from bench.machine import Amount, AtLeastOne, Ceiling, ChipState, Count, Environment, Plain, Rate, State
+from bench.validation import LadderError, validate
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
 
 SCHEMA = 1
 CEILING = "ceiling"
@@ -43,79 +50,79 @@ class Proof(Plain):
 class Rank(Plain):
     """What one rank saw of the window."""
 
-    block_seconds: list[float]
-    peak_memory_bytes: int | None
+    block_seconds: list[Rate]
+    peak_memory_bytes: AtLeastOne | None
 
 
 class Measurement(Plain):
     """What one process, or one group of ranks, measured."""
 
-    tokens_per_step: int
+    tokens_per_step: AtLeastOne
     """Of all ranks together."""
-    block_steps: int | None
+    block_steps: AtLeastOne | None
     """Optimiser steps per block; null where nothing was timed."""
-    block_seconds: list[float]
+    block_seconds: list[Rate]
     """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
-    step_seconds: list[float] | None = None
+    step_seconds: list[Rate] | None = None
     """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells how
     evenly one process runs; it is no measure of certainty. Null in older records and where nothing was timed."""
-    startup_seconds: float
+    startup_seconds: Amount
     """From the start of the process to the first step: imports, data, weights."""
-    first_step_seconds: float
+    first_step_seconds: Amount
     """The first optimiser step, compilation included."""
     compile_cache: Literal["cold", "warm"] | None
     """State of the compiler's cache at the start; null where nothing was compiled."""
-    warmup_steps: int
+    warmup_steps: Count
     """Untimed steps before the window, the first one included."""
-    losses: list[float]
+    losses: list[float] = Field(min_length=1)
     """Of every step from step 0, mean over ranks."""
-    grad_norms: list[float]
-    peak_memory_bytes: int | None
+    grad_norms: list[float] = Field(min_length=1)
+    peak_memory_bytes: AtLeastOne | None
     """Of the window, on the rank that needed most."""
     peak_memory_method: str
-    reserved_memory_bytes: int | None
-    run_peak_memory_bytes: int | None
+    reserved_memory_bytes: Count | None
+    run_peak_memory_bytes: Count | None
     """Of the whole process, initialisation and compilation included."""
-    alloc_retries: int | None
-    recompiles: int
+    alloc_retries: Count | None
+    recompiles: Count
     """Compilations during the window."""
-    gc_collections: int | None = None
+    gc_collections: Count | None = None
     """Of Python's garbage collector during the window, on the rank where they took longest."""
-    gc_seconds: float | None = None
+    gc_seconds: Amount | None = None
     """What they took."""
-    data_wait_seconds: float
+    data_wait_seconds: Amount
     """Time of the window spent waiting for batches, on the rank that waited most."""
     ranks: list[Rank]
-    parameters: int
-    flops_per_token: int
+    parameters: AtLeastOne
+    flops_per_token: AtLeastOne
     flops_formula: str
-    peak_flops_bf16: float | None
+    peak_flops_bf16: Rate | None
     """Of one device, dense."""
-    peak_flops_dtype: float | None = None
+    peak_flops_dtype: Rate | None = None
     """The same for the number format of this rung's products."""
     peak_flops_source: str
     """Where these figures are from, or why there is none."""
-    peak_devices: int | None = None
+    peak_devices: AtLeastOne | None = None
     """Devices whose peaks add up; null in older records, where it is the world size."""
     product_format: str | None = None
     """Number format of the matrix products' inputs."""
-    hardware_flops_per_token: int | None = None
+    hardware_flops_per_token: AtLeastOne | None = None
     """With what is computed a second time to save memory; null where nothing is."""
     gradient_difference: float | None = None
     """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
     ranks_agree: bool | None = None
     """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
-    skipped_steps: int | None = None
+    skipped_steps: Count | None = None
     """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
     attention_kernel: str | None = None
     """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
-    energy_joules: float | None = None
+    energy_joules: Rate | None = None
     """Of all devices during the window; null where there is no counter."""
-    other_cores: float | None = None
+    other_cores: Amount | None = None
     """Cores that other processes kept busy during the window, on average."""
-    programs_per_step: float | None = None
+    programs_per_step: Amount | None = None
     """Compiled programs that each step of the window ran, where the device compiles whole steps: 1 is right."""
-    host_reads: int | None = None
+    host_reads: Count | None = None
     """Values fetched from such a device during the window, each of which waits for it: 0 is right."""
     chips_before: list[ChipState] | None = None
     """Just before the window, where the device has such counters: TPUs, with tpu-info installed."""
@@ -152,11 +159,39 @@ def progress_path(out: Path) -> Path:
     return out.with_name(out.name + ".progress")
 
 
+@lru_cache(maxsize=4096)
+def _checked(kind: type, text: str, *required: str) -> Any:
+    """What a JSON text says, as a `kind`; a run's records say the same. Raises ValueError."""
+    value = json.loads(text)
+    for key in required:
+        if key not in value:
+            raise ValueError(f"{key} is missing")
+    try:
+        return validate(kind, value, "not of this version of bench", "toggle" if kind is Toggles else "key")
+    except LadderError as error:
+        raise ValueError(str(error)) from None
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, default=str)
+
+
 class ToggleValues(Plain):
     """A rung's toggles; one that is absent from an older record had its default."""
 
     all: dict[str, Any]
     resolved: dict[str, Any]
+
+    @field_validator("all")
+    @classmethod
+    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Toggles, _text(value))
+        return value
+
+    @cached_property
+    def as_toggles(self) -> Toggles:
+        """With defaults for what an older record does not know."""
+        return _checked(Toggles, _text(self.all))
 
 
 class Record(Plain):
@@ -179,7 +214,7 @@ class Record(Plain):
     protocol: dict[str, Any]
     rung: str
     rung_index: int
-    repetition: int
+    repetition: AtLeastOne
     """Round, counted from 1."""
     status: Status
     expect: Literal["inert", "out_of_memory"] | None = None
@@ -203,8 +238,26 @@ class Record(Plain):
     during: State | None = None
     """Within the window, when it was last looked at; its throttle reasons are all that were seen within it."""
     after: State | None = None
-    price_per_hour: float | None = None
+    price_per_hour: Amount | None = None
     """Of the whole machine, in the user's currency."""
+
+    @field_validator("workload")
+    @classmethod
+    def _of_a_task(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Workload, _text(value), "model", "data", "seq_len")
+        return value
+
+    @field_validator("protocol")
+    @classmethod
+    def _of_a_run(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Protocol, _text(value), "repeats")
+        return value
+
+    @field_validator("time")
+    @classmethod
+    def _in_utc(cls, value: str) -> str:
+        datetime.fromisoformat(value)  # by which runs are told apart
+        return value
 
     @property
     def cut_short(self) -> bool:

@@ -12,6 +12,7 @@ from bench.terminal import console, fail
 
 if TYPE_CHECKING:
     from bench.published import Published
+    from bench.report.chain import Chain
     from bench.report.scoreboard import Scoreboard
 
 
@@ -31,15 +32,22 @@ def report(
     update: Annotated[
         Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
     ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(metavar="FILE:RUNG", help="Chain the rungs of all RESULTS in one table, held to this rung."),
+    ] = None,
     price_per_hour: Price = None,
 ) -> None:
     """Show the scoreboards of RESULTS (default: results/).
 
-    Figures that others have published (results/published/) stand in tables of their own.
+    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one table
+    more chains the rungs of all runs, in the order in which RESULTS names them.
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
     from bench.record import RecordError
+    from bench.report.chain import baseline as start
+    from bench.report.chain import chain
     from bench.report.load import load_boards, load_published
     from bench.report.text import rewrite
 
@@ -51,18 +59,19 @@ def report(
     try:
         figures, left_out = load_published(paths)
         boards, warnings = load_boards(paths, needed=not figures)
+        chained = chain(boards, start(baseline)) if baseline is not None else None
     except RecordError as error:
         fail(error)
     for warning in (*left_out, *warnings):
         typer.echo(f"bench: {warning}", err=True)
     if not (markdown or csv or json or out or update):
-        return show(boards, price_per_hour, figures)
-    texts = {"md": _markdown(boards, figures, price_per_hour)}
+        return show(boards, price_per_hour, figures, chained)
+    texts = {"md": _markdown(boards, figures, price_per_hour, chained)}
     if csv or json:
         from bench.report.frame import to_csv, to_json
 
-        texts |= {"csv": to_csv(boards)} if csv else {}
-        texts |= {"json": to_json(boards)} if json else {}
+        texts |= {"csv": to_csv(boards, chained)} if csv else {}
+        texts |= {"json": to_json(boards, chained)} if json else {}
     try:
         if out:
             out.mkdir(parents=True, exist_ok=True)
@@ -72,7 +81,7 @@ def report(
         if out and html:
             from bench.report.page import page
 
-            (out / "index.html").write_text(page(boards, figures, price_per_hour), encoding="utf-8")
+            (out / "index.html").write_text(page(boards, figures, price_per_hour, chained), encoding="utf-8")
         if out and plots:
             from bench.report.plots import draw
 
@@ -89,27 +98,39 @@ def report(
     return None
 
 
-def _markdown(boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None) -> str:
+def _markdown(
+    boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None, chained: Chain | None
+) -> str:
+    from bench.report import across
+    from bench.report import chained as chains
     from bench.report.published import sheets
     from bench.report.tables import to_markdown
 
-    texts = [to_markdown(board, price_per_hour, figures) for board in boards]
-    return "\n".join([*texts, *(sheet.to_markdown("###") for sheet in sheets(figures))])
+    texts = [chains.sheet(chained).to_markdown("###")] if chained else []
+    texts += [to_markdown(board, price_per_hour, figures) for board in boards]
+    return "\n".join([*texts, *(s.to_markdown("###") for s in (*across.sheets(boards, figures), *sheets(figures)))])
 
 
 def show(
-    boards: list[Scoreboard], price_per_hour: float | None = None, figures: list[Published] | None = None
+    boards: list[Scoreboard],
+    price_per_hour: float | None = None,
+    figures: list[Published] | None = None,
+    chained: Chain | None = None,
 ) -> None:
     """In the terminal."""
     from rich.console import Group
 
+    from bench.report import across
+    from bench.report import chained as chains
     from bench.report.published import sheets
     from bench.report.tables import to_terminal
 
     terminal = console()
+    if chained:
+        terminal.print(Group(*chains.sheet(chained).to_terminal(terminal.width)))
     for board in boards:
         terminal.print(to_terminal(board, price_per_hour, terminal.width, figures or ()))
-    for sheet in sheets(figures or []):
+    for sheet in (*across.sheets(boards, figures or []), *sheets(figures or [])):
         terminal.print(Group(*sheet.to_terminal(terminal.width)))
 
 

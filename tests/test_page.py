@@ -85,8 +85,24 @@ def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str)
     assert text.count("<script") == 2
 
 
+def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
+    cells = "cell => { const made = document.createElement('td'); made.textContent = cell; return value(made); }"
+    found = shown.evaluate(f"['33.5 s', '80 min', '1.7 h', '2.5 days', '456 ±2.7%', '-'].map({cells})")
+    assert found == [33.5, 4800, 6120, 216000, 456, None]
+
+
+def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
+    table = shown.locator("section:has(#board-1) table.sortable").first
+    button = table.locator("thead th", has_text="TPS").first.locator("button")
+    for _ in ("ascending", "descending"):
+        button.click()
+        labels = table.locator("tbody th").all_inner_texts()
+        assert labels == sorted(labels)
+        assert labels[:3] == ["measured", "measured", "published"]
+
+
 def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
-    table = shown.locator("table.sortable").first
+    table = shown.locator("section:has(#board-2) table.sortable").first
     header = table.locator("thead th", has_text="TPS").first
     header.locator("button").click()
     assert header.get_attribute("aria-sort") == "ascending"

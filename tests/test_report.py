@@ -233,6 +233,7 @@ GOLDEN = """\
 NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
 Python 3.12.1, Linux.
 gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
+Largest batch that ran: 1 (baseline); 64 ran out of memory.
 2 processes, each fresh: 1 round over the rungs. TPS: tokens per second of the timed window, geometric mean over \
 rounds; speed-ups paired within rounds; too few rounds for an interval.
 """
@@ -644,7 +645,9 @@ def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 
 
-@pytest.mark.parametrize(("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h")])
+@pytest.mark.parametrize(
+    ("seconds", "text"), [(45, "45 s"), (720, "12 min"), (12240, "3.4 h"), (5 * 86400, "5.00 days")]
+)
 def test_durations_are_rounded_to_what_matters(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 

@@ -287,16 +287,6 @@ def attribution_notes(board: Scoreboard) -> list[str]:
     ]
 
 
-def timing_notes() -> list[str]:
-    """Of the table of where the time goes."""
-    return [
-        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
-        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
-        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Making "
-        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
-    ]
-
-
 def cost_notes(board: Scoreboard) -> list[str]:
     """Of the table of energy and money."""
     notes = ["Hours at the TPS above, without evaluation or checkpoints."]

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
 
 from bench.machine import differences
 from bench.record import Record, RecordError
 from bench.report.caption import status_of
 from bench.report.guards import other_loss
-from bench.report.load import load_boards
+from bench.report.load import load_named, names
 from bench.report.rungs import measured, tps_by_round
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import DASH, GIB, plain
+from bench.report.text import DASH, GIB, letter, plain
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
-from bench.validation import near
 from gpt2.toggles import Toggles
 
 GOOD = ("ok", "inert")
@@ -68,17 +66,17 @@ class Comparison:
     """Rungs that only one side has: "only in A: ..."."""
 
 
-def sides(names: Sequence[str]) -> list[list[Side]]:
-    """For each ladder that all of `names` have, the sides; a name is FILE, FOLDER or either with :RUNG.
+def sides(named: Sequence[str]) -> list[list[Side]]:
+    """For each ladder that all of `named` have, the sides; a name is FILE, FOLDER or either with :RUNG.
 
     Raises RecordError where there is nothing to compare.
     """
-    found = [_side(name) for name in names]
+    found = [load_named(name) for name in named]
     if any(rung for _, _, rung in found) or all(len(boards) == 1 for _, boards, _ in found):
         for path, boards, rung in found:
             if len(boards) > 1:
-                raise RecordError(f"{path}: holds {len(boards)} runs, {_names(boards)}; name one file, for {rung!r}")
-        return [[Side(letter=_letter(n), board=b[0], rung=r) for n, (_, b, r) in enumerate(found)]]
+                raise RecordError(f"{path}: holds {len(boards)} runs, {names(boards)}; name one file, for {rung!r}")
+        return [[Side(letter=letter(n), board=b[0], rung=r) for n, (_, b, r) in enumerate(found)]]
     tasks: list[dict[tuple[str, str], Scoreboard]] = []
     for path, boards, _ in found:
         by_task: dict[tuple[str, str], Scoreboard] = {}
@@ -88,38 +86,13 @@ def sides(names: Sequence[str]) -> list[list[Side]]:
         tasks.append(by_task)
     common = [task for task in tasks[0] if all(task in other for other in tasks)]
     if not common:
-        lists = "; ".join(f"{path} has {_names(boards)}" for path, boards, _ in found)
+        lists = "; ".join(f"{path} has {names(boards)}" for path, boards, _ in found)
         raise RecordError(f"no ladder is in all of them: {lists}; name two files to compare unlike ladders")
-    return [[Side(letter=_letter(n), board=each[task]) for n, each in enumerate(tasks)] for task in common]
+    return [[Side(letter=letter(n), board=each[task]) for n, each in enumerate(tasks)] for task in common]
 
 
 def _task(board: Scoreboard) -> tuple[str, str]:
     return board.ladder, str(board.records[0].workload["model"])
-
-
-def _names(boards: Sequence[Scoreboard]) -> str:
-    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
-
-
-def _letter(place: int) -> str:
-    return chr(ord("A") + place)
-
-
-def _side(name: str) -> tuple[str, list[Scoreboard], str | None]:
-    """What a name stands for. Raises RecordError."""
-    path, rung = name, None
-    if not Path(name).exists():
-        parts = name.split(":")
-        cuts = [":".join(parts[:n]) for n in range(1, len(parts))]
-        path = next((cut for cut in cuts if Path(cut).exists()), name)
-        rung = name[len(path) + 1 :] or None
-    boards, _ = load_boards([Path(path)])
-    if rung is None:
-        return path, boards, None
-    known = [row.rung for board in boards for row in board.rows]
-    if rung not in known:
-        raise RecordError(f"{path}: no rung is called {rung!r}{near(rung, known)}")
-    return path, [board for board in boards if rung in [row.rung for row in board.rows]], rung
 
 
 def compare(first: Side, other: Side) -> Comparison:

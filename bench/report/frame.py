@@ -10,23 +10,28 @@ from typing import Any
 
 import pandas
 
+from bench.report.chain import Chain
 from bench.report.rungs import measured
 from bench.report.scoreboard import Row, Scoreboard
 from bench.stats import Estimate
 
 
-def frame(boards: Sequence[Scoreboard]) -> pandas.DataFrame:
-    """Columns: where the figures are from, what the rung switches on (`toggles.*`), and the figures."""
-    return pandas.DataFrame([_line(board, row) for board in boards for row in board.rows]).convert_dtypes()
+def frame(boards: Sequence[Scoreboard], chain: Chain | None = None) -> pandas.DataFrame:
+    """Columns: where the figures are from, what the rung switches on (`toggles.*`), and the figures.
+
+    chain: adds what each rung is over its baseline.
+    """
+    lines = [_line(board, row) | _chained(board, row, chain) for board in boards for row in board.rows]
+    return pandas.DataFrame(lines).convert_dtypes()
 
 
-def to_csv(boards: Sequence[Scoreboard]) -> str:
-    return frame(boards).to_csv(index=False)
+def to_csv(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
+    return frame(boards, chain).to_csv(index=False)
 
 
-def to_json(boards: Sequence[Scoreboard]) -> str:
+def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
     """A list of objects, null for what is absent."""
-    return f"{frame(boards).to_json(orient='records', indent=2)}\n"
+    return f"{frame(boards, chain).to_json(orient='records', indent=2)}\n"
 
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
@@ -67,6 +72,19 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         "loss_step": board.loss_step,
         "loss": row.loss,
         "joules_per_token": row.joules_per_token,
+    }
+
+
+def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]:
+    if chain is None:
+        return {}
+    start = chain.baseline
+    link = next((link for link in chain.links if link.entry.board is board and link.entry.row is row), None)
+    return {
+        "baseline": f"{start.board.source}:{start.row.rung}",
+        "group": link.group if link else None,
+        **_estimate("over_baseline", link.over_baseline if link else None),
+        "orders_of_magnitude": link.orders if link else None,
     }
 
 

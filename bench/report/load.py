@@ -10,7 +10,9 @@ from bench.published import Published, is_published, read_published
 from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
+from bench.validation import near
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
@@ -80,6 +82,31 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     return boards, warnings
 
 
+def load_named(name: str) -> tuple[str, list[Scoreboard], str | None]:
+    """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its name.
+
+    Raises RecordError.
+    """
+    path, rung = name, None
+    if not Path(name).exists():
+        parts = name.split(":")
+        cuts = [":".join(parts[:n]) for n in range(1, len(parts))]
+        path = next((cut for cut in cuts if Path(cut).exists()), name)
+        rung = name[len(path) + 1 :] or None
+    boards, _ = load_boards([Path(path)])
+    if rung is None:
+        return path, boards, None
+    known = [row.rung for board in boards for row in board.rows]
+    if rung not in known:
+        raise RecordError(f"{path}: no rung is called {rung!r}{near(rung, known)}")
+    return path, [board for board in boards if rung in [row.rung for row in board.rows]], rung
+
+
+def names(boards: Sequence[Scoreboard]) -> str:
+    """Of runs, for an error's line."""
+    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
+
+
 def _workload(record: Record) -> str:
     """What makes runs of a ladder answers to different questions: `--set workload.model=gpt2-medium` for one."""
     return f"{record.workload['model']} on {record.workload['data']}"
@@ -90,7 +117,19 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
     records, warnings = read(file)
     runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
     if len(runs) > 1:
-        raise RecordError(f"{file}: holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each")
+        raise RecordError(
+            f"{file}: holds {len(runs)} runs ({plain(', '.join(runs))}), which do not mix; one file each"
+        )
+    done: set[tuple[str, int, int]] = set()
+    for record in records:
+        for key, value in record.workload.items():
+            if (other := records[0].workload.get(key, value)) != value:
+                both = plain(f"{key} {other} and {value}")
+                raise RecordError(f"{file}: holds records of unlike tasks, which do not mix: {both}; one file each")
+        if record.key in done:
+            what = f"{plain(record.rung)!r}, {record.kind}, round {record.repetition}"
+            raise RecordError(f"{file}: holds the process {what} twice; was a file appended to itself?")
+        done |= set() if record.cut_short else {record.key}
     return records, warnings
 
 

@@ -1,12 +1,15 @@
 "use strict";
 const rungs = JSON.parse(document.getElementById("rungs").textContent);
 
-// A figure's first number, without its thousands separators; words sort as words, absent cells last.
+const SECONDS = {s: 1, min: 60, h: 3600, days: 86400};
+
+// A figure's first number, without its thousands separators, times in seconds; words sort as words, absent cells last.
 function value(cell) {
   const text = cell.textContent.trim();
   if (text === "-" || text === "") return null;
   const number = text.replace(/,/g, "").match(/^[-+]?\d+(\.\d+)?(e[-+]?\d+)?/i);
-  return number && !cell.classList.contains("word") ? Number(number[0]) : text.toLowerCase();
+  if (!number || cell.classList.contains("word")) return text.toLowerCase();
+  return Number(number[0]) * (SECONDS[text.split(" ")[1]] ?? 1);
 }
 
 function sort(header) {
@@ -16,7 +19,8 @@ function sort(header) {
   for (const other of row.children) other.setAttribute("aria-sort", "none");
   header.setAttribute("aria-sort", down ? "descending" : "ascending");
   const lines = [...body.rows].map((line) => [value(line.cells[place]), line]);
-  lines.sort(([a], [b]) => {
+  lines.sort(([a, one], [b, two]) => {
+    if ("beneath" in one.dataset !== "beneath" in two.dataset) return "beneath" in one.dataset ? 1 : -1;
     if (a === null || b === null) return (a === null) - (b === null);
     const order = typeof a === typeof b ? (a < b ? -1 : a > b ? 1 : 0) : typeof a === "number" ? -1 : 1;
     return down ? -order : order;

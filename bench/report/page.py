@@ -13,6 +13,8 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bench.published import Published
+from bench.report import across, chained
+from bench.report.chain import Chain
 from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
@@ -33,7 +35,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Of the page: one run, or the figures of others."""
+    """Of the page: all runs side by side, one run, or the figures of others."""
 
     title: str
     tables: Sequence[Sheet]
@@ -42,11 +44,19 @@ class Section:
     samples: Sheet | None = None
 
 
-def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_per_hour: float | None = None) -> str:
+def page(
+    boards: Sequence[Scoreboard],
+    figures: Sequence[Published] = (),
+    price_per_hour: float | None = None,
+    chain: Chain | None = None,
+) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     inliner = Inliner()
-    together = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
-    sections = [Section(title="All runs", tables=[], pictures=together)] if together else []
+    together = [*([chained.sheet(chain)] if chain else []), *across.sheets(boards, figures)]
+    drawn = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
+    sections = []
+    if together or drawn:
+        sections.append(Section(title="Side by side", tables=[_dense(sheet) for sheet in together], pictures=drawn))
     sections += [_section(board, inliner, figures, price_per_hour) for board in boards]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
@@ -57,15 +67,8 @@ def page(boards: Sequence[Scoreboard], figures: Sequence[Published] = (), price_
         (HERE / "page.html").read_text(encoding="utf-8")
     )
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    return template.render(
-        boards=sections,
-        runs=len(boards),
-        rungs=rungs,
-        data=Markup(data),
-        script=Markup(script),
-        rules=Markup(inliner.rules),
-        nonce=nonce,
-    )
+    shown = {"boards": sections, "runs": len(boards), "rungs": rungs, "rules": Markup(inliner.rules)}
+    return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
 
 
 def _section(
@@ -95,7 +98,9 @@ def _dense(sheet: Sheet) -> Sheet:
         head=[sheet.head[place] for place in shown],
         rows=[[row[place] for place in shown] for row in sheet.rows],
         words=frozenset(n for n, place in enumerate(shown) if place in sheet.words),
-        notes=[*sheet.first, *sheet.notes],
+        first=sheet.first,
+        notes=sheet.notes,
+        beneath=sheet.beneath,
     )
 
 

@@ -13,9 +13,14 @@ NAMES = {"bfloat16": "bf16", "float32": "float32"}
 
 
 def sheets(figures: Sequence[Published]) -> list[Sheet]:
-    """A table for each series of each source, speed-ups and MFU computed anew from what it states."""
+    """A table for each series of each source, speed-ups and MFU computed anew from what it states.
+
+    Except for ranges of MFU, which stand beside ours (see bench.report.hardware).
+    """
     series: dict[tuple[str, str], list[Published]] = {}
     for figure in figures:
+        if figure.series == "mfu context":
+            continue
         series.setdefault((figure.source, figure.series), []).append(figure)
     return [_sheet(rows) for rows in series.values()]
 

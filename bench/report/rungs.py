@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 
 from bench.record import RUNGS, Measurement, Record
 from gpt2.toggles import Toggles
@@ -11,8 +11,7 @@ from gpt2.toggles import Toggles
 
 def toggles_of(rung: Sequence[Record]) -> Toggles:
     """Of a rung's records; a toggle that an older record does not know had its default."""
-    known = {toggle.name for toggle in fields(Toggles)}
-    return Toggles(**{name: value for name, value in rung[0].toggles.all.items() if name in known})
+    return rung[0].toggles.as_toggles
 
 
 def measured(rung: Sequence[Record]) -> Measurement | None:

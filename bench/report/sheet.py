@@ -28,6 +28,10 @@ class Sheet:
     notes: Sequence[str]
     first: Sequence[str] = ()
     """Lines that a reader must see before the table."""
+    dispensable: Sequence[str] = ()
+    """Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
+    beneath: int = 0
+    """Rows at the end that no sorting may mix with those above."""
 
     @property
     def shown(self) -> list[int]:
@@ -44,12 +48,9 @@ class Sheet:
         lines += [f"| {' | '.join(markdown(row[place]) for place in shown)} |" for row in self.rows]
         return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in self.notes)]).rstrip() + "\n"
 
-    def to_terminal(self, width: int, dispensable: Sequence[str] = ()) -> list[RenderableType]:
-        """The same for rich, in `width` columns: what does not fit is left out, and that is said.
-
-        dispensable: beginnings of the titles of columns that a narrow terminal does without, the first one first.
-        """
-        widths, left = self._fit(width, dispensable)
+    def to_terminal(self, width: int) -> list[RenderableType]:
+        """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
+        widths, left = self._fit(width)
         table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for place, columns in widths.items():
             justify = "left" if place in self.words else "right"
@@ -67,7 +68,7 @@ class Sheet:
             Text(),
         ]
 
-    def _fit(self, width: int, dispensable: Sequence[str]) -> tuple[dict[int, int], list[str]]:
+    def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
         """Widths of the columns that fit, by place, and the titles of those that do not.
 
         A cell breaks between words only, unless not even the last few columns fit.
@@ -76,7 +77,7 @@ class Sheet:
         least = {place: max(len(word) for cell in column for word in cell.split()) for place, column in cells.items()}
         most = {place: max(len(cell) for cell in column) for place, column in cells.items()}
         left = []
-        for title in dispensable:
+        for title in self.dispensable:
             place = next((place for place in least if self.head[place].startswith(title)), None)
             if place is not None and sum(least.values()) + BETWEEN * len(least) > width:
                 del least[place]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 from rich.console import Group
 
@@ -17,16 +18,32 @@ from bench.report.caption import (
     other_method,
     other_step,
     status_of,
-    timing_notes,
 )
 from bench.report.published import beside
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
-from bench.report.timing import Timing, timing
+from bench.report.timing import Timing, timing, timing_notes
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
+
+
+DISPENSABLE = (
+    "Memory over",
+    "Hours to 10B tokens",
+    "HFU",
+    "MFU (own",
+    "Of measured",
+    "TPS per device",
+    "Changed",
+    "Loss",
+    "MFU (bf16",
+    "Efficiency",
+    "Peak memory",
+    "Speed-up",
+)
+"""Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
 
 
 def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> list[Sheet]:
@@ -61,12 +78,14 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
         "HFU",
         "Of measured ceiling",
         "Peak memory (GiB)",
+        "Memory over rung before",
         loss,
         "Hours to 10B tokens",
         "Status",
     ]
     rows = [_cells(row, board) for row in board.rows]
-    return Sheet(title=name, head=head, rows=rows, words=frozenset({0, 1, 14}), notes=caption(board))
+    words = frozenset({0, 1, 15})
+    return Sheet(title=name, head=head, rows=rows, words=words, notes=caption(board), dispensable=DISPENSABLE)
 
 
 def _cells(row: Row, board: Scoreboard) -> list[str]:
@@ -86,10 +105,19 @@ def _cells(row: Row, board: Scoreboard) -> list[str]:
         percent(row.hfu),
         percent(row.ceiling_share),
         f"{gib(row.peak_memory_bytes)}{' ‡' if other_method(row, board) else ''}",
+        _memory_over_before(row, board),
         f"{loss} †" if other_step(row, board) else loss,
         number(hours_to_10b(row.tps.value)) if row.tps else DASH,
         status_of(row),
     ]
+
+
+def _memory_over_before(row: Row, board: Scoreboard) -> str:
+    before = next((above for above, each in pairwise(board.rows) if each is row), None)
+    if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
+        return DASH
+    alike = before.peak_memory_method == row.peak_memory_method
+    return f"{row.peak_memory_bytes / before.peak_memory_bytes:.2f}x" if alike else DASH
 
 
 def hours_to_10b(tps: float) -> float:
@@ -115,7 +143,7 @@ def _gain(gain: Gain) -> str:
 
 def _timing(times: Sequence[Timing], name: str) -> Sheet:
     head = ["Rung", "Start-up (s)", "First step (s)", "First step, warm cache (s)"]
-    head += ["Step, median (ms)", "5 to 95 % of steps (ms)", "Making batches"]
+    head += ["Step, median (ms)", "Saved over rung before (ms)", "5 to 95 % of steps (ms)", "Making batches"]
     rows = []
     for each in times:
         low, high = each.step_low, each.step_high
@@ -127,6 +155,7 @@ def _timing(times: Sequence[Timing], name: str) -> Sheet:
                 number(each.first_step) if each.first_step is not None else DASH,
                 number(each.first_step_warm) if each.first_step_warm is not None else DASH,
                 number(1e3 * each.step) if each.step is not None else DASH,
+                number(1e3 * each.saved) if each.saved is not None else DASH,
                 spread,
                 percent(each.batches),
             ]
@@ -161,26 +190,10 @@ def to_markdown(board: Scoreboard, price_per_hour: float | None = None, figures:
     return "\n".join(sheet.to_markdown("####" if place else "###") for place, sheet in enumerate(shown))
 
 
-DISPENSABLE = (
-    "Hours to 10B tokens",
-    "HFU",
-    "MFU (own",
-    "Of measured",
-    "TPS per device",
-    "Changed",
-    "Loss",
-    "MFU (bf16",
-    "Efficiency",
-    "Peak memory",
-    "Speed-up",
-)
-"""Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
-
-
 def to_terminal(
     board: Scoreboard, price_per_hour: float | None = None, width: int = 200, figures: Sequence[Published] = ()
 ) -> Group:
     """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
     shown = sheets(board, price_per_hour, figures)
-    parts = [part for sheet in shown for part in sheet.to_terminal(width, DISPENSABLE)]
+    parts = [part for sheet in shown for part in sheet.to_terminal(width)]
     return Group(*parts[:-1])

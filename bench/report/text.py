@@ -26,10 +26,24 @@ def gib(size: int | None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Rounded to what matters: 45 s, 12 min, 3.4 h."""
+    """Rounded to what matters: 45 s, 12 min, 3.4 h, 5.2 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 90 * 60 else f"{seconds / 3600:.1f} h"
+    if seconds < 90 * 60:
+        return f"{seconds / 60:.0f} min"
+    hours = seconds / 3600
+    return f"{hours:.1f} h" if hours < 72 else f"{number(hours / 24)} days"
+
+
+def training_time(tokens: float, tps: float) -> str:
+    """Of so many tokens; of what takes less than ten seconds, three digits: never 0 s."""
+    seconds = tokens / tps
+    return f"{number(seconds)} s" if seconds < 10 else duration(seconds)
+
+
+def letter(place: int) -> str:
+    """By which tables call a run or a side: A to Z, then AA."""
+    return (letter(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
 def percent(share: float | None) -> str:
@@ -41,7 +55,7 @@ def percent(share: float | None) -> str:
 
 def ratio(estimate: Estimate | None) -> str:
     """How many times as fast."""
-    return with_interval(f"{estimate.value:.2f}x" if estimate else "", estimate)
+    return with_interval(f"{estimate.value:,.2f}x" if estimate else "", estimate)
 
 
 def with_interval(text: str, estimate: Estimate | None) -> str:

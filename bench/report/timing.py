@@ -23,6 +23,8 @@ class Timing:
     """With the compiler cache of an earlier round; median."""
     step: float | None
     """Of the window; median of all rounds' steps."""
+    saved: float | None
+    """Of the median step, over the rung before, whose steps have as many tokens; negative where it takes longer."""
     step_low: float | None
     """Below it are 5 in 100 steps."""
     step_high: float | None
@@ -33,12 +35,18 @@ class Timing:
 
 def timing(board: Scoreboard) -> list[Timing]:
     """For each rung that was measured."""
-    result = []
+    result: list[Timing] = []
+    held = {row.index for row in board.rows if row.gain}  # to the rung before
+    before: tuple[int, float | None] | None = None  # tokens and seconds of a step of the rung before
     for rung in cumulative(board.records):
         found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not found:
+            before = None
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
+        step, tokens = _median(steps), found[0].tokens_per_step
+        was = before[1] if before and before[0] == tokens and rung[0].rung_index in held else None
+        before = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
         result.append(
@@ -47,7 +55,8 @@ def timing(board: Scoreboard) -> list[Timing]:
                 startup=median(each.startup_seconds for each in found),
                 first_step=_median([e.first_step_seconds for e in found if e.compile_cache != "warm"]),
                 first_step_warm=_median([e.first_step_seconds for e in found if e.compile_cache == "warm"]),
-                step=_median(steps),
+                step=step,
+                saved=was - step if was is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
                 batches=_median([making / seconds for making, seconds in windows if seconds]),
@@ -63,3 +72,14 @@ def _steps(found: Measurement) -> list[float]:
 
 def _median(values: list[float]) -> float | None:
     return median(values) if values else None
+
+
+def timing_notes() -> list[str]:
+    """Of the table of where the time goes."""
+    return [
+        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
+        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
+        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
+        "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
+        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
+    ]

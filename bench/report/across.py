@@ -1,0 +1,19 @@
+"""Tables over all runs shown, each only where it has something to say. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.published import Published
+from bench.report.formats import number_formats
+from bench.report.hardware import hardware, mfu_context
+from bench.report.scaling import scaling
+from bench.report.scoreboard import Scoreboard
+from bench.report.sheet import Sheet
+from bench.report.sizes import sizes
+
+
+def sheets(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Sheet]:
+    """figures: of others, beneath ours and labelled."""
+    found = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
+    return [*hardware(boards, figures), *(sheet for sheet in found if sheet)]

@@ -1,0 +1,151 @@
+"""A rung of one run, as tables over several runs tell of it: on what it ran, and how fast. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from bench.machine import Environment
+from bench.record import Measurement, Record
+from bench.report.caption import status_of
+from bench.report.compare import GOOD
+from bench.report.denominators import find_peaks
+from bench.report.rungs import first_by_round, measured, tps_by_round
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.text import DASH, number, percent, plain, with_interval
+from bench.stats import Estimate, independent_ratio, paired_ratio
+from gpt2.toggles import HOST
+
+DERIVED = "§"
+"""Marks what is held to a peak that is arithmetic, not a datasheet's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One row of one board."""
+
+    board: Scoreboard
+    row: Row
+
+    @cached_property
+    def records(self) -> list[Record]:
+        return self.board.records_of(self.row)
+
+    @cached_property
+    def found(self) -> Measurement | None:
+        return measured(self.records)
+
+    @property
+    def environment(self) -> Environment:
+        """Its own: rungs of one run may be on several kinds of device."""
+        return self.records[-1].environment
+
+    @property
+    def task(self) -> tuple[str, int]:
+        """Model and tokens per sequence: what speeds must have in common to rank."""
+        workload = self.records[0].workload
+        return str(workload["model"]), int(workload["seq_len"])
+
+    @property
+    def device(self) -> tuple[str, str, str]:
+        """Kind of device, the chip's name, and what drives it: XLA on a CPU is not the CPU."""
+        return self.row.toggles.device, self.environment.chip, "XLA" if self.environment.xla_on_cpu else ""
+
+    @property
+    def machine(self) -> str:
+        """For a reader."""
+        return f"{self.environment.machine}{', XLA' if self.environment.xla_on_cpu else ''}"
+
+    @property
+    def ranks(self) -> bool:
+        """Whether it has a speed that means what it says."""
+        return self.row.tps is not None and self.row.status in GOOD
+
+    @property
+    def peak(self) -> float | None:
+        """Dense bfloat16 FLOP/s of one device, the denominator of its MFU."""
+        return find_peaks(self.board.records).get((self.row.toggles.device, "bf16"))
+
+    @property
+    def derived(self) -> bool:
+        return self.found is not None and self.found.peak_flops_source.startswith("derived")
+
+    @property
+    def tps(self) -> str:
+        """A cell."""
+        return with_interval(number(self.row.tps.value), self.row.tps) if self.row.tps else DASH
+
+    @property
+    def mfu(self) -> str:
+        """A cell."""
+        marked = self.derived and self.row.mfu is not None
+        return f"{percent(self.row.mfu)}{DERIVED if marked else ''}"
+
+    @property
+    def status(self) -> str:
+        """A cell."""
+        return plain(status_of(self.row))
+
+
+def entries(board: Scoreboard) -> list[Entry]:
+    return [Entry(board=board, row=row) for row in board.rows]
+
+
+def same_run(one: Entry, other: Entry) -> bool:
+    """Whether their rounds are the same ones."""
+    return one.board is other.board or (one.board.source is not None and one.board.source == other.board.source)
+
+
+def over(entry: Entry, reference: Entry) -> Estimate | None:
+    """How many times as fast as `reference`: paired within rounds of one run, Welch's between two.
+
+    None where one of them has no speed that ranks, or no round has both.
+    """
+    if not (entry.ranks and reference.ranks):
+        return None
+    speeds = tps_by_round(entry.records)
+    if same_run(entry, reference):
+        board, first = reference.board, reference.row is reference.board.rows[0]  # which alone has controls
+        theirs = first_by_round(reference.records, board.records) if first else tps_by_round(reference.records)
+        return paired_ratio(speeds, theirs)
+    return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
+
+
+def memory_over(entry: Entry, reference: Entry) -> float | None:
+    """How many times the peak memory; None where it was not found out in the same way."""
+    mine, theirs = entry.row, reference.row
+    if not mine.peak_memory_bytes or not theirs.peak_memory_bytes:
+        return None
+    alike = mine.peak_memory_method == theirs.peak_memory_method
+    return mine.peak_memory_bytes / theirs.peak_memory_bytes if alike else None
+
+
+def best(board: Scoreboard) -> Entry | None:
+    """The fastest rung; for want of one without a doubt, that with most tokens per second of those that are ok."""
+    good = [row for row in board.rows if row.tps and row.status == "ok"]
+    row = board.fastest or max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+    return Entry(board=board, row=row) if row else None
+
+
+def best_name(entry: Entry) -> str:
+    """Of such a rung, with what speaks against it."""
+    return plain(entry.row.rung) + (" (in doubt)" if entry.row.doubts else "")
+
+
+def ranks_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
+        return []
+    return ["Devices: on a CPU, ranks; those on one machine share its cores."]
+
+
+def sources(shown: Sequence[Entry]) -> str:
+    """A note."""
+    files = dict.fromkeys(entry.board.source.as_posix() for entry in shown if entry.board.source)
+    return plain(f"From {', '.join(files) or 'this run'}.")
+
+
+def derived_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.derived and entry.row.mfu is not None for entry in shown):
+        return []
+    return [f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing."]

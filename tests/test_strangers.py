@@ -1,0 +1,152 @@
+"""Results files from elsewhere: whatever is wrong with one, a report says so in a line or shows a labelled gap."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from samples import measurement, record
+
+from bench.record import Proof, Record, RecordError
+from bench.report.frame import to_csv, to_json
+from bench.report.load import exit_code, load_boards
+from bench.report.page import page
+from bench.report.tables import to_markdown
+from gpt2.toggles import Toggles
+
+CUDA = Toggles(device="cuda")
+HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"
+ABSENT = object()
+WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, HOSTILE, ABSENT)
+
+
+def line(of: Record) -> dict[str, Any]:
+    return json.loads(of.model_dump_json(by_alias=True))
+
+
+def lines() -> list[dict[str, Any]]:
+    """Of two rungs in three rounds."""
+    proofs = {"autocast": Proof(took_effect=True, evidence="bfloat16 products")}
+    two = {"toggles": replace(CUDA, autocast="bfloat16"), "measurement": measurement(2000.0, proofs=proofs)}
+    rounds = (1, 2, 3)
+    return [line(each) for n in rounds for each in (record(repetition=n), record("b", 1, n, **two))]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Of all that a record holds, of a list the first element only."""
+    if path:
+        yield path
+    if isinstance(value, dict):
+        for key, each in value.items():
+            yield from places(each, (*path, key))
+    elif isinstance(value, list) and value:
+        yield from places(value[0], (*path, 0))
+
+
+def spoilt(path: tuple[Any, ...], wrong: Any) -> list[dict[str, Any]]:
+    """The lines, with something wrong in one of them."""
+    found = lines()
+    target: Any = found[3]
+    for key in path[:-1]:
+        target = target[key]
+    if wrong is ABSENT:
+        del target[path[-1]]
+    else:
+        target[path[-1]] = copy.deepcopy(wrong)
+    return found
+
+
+def write(folder: Path, found: list[dict[str, Any]]) -> Path:
+    file = folder / "run.jsonl"
+    file.write_text("".join(json.dumps(each) + "\n" for each in found))
+    return file
+
+
+@pytest.mark.parametrize("part", ["measurement", "workload", "toggles", "environment", "protocol", ""])
+def test_whatever_is_wrong_in_a_record_is_one_line_or_a_table_without_it(part: str, tmp_path: Path) -> None:
+    whole = lines()[3]
+    every = [path for path in places(whole) if (path[0] if isinstance(whole[path[0]], dict) else "") == part]
+    shown, said = 0, []
+    for path in every:
+        for wrong in WRONG:
+            file = write(tmp_path, spoilt(path, wrong))
+            try:
+                boards, _ = load_boards([file])
+            except RecordError as error:
+                said.append(str(error))
+                continue
+            shown += 1
+            text = to_markdown(boards[0])
+            assert "<script" not in text
+            assert "\x1b" not in text
+            to_csv(boards)
+            to_json(boards)
+            exit_code(boards[0].records)
+    assert shown
+    assert said
+    for text in said:
+        assert text.startswith(f"{tmp_path / 'run.jsonl'}")
+        assert not set(text) & {"\n", "\x1b"}
+
+
+def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> None:
+    found = lines()
+    for each in found:
+        each["ladder"] = each["run_id"] = HOSTILE
+        each["environment"]["chip"] = each["environment"]["cpu"] = each["environment"]["torch"] = HOSTILE
+        each["rung"] += HOSTILE
+        each["warnings"] = [HOSTILE]
+    boards, _ = load_boards([write(tmp_path, found)])
+    text = page(boards)
+    assert text.count("<script") == page([load_boards([write(tmp_path, lines())])[0][0]]).count("<script")
+    assert "<img" not in text
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "says"),
+    [
+        (("schema",), 2, "no record of schema 1: schema: "),
+        (("measurement", "block_seconds", 0), 0.0, "measurement.block_seconds.0: "),
+        (("toggles", "all", "autocast"), "fp8", "toggle 'autocast': 'fp8' is not one of float32, bfloat16, float16"),
+        (("toggles", "all", "warp"), 9, "unknown toggle 'warp'"),
+        (("workload", "model"), "gpt9", "model 'gpt9' is not one of"),
+        (("workload", "seq_len"), ABSENT, "seq_len is missing"),
+        (("protocol",), {}, "repeats is missing"),
+        (("time",), "yesterday", "Invalid isoformat string"),
+    ],
+)
+def test_what_a_record_may_not_say_is_named_with_file_and_line(
+    path: tuple[Any, ...], wrong: Any, says: str, tmp_path: Path
+) -> None:
+    found = lines()
+    if path[-1] == "warp":
+        found[3]["toggles"]["all"]["warp"] = wrong
+    else:
+        found = spoilt(path, wrong)
+    file = write(tmp_path, found)
+    with pytest.raises(RecordError) as caught:
+        load_boards([file])
+    assert f"{file}:4: " in str(caught.value)
+    assert says in str(caught.value)
+
+
+def test_a_file_of_two_models_is_refused(tmp_path: Path) -> None:
+    found = lines()
+    found[3]["workload"]["model"] = "gpt2-medium"
+    with pytest.raises(RecordError, match="unlike tasks, which do not mix: model gpt2 and gpt2-medium"):
+        load_boards([write(tmp_path, found)])
+
+
+def test_a_file_with_the_same_process_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="holds the process 'baseline', cumulative, round 1 twice"):
+        load_boards([write(tmp_path, [*lines(), lines()[0]])])
+
+
+def test_an_empty_folder_says_how_to_get_results(tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match="no results here; bench run ladders/smoke"):
+        load_boards([tmp_path])
