@@ -157,11 +157,11 @@ def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
     assert len(names) == len(set(names))
 
 
-def test_eight_rungs_of_five_rounds_take_less_than_90_kilobytes() -> None:
+def test_eight_rungs_of_five_rounds_take_less_than_70_kilobytes() -> None:
     sizes = [replace(CUDA, micro_batch_size=n) for n in range(1, 9)]
     eight = [
         record(f"rung {n}", n, r, toggles=sizes[n], measurement=measurement(1e3 * (n + r)))
         for n in range(8)
         for r in range(1, 6)
     ]
-    assert len(page([scoreboard(eight)])) - len(page([scoreboard(eight[:1])])) < 90_000
+    assert len(page([scoreboard(eight)])) - len(page([scoreboard(eight[:1])])) < 70_000

@@ -40,8 +40,8 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "block-times": block_times,
 }
 """None where a run has nothing to show of it."""
-NOT_ON_PAGE = ("loss-by-step-devices", "loss-by-time-devices")
-"""The page shows these curves among those of all rungs."""
+NOT_ON_PAGE = ("rungs", "loss-by-step-devices", "loss-by-time-devices")
+"""The page has these figures in its table, and these curves among those of all rungs."""
 
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "summary": summary,
