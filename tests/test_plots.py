@@ -292,6 +292,17 @@ def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
     assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
 
 
+def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
+    def ladder(name: str) -> Scoreboard:
+        return scoreboard([record(f"{name}{n}", n, toggles=replace(CUDA, threads=n + 1)) for n in range(9)])
+
+    few, many = summary([ladder("a"), ladder("a")]), summary([ladder("a"), ladder("b")])
+    assert "a8" in words(few).split()
+    assert "rung of its own ladder, in order" in words(many)
+    assert many is not None
+    assert len(many.axes[1].get_xticks()) == 9
+
+
 def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
     good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
     fused = replace(CUDA, adamw="fused")

@@ -30,6 +30,8 @@ MOST = 6
 """Runs in the summary; those that end fastest are kept."""
 FAR = 8
 """Peak memories that are further apart than this factor stand on a log scale."""
+NAMED = 16
+"""Rungs of all runs together that leave room for their names."""
 WRONG = ("parity_failed", "ranks_differ")
 
 
@@ -50,12 +52,16 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     if not runs or max(len(_climb(board)) for board in runs) < 2:
         return None
     rungs = merged([[row.rung for row in board.rows] for board in runs])
+    named = len(rungs) <= NAMED
+    if not named:
+        rungs = [str(n) for n in range(1, 1 + max(len(board.rows) for board in runs))]
     figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * len(rungs)), 6.4 + 0.34 * len(runs)))
     speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=[5, 2])
     for place, board in enumerate(runs):
-        _climbing(speed, board, rungs, place, factors=len(runs) == 1)
-        known = [row for row in board.rows if peak_gib(row)]
-        at, gibs = [rungs.index(row.rung) for row in known], [gib[0] for row in known if (gib := peak_gib(row))]
+        places = [rungs.index(row.rung) if named else n for n, row in enumerate(board.rows)]
+        _climbing(speed, board, places, place, factors=len(runs) == 1)
+        known = [(at, gib[0]) for at, row in zip(places, board.rows, strict=True) if (gib := peak_gib(row))]
+        at, gibs = [at for at, _ in known], [gib for _, gib in known]
         memory.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
     speed.set_yscale("log")
     plain_log(speed.yaxis)
@@ -70,7 +76,9 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
         memory.yaxis.set_major_locator(MaxNLocator(4))
     methods = {row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None}
     memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
-    memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], rotation=35, ha="right")
+    turned = {"rotation": 35, "ha": "right"} if named else {}
+    memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
+    memory.set_xlabel("" if named else "rung of its own ladder, in order")
     memory.xaxis.set_minor_locator(NullLocator())
     memory.set_xlim(-0.6, len(rungs) - 0.4)
     figure.legend(loc="outside lower left", fontsize=8)
@@ -112,10 +120,13 @@ def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
 SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
 
 
-def _climbing(axes: Axes, board: Scoreboard, rungs: Sequence[str], place: int, *, factors: bool) -> None:
-    """One run's line; a rung that something is held against is hollow, and one without a speed is a cross."""
+def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, *, factors: bool) -> None:
+    """One run's line; a rung that something is held against is hollow, and one without a speed is a cross.
+
+    places: of its rows from left to right.
+    """
     colour, rows = COLOURS[place], _climb(board)
-    points = [(rungs.index(row.rung), row.tps.value) for row in rows if row.tps]
+    points = [(at, row.tps.value) for at, row in zip(places, board.rows, strict=True) if row.tps]
     axes.plot(*zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps")
     bars(
         axes, [x for x, _ in points], [each for row in rows if (each := bounds(row.tps))], upright=True, colour=colour
@@ -128,11 +139,10 @@ def _climbing(axes: Axes, board: Scoreboard, rungs: Sequence[str], place: int, *
             times = f"\n{row.gain.value:.2f}x" if row.gain else ""
             top = (row.tps.high if row.tps else None) or y
             axes.annotate(f"{number(y)}{times}", (x, top), xytext=(0, 5), **SMALL)
-    for row in board.rows:
+    for x, row in zip(places, board.rows, strict=True):
         if row.tps is None:
-            before = [y for x, y in points if x < rungs.index(row.rung)] or [points[0][1]]
-            axes.plot(rungs.index(row.rung), before[-1], "x", ms=6, color=colour)
-            at = (rungs.index(row.rung), before[-1])
+            at = (x, ([y for before, y in points if before < x] or [points[0][1]])[-1])
+            axes.plot(*at, "x", ms=6, color=colour)
             axes.annotate(status_of(row), at, xytext=(0, 6), color=colour, **SMALL)
     axes.plot([], [], MARKERS[place], ls="-", color=colour, label=_said(board))
 
@@ -188,12 +198,12 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
             times, where = row.tps.over(slowest), y + 0.38 * (place - 0.5)
             label = ("first rung", "fastest rung")[place] if y == 0 else None
             bar = axes.barh(where, times.value - 1, 0.36, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
-            said = f"{times.value:.2f}x, {number(row.tps.value)} ({shortened(row.rung)})"
+            said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
             tip(bar, f"{name_of(board)}: {said}")
             bars(axes, [where], [(times.value, times.low, times.high)])
             beside(axes, times.high or times.value, where, said)
             reach += [times.low or times.value, times.high or times.value]
-    with_room(axes, min(reach), max(reach), 0.5)
+    with_room(axes, min(reach), max(reach), 0.42)
     plain_log(axes.xaxis)
     axes.set_xlabel(f"times as fast as the slowest first rung, {number(slowest)} tokens per second (log scale)")
     figure.legend(loc="outside lower left", ncols=2)

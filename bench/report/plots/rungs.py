@@ -72,7 +72,7 @@ def climb(board: Scoreboard) -> Figure | None:
     plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
     first, last = rows[0], rows[-1]
-    ends = f"{shortened(first.rung)} to {shortened(last.rung)}"
+    ends = f"{shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
     times = f": {last.speedup.value:.1f}x from {ends}" if last.speedup else ""
     axes.set_title(f"{board.ladder}{times}\n{about(board)}", fontsize=10)
     return figure
