@@ -62,6 +62,7 @@ TORCH_FREE = [
     "bench.validation",
     "bench.report.across",
     "bench.report.attribution",
+    "bench.report.bound",
     "bench.report.caption",
     "bench.report.chain",
     "bench.report.chained",

@@ -155,3 +155,13 @@ def test_pictures_take_the_page_s_own_colours(text: str) -> None:
 def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
     names = re.findall(r'\bid="([^"]+)"', text)
     assert len(names) == len(set(names))
+
+
+def test_eight_rungs_of_five_rounds_take_less_than_70_kilobytes() -> None:
+    sizes = [replace(CUDA, micro_batch_size=n) for n in range(1, 9)]
+    eight = [
+        record(f"rung {n}", n, r, toggles=sizes[n], measurement=measurement(1e3 * (n + r)))
+        for n in range(8)
+        for r in range(1, 6)
+    ]
+    assert len(page([scoreboard(eight)])) - len(page([scoreboard(eight[:1])])) < 70_000

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
-from samples import measurement, record
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from matplotlib.text import Text
+from samples import MACHINE, measurement, record
 
+from bench.machine import Ceiling, Matmul
 from bench.report.plots import draw
-from bench.report.scoreboard import scoreboard
+from bench.report.plots.alike import by_batch
+from bench.report.plots.boards import hardware, merged, summary
+from bench.report.plots.curves import devices_by_step, devices_by_time, machines_by_step, machines_by_time
+from bench.report.plots.memory import device_gib, fitted, memory_by_batch
+from bench.report.plots.roofline import roofline
+from bench.report.plots.rungs import climb
+from bench.report.plots.scaling import batch_sizes, world_sizes
+from bench.report.plots.style import shortened
+from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
+from gpt2.workload import Workload
 
 CUDA = Toggles(device="cuda")
 
@@ -34,6 +49,19 @@ def board(**changes: object):
     ]
     huge = replace(CUDA, adamw="fused", micro_batch_size=64)
     return scoreboard([*records, record("huge", 4, toggles=huge, status="out_of_memory", error="no room")])
+
+
+def marks(figure: Figure | None, label: str, panel: int = 0) -> list[tuple[float, float]]:
+    """The points of what a panel's legend calls `label`."""
+    assert figure is not None
+    (line,) = [line for line in figure.axes[panel].lines if line.get_label() == label]
+    return [(float(x), float(y)) for x, y in line.get_xydata()]  # type: ignore[union-attr]
+
+
+def words(figure: Figure | None) -> str:
+    """All that a picture says."""
+    assert figure is not None
+    return " ".join(each.get_text() for each in figure.findobj(Text) if isinstance(each, Text))
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +90,12 @@ def test_no_text_of_a_results_file_becomes_markup_or_a_formula(drawn: dict[str, 
     assert "$x$ &lt;script" in text
 
 
+def test_a_long_name_keeps_both_its_ends() -> None:
+    assert shortened("attention=explicit, micro_batch_size=16", 28) == "attention=expl…batch_size=16"
+    assert shortened("a name of 28 letters exactly", 28) == "a name of 28 letters exactly"
+    assert shortened("costs $2") == r"costs \$2"
+
+
 def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:
     for what in ("climb", "rungs", "batch"):
         assert "OOM" in next(file for name, file in drawn.items() if name.endswith(f"{what}.svg")).read_text()
@@ -76,3 +110,258 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
     names = [file.name for file in draw([scoreboard([record()])], tmp_path)]
     assert any("rungs" in name for name in names)
     assert not any("climb" in name or "world-size" in name or "batch" in name for name in names)
+
+
+# --- against the measured ceiling -----------------------------------------------------------------------------------
+
+
+def with_ceiling() -> Scoreboard:
+    """One TFLOP/s in float32 and one GB/s: the least time of a step is 4,769 ms (see test_roofline)."""
+    square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
+    measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
+    ceiling = record("ceiling", -1, kind="control", toggles=CUDA, measurement=None, ceiling=measured)
+    half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
+    return scoreboard([record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling])
+
+
+def test_a_rung_stands_beside_the_most_that_the_measured_ceiling_allows() -> None:
+    figure = roofline(with_ceiling())
+    least_ms = 6 * 1024 * 123_532_032 / 1e9 + 3 * 4 * 12 * 768 * 1024 * 512.5 / 1e9 + 32 * 124_439_808 / 1e6
+    ((most, place),) = marks(figure, "bound")
+    assert (most, place) == (pytest.approx(1e3 * 1024 / least_ms), 0.0)
+    assert marks(figure, "measured") == [(pytest.approx(100.0), 0.0)]
+    assert f"100: {100 / most:.1%} of {most:.0f}" in words(figure)
+
+
+def test_a_rung_whose_format_has_no_measured_ceiling_says_so() -> None:
+    said = words(roofline(with_ceiling()))
+    assert "1,000; no ceiling measured" in said
+    assert "no ceiling for bfloat16: not measured" in said
+
+
+def test_without_a_ceiling_there_is_no_roofline() -> None:
+    assert roofline(board()) is None
+
+
+# --- by batch and by devices ----------------------------------------------------------------------------------------
+
+
+def sweep(*formats: Any, gib: dict[int, float | None]) -> Scoreboard:
+    """A rung for each format and batch size, which peaks at so many GiB or, at None, finds no room."""
+    records = []
+    for number_format in formats:
+        for batch, peak in gib.items():
+            toggles = replace(CUDA, autocast=number_format, micro_batch_size=batch)
+            if peak is None:
+                ended: dict[str, Any] = {"status": "out_of_memory", "error": "no room"}
+            else:
+                ended = {"measurement": measurement(100.0 * batch, peak_memory_bytes=int(peak * 2**30))}
+            records.append(record(f"{number_format} {batch}", len(records), toggles=toggles, **ended))
+    return scoreboard(records)
+
+
+def test_the_line_through_peaks_says_what_a_sequence_takes_and_where_memory_ends() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 4: 14.0, 32: None}))
+    said = words(figure)
+    assert "3,072 MiB per sequence + 2.00 GiB (fit of 3 sizes)" in said
+    assert "by the line 27 is the first beyond 80.0 GiB; first OOM at 32" in said
+    line = marks(figure, "_line")
+    assert line[0] == (1.0, pytest.approx(5.0))
+    assert line[-1] == (pytest.approx(26.0), pytest.approx(80.0))
+    assert marks(figure, "_meets") == [(26.0, pytest.approx(80.0))]
+    assert marks(figure, "_ended") == [(32.0, 80.0)]
+
+
+def test_the_line_is_that_of_least_squares() -> None:
+    line = fitted([(1, 1.0), (2, 3.0), (3, 2.0)])
+    assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
+
+
+def test_two_sizes_make_no_fit_and_predict_nothing() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 32: None}))
+    assert "(2 sizes: no fit); OOM at 32" in words(figure)
+    assert "first beyond" not in words(figure)
+    assert figure is not None
+    assert "--" in [line.get_linestyle() for line in figure.axes[0].lines if line.get_label() == "_line"]
+
+
+def test_ranks_on_a_cpu_may_fill_their_part_of_its_memory_each() -> None:
+    found = sweep("float32", gib={1: 5.0})
+    assert device_gib(found, CUDA) == 80.0
+    assert device_gib(found, Toggles(device="cpu")) == 64.0
+    assert device_gib(found, Toggles(device="cpu", world_size=4)) == 16.0
+
+
+def test_a_sweep_of_two_toggles_has_a_line_for_each_value_of_the_other() -> None:
+    figure = batch_sizes(sweep("float32", "bfloat16", gib={1: 5.0, 4: 14.0, 32: None}))
+    assert figure is not None
+    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_line"]  # type: ignore[union-attr]
+    assert lines == [[[1, pytest.approx(100)], [4, pytest.approx(400)]]] * 2
+    assert {"autocast=float32", "autocast=bfloat16"} <= set(words(figure).split())
+    assert words(figure).count("OOM") == 2 * 3
+
+
+def test_of_many_lines_those_of_most_rungs_are_drawn() -> None:
+    records = []
+    for batches, (attention, number_format) in enumerate(
+        product(("explicit", "sdpa", "math", "efficient"), ("float32", "bfloat16")), start=1
+    ):
+        for batch in range(1, batches + 1):
+            changes: dict[str, Any] = {"attention": attention, "autocast": number_format, "micro_batch_size": batch}
+            records.append(record(f"{len(records)}", len(records), toggles=replace(CUDA, **changes)))
+    groups = by_batch(scoreboard(records))
+    assert [len(group.rows) for group in groups] == [3, 4, 5, 6, 7, 8]
+
+
+def test_each_sharding_is_a_line_that_begins_with_one_device() -> None:
+    rungs: list[dict[str, Any]] = [
+        {"world_size": 1},
+        {"world_size": 2},
+        {"world_size": 4},
+        {"world_size": 2, "sharding": "zero1"},
+    ]
+    records = [
+        record(f"{n}", n, toggles=replace(CUDA, **changes), measurement=measurement(1000.0 * (n + 1)))
+        for n, changes in enumerate(rungs)
+    ]
+    figure = world_sizes(scoreboard(records))
+    assert figure is not None
+    lines = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_line"]  # type: ignore[union-attr]
+    assert [[size for size, _ in line] for line in lines] == [[1, 2, 4], [1, 2]]
+    assert lines[1][1][1] == pytest.approx(4000)
+    assert {"sharding=none", "sharding=zero1"} <= set(words(figure).split())
+
+
+# --- several runs ---------------------------------------------------------------------------------------------------
+
+
+def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
+    """On `chip`: a rung for each speed, each of another AdamW; `changes` are of the measurements."""
+    environment = MACHINE.model_copy(update={"chip": chip})
+    kinds = ("for_loop", "foreach", "fused")
+    return scoreboard(
+        [
+            record(
+                kinds[n],
+                n,
+                toggles=replace(CUDA, adamw=kinds[n]),
+                environment=environment,
+                measurement=measurement(tps, **changes),
+            )
+            for n, tps in enumerate(speeds)
+        ]
+    )
+
+
+def widths(figure: Figure | None) -> list[float]:
+    """Of a picture's bars."""
+    assert figure is not None
+    return [bar.get_width() for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+
+
+def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None:
+    figure = hardware([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, tokens_per_step=2048)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
+    assert "9.00x, 900 (foreach)" in words(figure)
+    assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
+
+
+def test_one_run_is_no_comparison_of_machines() -> None:
+    assert hardware([run("slow", 100.0, 300.0)]) is None
+    assert machines_by_step([run("slow", 100.0, 300.0)]) is None
+
+
+def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
+    other = asdict(Workload(model="tiny", seq_len=64))
+    tiny = scoreboard([record(workload=other, measurement=measurement(9e9))])
+    figure = hardware([tiny, run("slow", 100.0), run("quick", 200.0)])
+    assert len(widths(figure)) == 4
+    assert "gpt2" in words(figure)
+
+
+def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
+    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, peak_memory_bytes=2**30)])
+    assert figure is not None
+    steps = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_steps"]  # type: ignore[union-attr]
+    assert steps == [
+        [[0, pytest.approx(200)], [1, pytest.approx(900)]],
+        [[0, pytest.approx(100)], [1, pytest.approx(300)]],
+    ]
+    peaks = [line.get_xydata().tolist() for line in figure.axes[1].lines]  # type: ignore[union-attr]
+    assert peaks == [[[0, 1.0], [1, 1.0]], [[0, 3.0], [1, 3.0]]]
+    assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
+
+
+def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
+    def ladder(name: str) -> Scoreboard:
+        return scoreboard([record(f"{name}{n}", n, toggles=replace(CUDA, threads=n + 1)) for n in range(9)])
+
+    few, many = summary([ladder("a"), ladder("a")]), summary([ladder("a"), ladder("b")])
+    assert "a8" in words(few).split()
+    assert "rung of its own ladder, in order" in words(many)
+    assert many is not None
+    assert len(many.axes[1].get_xticks()) == 9
+
+
+def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
+    good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
+    fused = replace(CUDA, adamw="fused")
+    figure = summary([scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])])
+    assert "100 to 100 tokens/s" in words(figure)
+    assert "loss differs: bad" in words(figure)
+    assert figure is not None
+    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
+
+
+def test_the_summary_keeps_the_six_fastest_runs_and_says_so() -> None:
+    figure = summary([run(f"chip {n}", 100.0 * n, 200.0 * n) for n in range(1, 9)])
+    assert "the fastest 6 of 8 runs" in words(figure)
+    assert "chip-3-x1" in words(figure)
+    assert "chip-2-x1" not in words(figure)
+
+
+def test_a_rung_that_one_ladder_alone_has_keeps_its_place() -> None:
+    assert merged([["a", "b", "d"], ["a", "c", "d", "e", "f"]]) == ["a", "b", "c", "d", "e", "f"]
+    assert merged([["a"], ["b", "c"]]) == ["a", "b", "c"]
+
+
+def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size() -> None:
+    runs = [run("slow", 128.0, 256.0), run("quick", 512.0), run("other", 4096.0, tokens_per_step=4096)]
+    for picture, seconds in ((machines_by_step, (1.0, 1.0)), (machines_by_time, (4.0, 2.0))):
+        figure = picture(runs)
+        said = words(figure)
+        assert "1,024 tokens per step" in said
+        assert "other" not in said
+        slow, quick = (
+            marks(figure, f"{chip}-x1, h100: {rung}") for chip, rung in (("slow", "foreach"), ("quick", "for_loop"))
+        )
+        assert slow == [(pytest.approx(seconds[0] * n), loss) for n, loss in enumerate((10.9, 10.5, 10.2, 10.0), 1)]
+        assert quick[-1] == (pytest.approx(seconds[1] * 4), 10.0)
+
+
+def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
+    rungs = ((1, "for_loop", 1024.0, 1024), (1, "fused", 2048.0, 1024), (2, "fused", 4096.0, 2048))
+    records = [
+        record(
+            f"{adamw} {size}",
+            n,
+            toggles=replace(CUDA, world_size=size, adamw=adamw),  # type: ignore[arg-type]
+            measurement=measurement(tps, tokens_per_step=tokens),
+        )
+        for n, (size, adamw, tps, tokens) in enumerate(rungs)
+    ]
+    figure = devices_by_time(scoreboard(records))
+    assert figure is not None
+    one, two = figure.axes[0].lines
+    assert [line.get_label() for line in (one, two)] == ["1 x: fused 1", "2 x: fused 2 (2,048 tokens per step)"]
+    assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
+    assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
+    assert devices_by_step(scoreboard(records[:2])) is None
+
+
+def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
+    records = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    found = scoreboard(records)
+    assert climb(found) is None
+    assert summary([found]) is None
+    assert batch_sizes(found) is not None

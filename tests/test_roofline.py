@@ -7,6 +7,7 @@ import subprocess
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from samples import MACHINE, measurement, record
@@ -15,16 +16,17 @@ from bench.environment import describe
 from bench.ladder import load
 from bench.machine import Ceiling, Matmul
 from bench.record import Record, ToggleValues, append, read
-from bench.report.load import load_boards
-from bench.report.roofline import (
+from bench.report.bound import (
     Bound,
     bound,
     causal_attention_flops,
-    ladder_lines,
-    measured_ms,
+    most_tokens_per_second,
+    of_row,
     product_flops,
     share,
 )
+from bench.report.load import load_boards
+from bench.report.roofline import ladder_lines, measured_ms
 from bench.report.scoreboard import scoreboard
 from bench.shapes import linear_layers
 from gpt2.device import Cpu
@@ -128,6 +130,52 @@ def test_ranks_on_a_cpu_share_it() -> None:
     one, two = bound(GPT2, Toggles(), cpu), bound(GPT2, Toggles(world_size=2), cpu)
     assert one.total_ms is not None
     assert two.total_ms == pytest.approx(2 * one.total_ms)
+
+
+def test_ranks_on_several_nodes_share_their_own_node_s_cpu() -> None:
+    cpu = ceiling(matmul("square", 1e12), threads=2)
+    assert bound(GPT2, Toggles(world_size=4), cpu, nodes=2) == bound(GPT2, Toggles(world_size=2), cpu)
+
+
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "fsdp2"])
+def test_ranks_that_share_out_the_optimiser_move_a_part_of_its_bytes_each(sharding: Any) -> None:
+    alone, shared = (bound(GPT2, Toggles(world_size=4, sharding=s), FLAT) for s in ("none", sharding))
+    assert alone.optimizer_ms is not None
+    assert shared.optimizer_ms == pytest.approx(alone.optimizer_ms / 4)
+    assert shared.products_ms == alone.products_ms
+
+
+def of_a_run(*ceilings: Ceiling, **changes: Any):
+    toggles = Toggles(device="cuda")
+    measured = [
+        record("ceiling", -1, n, kind="control", measurement=None, ceiling=each, toggles=toggles)
+        for n, each in enumerate(ceilings, start=1)
+    ]
+    return scoreboard([record(toggles=replace(toggles, **changes), measurement=measurement(100.0)), *measured])
+
+
+def test_a_run_s_rung_is_held_to_the_most_that_its_processes_measured() -> None:
+    board = of_a_run(FLAT, ceiling(matmul("square", 2e12)), ceiling(matmul("square", 0.5e12)))
+    least = of_row(board, board.rows[0])
+    assert least == bound(GPT2, Toggles(device="cuda"), ceiling(matmul("square", 2e12)))
+
+
+def test_the_most_tokens_per_second_are_a_step_s_tokens_over_the_bound() -> None:
+    least = Bound(number_format="f", products_ms=4.0, attention_ms=4.0, optimizer_ms=8.0)
+    assert most_tokens_per_second(least, 32) == 2000.0
+    assert most_tokens_per_second(Bound(number_format="f", absent="no"), 32) is None
+
+
+def test_a_run_without_a_ceiling_has_no_bound() -> None:
+    board = of_a_run()
+    assert of_row(board, board.rows[0]) is None
+
+
+def test_a_rung_whose_format_was_not_measured_has_no_bound_but_the_reason() -> None:
+    board = of_a_run(FLAT, autocast="bfloat16")
+    least = of_row(board, board.rows[0])
+    assert least is not None
+    assert least.absent == "no ceiling for bfloat16: not measured"
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from bench.machine import Ceiling as Measured
 from bench.machine import Matmul
 from bench.record import Measurement, Record
 from bench.report.rungs import toggles_of
@@ -23,6 +24,8 @@ class Ceiling:
     """The one that was fastest in the first process."""
     elsewhere: str | None
     """The run that measured it, where it was not this one."""
+    measured: tuple[Measured, ...]
+    """All that each process measured: other products and formats, and the speed of memory."""
 
 
 def find_ceilings(records: Sequence[Record]) -> dict[str, Ceiling]:
@@ -34,13 +37,15 @@ def find_ceilings(records: Sequence[Record]) -> dict[str, Ceiling]:
     result = {}
     for device, found in by_device.items():
         own = [record for record in found if record.ladder == records[0].ladder]
-        best = [record.ceiling.best for record in own or found[-1:] if record.ceiling]
+        measured = tuple(record.ceiling for record in own or found[-1:] if record.ceiling)
+        best = [each.best for each in measured]
         rates = [each.flops_per_second for each in best]
         result[device] = Ceiling(
             flops_per_second=geometric_mean(rates).value,
             rates=tuple(rates),
             product=best[0],
             elsewhere=None if own else found[-1].run_id,
+            measured=measured,
         )
     return result
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -16,8 +15,8 @@ from markupsafe import Markup
 from bench.published import Published
 from bench.report import across, chained
 from bench.report.chain import Chain
-from bench.report.plots import pictures
-from bench.report.plots.style import THEMES
+from bench.report.plots import of_all, pictures
+from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
 from bench.report.rungs import tps_by_round
 from bench.report.scoreboard import Row, Scoreboard
@@ -52,9 +51,13 @@ def page(
     chain: Chain | None = None,
 ) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
+    inliner = Inliner()
     together = [*([chained.sheet(chain)] if chain else []), *across.sheets(boards, figures)]
-    sections = [Section(title="Side by side", tables=[_dense(sheet) for sheet in together])] if together else []
-    sections += [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
+    drawn = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
+    sections = []
+    if together or drawn:
+        sections.append(Section(title="Side by side", tables=[_dense(sheet) for sheet in together], pictures=drawn))
+    sections += [_section(board, inliner, figures, price_per_hour) for board in boards]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
     data = json.dumps(rungs, ensure_ascii=False).replace("<", "\\u003c")  # no text may end the script
@@ -64,22 +67,27 @@ def page(
         (HERE / "page.html").read_text(encoding="utf-8")
     )
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    shown = {"boards": sections, "runs": len(boards), "rungs": rungs}
+    shown = {"boards": sections, "runs": len(boards), "rungs": rungs, "rules": Markup(inliner.rules)}
     return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
 
 
-def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
-    drawn = [
-        Picture(label=f"{what.replace('-', ' ')} of {board.ladder}", svg=Markup(_inlined(svg, f"p{place}-{n}-")))
-        for n, (what, svg) in enumerate(pictures(board).items())
-    ]
+def _section(
+    board: Scoreboard, inliner: Inliner, figures: Sequence[Published], price_per_hour: float | None
+) -> Section:
     return Section(
         title=f"{board.ladder} on {board.environment.machine}",
         tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
-        pictures=drawn,
+        pictures=_pictures(pictures(board), board.ladder, inliner),
         environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
         samples=_samples(board),
     )
+
+
+def _pictures(drawn: Mapping[str, str], of: str, inliner: Inliner) -> list[Picture]:
+    return [
+        Picture(label=f"{what.replace('-', ' ')} of {of}", svg=Markup(inliner.inlined(svg)))
+        for what, svg in drawn.items()
+    ]
 
 
 def _dense(sheet: Sheet) -> Sheet:
@@ -137,16 +145,3 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "tps": {f"{repetition} {session}": tps for (repetition, session), tps in tps_by_round(records).items()},
         "facts": {name: value if value is None else plain(str(value)) for name, value in facts.items()},
     }
-
-
-REFERENCES = re.compile(r'(\bid="|xlink:href="#|url\(#)')
-
-
-def _inlined(svg: str, prefix: str) -> str:
-    """A picture as part of a page: in the page's own colours, its names in nobody else's way."""
-    light = THEMES["light"]
-    text = re.sub(r"<metadata>.*?</metadata>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r"(\d\.\d\d)\d+", r"\1", re.sub(r"\n\s*", "\n", text))  # a hundredth of a point is enough
-    for part in ("paper", "ink", "faint"):
-        text = re.sub(re.escape(light[part]), f"var(--{part})", text, flags=re.IGNORECASE)
-    return REFERENCES.sub(lambda found: found[1] + prefix, text)

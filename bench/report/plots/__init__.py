@@ -8,9 +8,19 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
-from bench.report.plots.curves import loss_by_step, loss_by_time
+from bench.report.plots.boards import hardware, summary
+from bench.report.plots.curves import (
+    devices_by_step,
+    devices_by_time,
+    loss_by_step,
+    loss_by_time,
+    machines_by_step,
+    machines_by_time,
+)
 from bench.report.plots.machine import block_times
-from bench.report.plots.rungs import attribution, climb, hardware, panels
+from bench.report.plots.memory import memory_by_batch
+from bench.report.plots.roofline import roofline
+from bench.report.plots.rungs import attribution, climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import THEMES, save, svg, theme
 from bench.report.scoreboard import Scoreboard
@@ -19,21 +29,39 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "climb": climb,
     "rungs": panels,
     "attribution": attribution,
+    "roofline": roofline,
     "batch": batch_sizes,
+    "memory-by-batch": memory_by_batch,
     "world-size": world_sizes,
     "loss-by-step": loss_by_step,
     "loss-by-time": loss_by_time,
+    "loss-by-step-devices": devices_by_step,
+    "loss-by-time-devices": devices_by_time,
     "block-times": block_times,
 }
 """None where a run has nothing to show of it."""
+NOT_ON_PAGE = ("rungs", "loss-by-step-devices", "loss-by-time-devices")
+"""The page has these figures in its table, and these curves among those of all rungs."""
 
-OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {"hardware": hardware}
+OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
+    "summary": summary,
+    "hardware": hardware,
+    "loss-by-step-machines": machines_by_step,
+    "loss-by-time-machines": machines_by_time,
+}
 
 
 def pictures(board: Scoreboard) -> dict[str, str]:
-    """All that a run has something to show of, as SVG on light paper."""
+    """What the page shows of a run, as SVG on light paper."""
+    drawn = {what: picture for what, picture in OF_A_RUN.items() if what not in NOT_ON_PAGE}
     with theme("light"):
-        return {what: svg(figure) for what, picture in OF_A_RUN.items() if (figure := picture(board))}
+        return {what: svg(figure) for what, picture in drawn.items() if (figure := picture(board))}
+
+
+def of_all(boards: Sequence[Scoreboard]) -> dict[str, str]:
+    """What several runs have to show together, likewise."""
+    with theme("light"):
+        return {what: svg(figure) for what, picture in OF_ALL.items() if (figure := picture(boards))}
 
 
 def _stems(boards: Sequence[Scoreboard]) -> list[str]:
@@ -57,7 +85,7 @@ def draw(boards: Sequence[Scoreboard], out: Path) -> list[Path]:
                 for what, picture in OF_A_RUN.items():
                     if figure := picture(board):
                         files += save(figure, folder / f"{stem}-{what}{suffix}")
-            for what, of_all in OF_ALL.items():
-                if figure := of_all(boards):
+            for what, picture_of_all in OF_ALL.items():
+                if figure := picture_of_all(boards):
                     files += save(figure, folder / f"{what}{suffix}")
     return files

@@ -41,6 +41,6 @@ def block_times(board: Scoreboard) -> Figure | None:
     axes.axhline(1, color=axes.xaxis.label.get_color(), lw=0.8)
     axes.set_xlabel("minutes since the run began")
     axes.set_ylabel("block's duration over its rung's median")
-    axes.legend(fontsize=8, ncols=2, loc="upper left", bbox_to_anchor=(0, -0.16))
+    figure.legend(loc="outside lower left", fontsize=8, ncols=2)
     axes.set_title(f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}", fontsize=10)
     return figure

@@ -1,16 +1,28 @@
-"""The rungs of a ladder: the climb, each figure on its own, what each change buys, and machines side by side."""
+"""The rungs of a ladder: the climb, each figure on its own, and what each change buys."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bench.report.attribution import Gain
 from bench.report.attribution import attribution as attributed
 from bench.report.caption import derived_peak, status_of
-from bench.report.plots.style import COLOURS, FASTER, NEITHER, SLOWER, bars, names, shortened, tip
+from bench.report.plots.style import (
+    COLOURS,
+    FASTER,
+    NEITHER,
+    SLOWER,
+    Interval,
+    bars,
+    beside,
+    instead,
+    names,
+    plain_log,
+    shortened,
+    tip,
+    with_room,
+)
 from bench.report.scoreboard import Row, Scoreboard
 from bench.report.text import GIB, number, with_interval
 from bench.stats import LEAST_ROUNDS, Estimate
@@ -29,36 +41,40 @@ def about(board: Scoreboard, intervals: bool = True) -> str:
     return f"{model} on {shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
 
 
+def is_sweep(board: Scoreboard) -> bool:
+    """Whether its rows are candidates, none of which keeps what the one above it switches on."""
+    return any(record.kind == "sweep" for record in board.records)
+
+
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, and the factor that each one adds."""
+    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not climb."""
     rows = [row for row in board.rows if row.tps]
-    if len(rows) < 2:
+    if len(rows) < 2 or is_sweep(board):
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + PER_RUNG * len(board.rows)))
     axes = figure.add_subplot()
     at = names(axes, [row.rung for row in board.rows])
-    speeds = [row.tps.value for row in rows if row.tps]
-    axes.set_xscale("log")
-    axes.set_xlim(min(speeds) / 1.25, max(speeds) * 1.9)
+    speeds = [row.tps for row in rows if row.tps]
+    with_room(axes, min(tps.value for tps in speeds), max(tps.high or tps.value for tps in speeds), 0.38)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
         if row.tps is None:
-            axes.annotate(status_of(row), (0.01, y), xycoords=("axes fraction", "data"), va="center", color=NEITHER)
+            instead(axes, y, status_of(row))
             continue
         now = row.tps.value
         start = before if before is not None else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, color=_colour(row, before), lw=0)
         tip(bar, f"{row.rung}: {with_interval(number(now), row.tps)} tokens/s; {', '.join(row.changed)}")
         bars(axes, [y], [(now, row.tps.low, row.tps.high)])
-        factor = f"  {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
-        end = max(now, start, row.tps.high or 0.0)
-        axes.annotate(f" {number(now)}{factor}", (end, y), va="center", fontsize=8)
+        factor = f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
+        beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{factor}")
         before = now
-    _plain_log(axes.xaxis)
+    plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
     first, last = rows[0], rows[-1]
-    times = f": {last.speedup.value:.1f}x from {first.rung} to {last.rung}" if last.speedup else ""
-    axes.set_title(f"{board.ladder}{shortened(times, 80)}\n{about(board)}", fontsize=10)
+    ends = f"{shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
+    times = f": {last.speedup.value:.1f}x from {ends}" if last.speedup else ""
+    axes.set_title(f"{board.ladder}{times}\n{about(board)}", fontsize=10)
     return figure
 
 
@@ -68,59 +84,51 @@ def _colour(row: Row, before: float | None) -> str:
     return {"faster": FASTER, "slower": SLOWER}.get(row.verdict or "", NEITHER)
 
 
-def _plain_log(axis) -> None:
-    """Numbers as people write them, few enough to be read."""
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0), numticks=20))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    axis.set_minor_formatter(NullFormatter())
-
-
 def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, MFU and peak memory of each rung."""
     if not any(row.tps for row in board.rows):
         return None
-    figure = Figure(figsize=(2 * WIDTH, 1.4 + PER_RUNG * len(board.rows)))
+    figure = Figure(figsize=(1.6 * WIDTH, 1.4 + PER_RUNG * len(board.rows)))
     every = figure.subplots(1, 4, sharey=True)
     at = names(every[0], [row.rung for row in board.rows])
     derived = ", derived peak" if derived_peak(board) else ""
-    columns: list[tuple[str, list[tuple[float, float | None, float | None] | None]]] = [
-        ("tokens per second", [_bounds(row.tps) for row in board.rows]),
-        (f"speed-up over {shortened(board.rows[0].rung)}", [_bounds(row.speedup) for row in board.rows]),
-        (f"MFU, % of bf16 peak{derived}", [_percent(row.mfu) for row in board.rows]),
-        ("peak memory, GiB", [_gib(row) for row in board.rows]),
+    columns: list[tuple[str, list[Interval | None]]] = [
+        ("tokens per second", [bounds(row.tps) for row in board.rows]),
+        ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
+        (f"MFU, % of bf16 peak{derived}", [of_hundred(row.mfu) for row in board.rows]),
+        ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
     for axes, (label, values), colour in zip(every, columns, COLOURS, strict=False):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
         for y, value, row in zip(at, values, board.rows, strict=True):
             if value is None:
-                axes.annotate(
-                    status_of(row) if row.status != "ok" else "absent",
-                    (0.02, y),
-                    va="center",
-                    xycoords=("axes fraction", "data"),
-                    color=NEITHER,
-                )
+                instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
             bar = axes.barh(y, value[0], height=0.62, color=colour, lw=0)
             tip(bar, f"{row.rung}: {number(value[0])}, {label}")
             bars(axes, [y], [value])
-            axes.annotate(f" {number(value[0])}", (max(value[0], value[2] or 0.0), y), va="center", fontsize=8)
+            beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
+        axes.xaxis.set_major_locator(MaxNLocator(4) if any(values) else NullLocator())
+        axes.xaxis.set_major_formatter("{x:,g}")
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
 
-def _bounds(estimate: Estimate | None) -> tuple[float, float | None, float | None] | None:
+def bounds(estimate: Estimate | None) -> Interval | None:
+    """An estimate as pictures take it."""
     return (estimate.value, estimate.low, estimate.high) if estimate else None
 
 
-def _percent(share: float | None) -> tuple[float, None, None] | None:
+def of_hundred(share: float | None) -> Interval | None:
+    """A share in percent, of which no interval is known."""
     return (100 * share, None, None) if share is not None else None
 
 
-def _gib(row: Row) -> tuple[float, None, None] | None:
+def peak_gib(row: Row) -> Interval | None:
+    """The most of all rounds."""
     return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
 
 
@@ -146,35 +154,9 @@ def attribution(board: Scoreboard) -> Figure | None:
         axes.plot([r.value for _, r in drawn], [y for y, _ in drawn], marker, color=COLOURS[place], label=label, ms=6)
         bars(axes, [y for y, _ in drawn], [(r.value, r.low, r.high) for _, r in drawn])
     axes.set_xscale("log")
-    _plain_log(axes.xaxis)
+    plain_log(axes.xaxis)
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=(0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0), numticks=20))
     axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.9 / figure.get_figheight()), ncols=3)
+    figure.legend(loc="outside lower center", ncols=3)
     axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)
-    return figure
-
-
-def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The fastest sound rung of each run, where there are several."""
-    found: list[tuple[Estimate, str, str]] = []
-    for board in boards:
-        if (best := board.fastest) and best.tps and board.records[0].workload["model"] == "gpt2":
-            name = f"{board.environment.machine}, {board.ladder}"
-            text = f" {number(best.tps.value)}: {shortened(best.rung)}, torch {board.environment.torch}"
-            found.append((best.tps, name, text))
-    if len(found) < 2:
-        return None
-    found.sort(key=lambda each: each[0].value)
-    figure = Figure(figsize=(WIDTH, 1.4 + PER_RUNG * len(found)))
-    axes = figure.add_subplot()
-    axes.set_xscale("log")
-    left = found[0][0].value / 2
-    axes.set_xlim(left, found[-1][0].value * 4)
-    for y, (tps, _, text) in zip(names(axes, [name for _, name, _ in found], 44), found, strict=True):
-        axes.barh(y, tps.value - left, left=left, height=0.62, color=COLOURS[0], lw=0)
-        bars(axes, [y], [(tps.value, tps.low, tps.high)])
-        axes.annotate(text, (tps.high or tps.value, y), va="center", fontsize=8)
-    _plain_log(axes.xaxis)
-    axes.set_xlabel("tokens per second of the fastest rung (log scale)")
-    axes.set_title("gpt2: the fastest rung of each run", fontsize=10)
     return figure

@@ -1,89 +1,129 @@
-"""Rungs that differ in their batch only, or in their number of devices only."""
+"""Rungs that differ in their batch only, or in their number of devices only: a line of each kind."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, ScalarFormatter
+from matplotlib.ticker import NullLocator, ScalarFormatter
 
-from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import COLOURS, NEITHER
+from bench.report.plots.alike import Group, by_batch, by_devices
+from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, Interval, bars, tip
 from bench.report.scoreboard import Row, Scoreboard
-from bench.report.text import GIB, number
-from gpt2.toggles import Toggles
+from bench.report.text import number
+
+Value = Callable[[Row], Interval | None]
+LABELLED = 1
+"""Lines whose points bear figures; those of more would cover each other."""
 
 
 def batch_sizes(board: Scoreboard) -> Figure | None:
     """Tokens per second, MFU and memory by sequences per device; what ran out of memory is marked."""
-    rows = _longest(board, lambda t: replace(t, micro_batch_size=1, grad_accum_steps=1))
-    sizes = [row.toggles.micro_batch_size for row in rows]
-    if len(set(sizes)) < 2:
+    groups = by_batch(board)
+    sizes = sorted({row.toggles.micro_batch_size for group in groups for row in group.rows})
+    if not any(row.tps for group in groups for row in group.rows):
         return None
-    figure = Figure(figsize=(2 * WIDTH, 4))
-    every = figure.subplots(1, 3)
-    for axes, label, colour, value in (
-        (every[0], "tokens per second", COLOURS[0], lambda row: row.tps and row.tps.value),
-        (every[1], "MFU, % of bf16 peak", COLOURS[2], lambda row: row.mfu and 100 * row.mfu),
-        (every[2], "peak memory, GiB", COLOURS[3], lambda row: row.peak_memory_bytes and row.peak_memory_bytes / GIB),
-    ):
-        _line(axes, rows, sizes, value, colour)
+    columns: list[tuple[str, Value]] = [
+        ("tokens per second", lambda row: bounds(row.tps)),
+        ("MFU, % of bf16 peak", lambda row: of_hundred(row.mfu)),
+        ("peak memory, GiB", peak_gib),
+    ]
+    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    labelled = len(groups) <= LABELLED
+    figure = Figure(figsize=(1.6 * WIDTH * len(columns) / 3, 3.8 + 0.2 * len(groups)))
+    for axes, (label, value) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
+        for place, group in enumerate(groups):
+            _line(axes, group, lambda row: row.toggles.micro_batch_size, value, place, labelled=labelled)
+            for row in group.rows:
+                if row.status == "out_of_memory":
+                    _out_of_memory(axes, row.toggles.micro_batch_size, place)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sorted(set(sizes)))
+        axes.set_xticks(sizes)
+        axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel("sequences per device (log scale)")
         axes.set_ylabel(label)
-        axes.set_ylim(bottom=0)
-        for row in rows:
-            if row.status == "out_of_memory":
-                axes.axvline(row.toggles.micro_batch_size, color=NEITHER, ls=":")
-                axes.annotate("OOM", (row.toggles.micro_batch_size, 0.5), xycoords=("data", "axes fraction"))
-    figure.suptitle(f"{board.ladder}: batch size. {about(board, intervals=False)}", x=0.01, ha="left", fontsize=10)
+        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.margins(0.12)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+    _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
     return figure
 
 
 def world_sizes(board: Scoreboard) -> Figure | None:
     """Tokens per second and efficiency by devices, with what perfect scaling would be."""
-    rows = _longest(board, lambda t: replace(t, world_size=1, grad_accum_steps=1, sharding="none"))
-    rows = [row for row in rows if row.tps]
-    sizes = [row.toggles.world_size for row in rows]
-    if len(set(sizes)) < 2:
+    groups = [group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1]
+    if not groups:
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 4))
+    figure = Figure(figsize=(1.6 * WIDTH, 4 + 0.2 * len(groups)))
     speed, share = figure.subplots(1, 2)
-    first = min(rows, key=lambda row: row.toggles.world_size)
-    assert first.tps is not None
-    linear = [first.tps.value / first.toggles.world_size * size for size in sizes]
-    speed.plot(sizes, linear, "--", color=NEITHER, label="linear")
-    _line(speed, rows, sizes, lambda row: row.tps and row.tps.value, COLOURS[0])
+    labelled = len(groups) <= LABELLED
+    for place, group in enumerate(groups):
+        rows = [row for row in group.rows if row.tps]
+        assert rows[0].tps is not None
+        one = rows[0].tps.value / rows[0].toggles.world_size
+        linear = [(row.toggles.world_size, one * row.toggles.world_size) for row in rows]
+        speed.plot(*zip(*linear, strict=True), "--", color=NEITHER, label=None if place else "linear", lw=1)
+        _line(speed, group, lambda row: row.toggles.world_size, lambda row: bounds(row.tps), place, labelled=labelled)
+        _line(share, group, lambda row: row.toggles.world_size, _efficiency, place, labelled=labelled)
+    share.axhline(100, color=NEITHER, ls="--", lw=1)
     speed.legend()
     speed.set_ylabel("tokens per second, all devices")
-    speed.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-    _line(share, rows, sizes, lambda row: row.efficiency and 100 * row.efficiency.value, COLOURS[2])
-    share.axhline(100, color=NEITHER, ls="--")
-    share.set_ylabel(f"efficiency over {first.rung}, %")
+    speed.yaxis.set_major_formatter("{x:,g}")
+    over = sorted({row.efficiency_over for group in groups for row in group.rows if row.efficiency_over})
+    share.set_ylabel(f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %")
     for axes in (speed, share):
         axes.set_xlabel("devices")
-        axes.set_xticks(sorted(set(sizes)))
-        axes.set_ylim(bottom=0)
-    figure.suptitle(
-        f"{board.ladder}: several devices. {about(board, intervals=False)}", x=0.01, ha="left", fontsize=10
-    )
+        axes.set_xticks(sorted({row.toggles.world_size for group in groups for row in group.rows if row.tps}))
+        axes.margins(0.12)
+        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+    share.set_xlim(speed.get_xlim())
+    _finish(figure, groups, f"{board.ladder}: several devices. {about(board)}")
     return figure
 
 
-def _longest(board: Scoreboard, alike: Callable[[Toggles], Toggles]) -> list[Row]:
-    """Of the rungs that are alike but for one thing, most."""
-    groups: dict[Toggles, list[Row]] = {}
-    for row in board.rows:
-        groups.setdefault(alike(row.toggles), []).append(row)
-    return max(groups.values(), key=len)
+def _efficiency(row: Row) -> Interval | None:
+    return bounds(row.efficiency.over(0.01)) if row.efficiency else None
 
 
-def _line(axes: Axes, rows: list[Row], sizes: list[int], value: Callable[[Row], float | None], colour: str) -> None:
-    points = [(size, found, row) for size, row in zip(sizes, rows, strict=True) if (found := value(row)) is not None]
-    axes.plot([size for size, _, _ in points], [found for _, found, _ in points], "o-", color=colour)
-    for size, found, _ in points:
-        axes.annotate(number(found), (size, found), textcoords="offset points", xytext=(4, 6), fontsize=8)
+def _line(
+    axes: Axes,
+    group: Group,
+    size: Callable[[Row], int],
+    value: Value,
+    place: int,
+    *,
+    labelled: bool,
+) -> None:
+    points = [(size(row), found, row) for row in group.rows if (found := value(row)) is not None]
+    sizes, colour = [at for at, _, _ in points], COLOURS[place]
+    bars(axes, sizes, [found for _, found, _ in points], upright=True, colour=colour)
+    axes.plot(sizes, [found[0] for _, found, _ in points], "-", color=colour, lw=1.5, label="_line")
+    for at, found, row in points:
+        mark = axes.plot(at, found[0], MARKERS[place], color=colour, ms=6)
+        tip(mark, f"{row.rung}: {number(found[0])}")
+        if labelled:
+            axes.annotate(number(found[0]), (at, found[2] or found[0]), xytext=(4, 4), **SMALL)
+
+
+SMALL = {"textcoords": "offset points", "fontsize": 8}
+
+
+def _out_of_memory(axes: Axes, size: int, place: int) -> None:
+    """Above one another near the axis: each line's own."""
+    at = 0.04 + 0.07 * place
+    axes.plot(size, at, "X", ms=7, color=COLOURS[place], transform=axes.get_xaxis_transform(), clip_on=False)
+    axes.annotate("OOM", (size, at), xycoords=("data", "axes fraction"), ha="right", xytext=(-7, -3), **SMALL)
+
+
+def _finish(figure: Figure, groups: Sequence[Group], title: str) -> None:
+    if len(groups) > 1:
+        axes = figure.axes[0]
+        for place, group in enumerate(groups):
+            axes.plot([], [], "-", marker=MARKERS[place], color=COLOURS[place], label=group.label)
+        marks, labels = axes.get_legend_handles_labels()
+        named = [(mark, label) for mark, label in zip(marks, labels, strict=True) if label != "linear"]
+        figure.legend(*zip(*named, strict=True), loc="outside lower center", ncols=2)
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)

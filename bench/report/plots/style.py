@@ -12,8 +12,12 @@ from typing import Any
 from matplotlib import rc_context
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+from bench.report.text import number
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, without yellow and black, which vanish on one of the papers."""
@@ -83,13 +87,51 @@ def svg(figure: Figure) -> str:
     return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
 
 
-def bars(axes: Axes, at: Sequence[float], values: Sequence[tuple[float, float | None, float | None]]) -> None:
-    """Intervals as horizontal lines; values: each with the ends of its interval, where there is one."""
-    for y, (value, low, high) in zip(at, values, strict=True):
-        if low is not None and high is not None:
-            axes.errorbar(
-                value, y, xerr=[[value - low], [high - value]], color=axes.xaxis.label.get_color(), capsize=3, lw=1.2
-            )
+Interval = tuple[float, float | None, float | None]
+"""A value and the ends of its interval, where there is one."""
+
+
+def bars(
+    axes: Axes, at: Sequence[float], values: Sequence[Interval], *, upright: bool = False, colour: str | None = None
+) -> None:
+    """Intervals as lines: horizontal ones, or upright ones."""
+    for place, (value, low, high) in zip(at, values, strict=True):
+        if low is None or high is None:
+            continue
+        reach = [[value - low], [high - value]]
+        if upright:
+            axes.errorbar(place, value, yerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+        else:
+            axes.errorbar(value, place, xerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+
+
+def beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Words right of a mark, clear of an interval's cap."""
+    axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
+
+
+def instead(axes: Axes, y: float, text: str) -> None:
+    """Words where a mark would be, of a rung that has none."""
+    axes.annotate(text, (0.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=NEITHER)
+
+
+def plain_log(axis: Axis) -> None:
+    """Numbers as people write them, few enough to be read; of an axis whose ends are set."""
+    low, high = axis.get_view_interval()
+    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high < FAR * low else (1.0,), numticks=20))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+FAR = 200
+"""Ends of a log axis that are further apart than this factor leave room for powers of ten only."""
+
+
+def with_room(axes: Axes, low: float, high: float, share: float) -> None:
+    """A log axis from left of `low` to right of `high`, a share of its width kept for the words beside the last."""
+    low = low / 1.2
+    axes.set_xscale("log")
+    axes.set_xlim(low, high * (1.2 * high / low) ** (share / (1 - share)))
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -100,7 +142,7 @@ def look(place: int) -> dict[str, Any]:
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
-def names(axes: Axes, rungs: Sequence[str], most: int = 28) -> list[float]:
+def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
     """Rungs from top to bottom; gives their places."""
     at = [float(n) for n in range(len(rungs))]
     axes.set_yticks(at, [shortened(rung, most) for rung in rungs])
@@ -110,6 +152,8 @@ def names(axes: Axes, rungs: Sequence[str], most: int = 28) -> list[float]:
 
 
 def shortened(name: str, most: int = 28) -> str:
-    """For an axis; a dollar sign would begin a formula."""
-    name = name if len(name) <= most else name[: most - 1] + "…"
+    """For an axis, with both ends, by which names differ; a dollar sign would begin a formula."""
+    if len(name) > most:
+        head = most // 2
+        name = f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
     return name.replace("$", r"\$")

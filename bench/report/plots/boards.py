@@ -1,0 +1,212 @@
+"""Several runs in one picture: each machine's climb, and machines side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from bench.report.caption import derived_peak, status_of
+from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
+from bench.report.plots.style import (
+    COLOURS,
+    MARKERS,
+    NEITHER,
+    bars,
+    beside,
+    names,
+    plain_log,
+    shortened,
+    tip,
+    with_room,
+)
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.text import number, percent
+from bench.stats import LEAST_ROUNDS
+
+MOST = 6
+"""Runs in the summary; those that end fastest are kept."""
+FAR = 8
+"""Peak memories that are further apart than this factor stand on a log scale."""
+NAMED = 16
+"""Rungs of all runs together that leave room for their names."""
+WRONG = ("parity_failed", "ranks_differ")
+
+
+def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
+    """The runs that most have in common: model and sequence length; others' tokens per second do not compare."""
+    found: dict[tuple[str, int], list[Scoreboard]] = {}
+    for board in boards:
+        workload = board.records[0].workload
+        if any(row.tps for row in board.rows):
+            found.setdefault((workload["model"], workload["seq_len"]), []).append(board)
+    return max(found.values(), key=len, default=[])
+
+
+def summary(boards: Sequence[Scoreboard]) -> Figure | None:
+    """Tokens per second rung by rung, a line for each run of a ladder, and what memory each rung took."""
+    every = of_one_task([board for board in boards if not is_sweep(board)])
+    runs = sorted(every, key=_most, reverse=True)[:MOST]
+    if not runs or max(len(_climb(board)) for board in runs) < 2:
+        return None
+    rungs = merged([[row.rung for row in board.rows] for board in runs])
+    named = len(rungs) <= NAMED
+    if not named:
+        rungs = [str(n) for n in range(1, 1 + max(len(board.rows) for board in runs))]
+    figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * len(rungs)), 6.4 + 0.34 * len(runs)))
+    speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=[5, 2])
+    for place, board in enumerate(runs):
+        places = [rungs.index(row.rung) if named else n for n, row in enumerate(board.rows)]
+        _climbing(speed, board, places, place, factors=len(runs) == 1)
+        known = [(at, gib[0]) for at, row in zip(places, board.rows, strict=True) if (gib := peak_gib(row))]
+        at, gibs = [at for at, _ in known], [gib for _, gib in known]
+        memory.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
+    speed.set_yscale("log")
+    plain_log(speed.yaxis)
+    speed.margins(y=0.12)
+    speed.set_ylabel("tokens per second (log scale)")
+    shown = [gib[0] for board in runs for row in board.rows if (gib := peak_gib(row))]
+    if shown and max(shown) > FAR * min(shown):
+        memory.set_yscale("log")
+        plain_log(memory.yaxis)
+    else:
+        memory.set_ylim(0, 1.15 * max(shown, default=1.0))
+        memory.yaxis.set_major_locator(MaxNLocator(4))
+    methods = {row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None}
+    memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
+    turned = {"rotation": 35, "ha": "right"} if named else {}
+    memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
+    memory.set_xlabel("" if named else "rung of its own ladder, in order")
+    memory.xaxis.set_minor_locator(NullLocator())
+    memory.set_xlim(-0.6, len(rungs) - 0.4)
+    figure.legend(loc="outside lower left", fontsize=8)
+    more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
+    hollow = any(row.status != "ok" for board in runs for row in _climb(board))
+    more += "; hollow: something is held against it" if hollow else ""
+    figure.suptitle(
+        f"{_task(runs)}: from the first rung to the last{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
+    )
+    return figure
+
+
+def _climb(board: Scoreboard) -> list[Row]:
+    return [row for row in board.rows if row.tps]
+
+
+def _best(board: Scoreboard) -> Row:
+    """The fastest rung of those that nothing is held against, or of all where there is none."""
+    return board.fastest or max(_climb(board), key=lambda row: row.tps.value if row.tps else 0.0)
+
+
+def _most(board: Scoreboard) -> float:
+    tps = _best(board).tps
+    return tps.value if tps else 0.0
+
+
+def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
+    """All rungs' names once, as far as they agree in each ladder's order: a new one follows what it follows there."""
+    order: list[str] = []
+    for ladder in sorted(ladders, key=len, reverse=True):
+        at = 0
+        for rung in ladder:
+            if rung not in order:
+                order.insert(at, rung)
+            at = order.index(rung) + 1
+    return order
+
+
+SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
+
+
+def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, *, factors: bool) -> None:
+    """One run's line; a rung that something is held against is hollow, and one without a speed is a cross.
+
+    places: of its rows from left to right.
+    """
+    colour, rows = COLOURS[place], _climb(board)
+    points = [(at, row.tps.value) for at, row in zip(places, board.rows, strict=True) if row.tps]
+    axes.plot(*zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps")
+    bars(
+        axes, [x for x, _ in points], [each for row in rows if (each := bounds(row.tps))], upright=True, colour=colour
+    )
+    for (x, y), row in zip(points, rows, strict=True):
+        fill = colour if row.status == "ok" else "none"
+        marks = axes.plot(x, y, MARKERS[place], ms=6, color=colour, mfc=fill)
+        tip(marks, f"{row.rung} on {board.environment.machine}: {number(y)} tokens/s, {status_of(row)}")
+        if factors:
+            times = f"\n{row.gain.value:.2f}x" if row.gain else ""
+            top = (row.tps.high if row.tps else None) or y
+            axes.annotate(f"{number(y)}{times}", (x, top), xytext=(0, 5), **SMALL)
+    for x, row in zip(places, board.rows, strict=True):
+        if row.tps is None:
+            at = (x, ([y for before, y in points if before < x] or [points[0][1]])[-1])
+            axes.plot(*at, "x", ms=6, color=colour)
+            axes.annotate(status_of(row), at, xytext=(0, 6), color=colour, **SMALL)
+    axes.plot([], [], MARKERS[place], ls="-", color=colour, label=_said(board))
+
+
+def _said(board: Scoreboard) -> str:
+    """In words: how far a run came, and whether its losses held."""
+    rows = _climb(board)
+    first, best = rows[0], _best(board)
+    assert first.tps is not None
+    assert best.tps is not None
+    words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
+    words += [f"{best.speedup.value:.1f}x with {shortened(best.rung)}"] if best.speedup else []
+    if best.ceiling_share is not None:
+        words.append(f"{percent(best.ceiling_share)} of the measured ceiling")
+    if best.mfu is not None:
+        words.append(f"MFU {percent(best.mfu)}{' of a derived peak' if derived_peak(board) else ''}")
+    wrong = [row.rung for row in rows if row.status in WRONG]
+    words.append(f"loss differs: {shortened(', '.join(wrong))}" if wrong else "no loss differs")
+    return f"{name_of(board)}, torch {board.environment.torch}\n{', '.join(words)}"
+
+
+def name_of(board: Scoreboard) -> str:
+    """Its machine and its ladder."""
+    return f"{shortened(board.environment.machine, 40)}, {shortened(board.ladder)}"
+
+
+def _task(boards: Sequence[Scoreboard]) -> str:
+    workload = boards[0].records[0].workload
+    return f"{workload['model']}, T = {workload['seq_len']}"
+
+
+def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
+    """Of how many rounds, and whether there are intervals."""
+    counts = sorted({board.rounds for board in boards})
+    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else f"{counts[0]} round{'s' * (counts[0] > 1)}"
+    return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
+
+
+def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
+    """The first and the fastest sound rung of each run, as times the slowest of the first ones."""
+    runs = [board for board in of_one_task(boards) if board.fastest]
+    found = sorted(((board, _climb(board)[0], _best(board)) for board in runs), key=lambda each: -_most(each[0]))
+    if len(found) < 2:
+        return None
+    slowest = min(first.tps.value for _, first, _ in found if first.tps)
+    figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
+    axes = figure.add_subplot()
+    at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board, _, _ in found], 90)
+    reach = [1.0]
+    for y, (board, *rows) in zip(at, found, strict=True):
+        for place, row in enumerate(rows):
+            assert row.tps is not None
+            times, where = row.tps.over(slowest), y + 0.38 * (place - 0.5)
+            label = ("first rung", "fastest rung")[place] if y == 0 else None
+            bar = axes.barh(where, times.value - 1, 0.36, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
+            said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
+            tip(bar, f"{name_of(board)}: {said}")
+            bars(axes, [where], [(times.value, times.low, times.high)])
+            beside(axes, times.high or times.value, where, said)
+            reach += [times.low or times.value, times.high or times.value]
+    with_room(axes, min(reach), max(reach), 0.42)
+    plain_log(axes.xaxis)
+    axes.set_xlabel(f"times as fast as the slowest first rung, {number(slowest)} tokens per second (log scale)")
+    figure.legend(loc="outside lower left", ncols=2)
+    title = f"{_task(runs)}: the first and the fastest sound rung of each run"
+    axes.set_title(f"{title}\n{rounds_of(runs)}", fontsize=10)
+    return figure

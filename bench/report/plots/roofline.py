@@ -1,0 +1,85 @@
+"""How near the rungs came to the fastest that was measured of their machine."""
+
+from __future__ import annotations
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.report.bound import Bound, most_tokens_per_second, of_row
+from bench.report.caption import status_of
+from bench.report.plots.rungs import PER_RUNG, WIDTH, about
+from bench.report.plots.style import COLOURS, NEITHER, bars, beside, instead, names, plain_log, tip, with_room
+from bench.report.scoreboard import Row, Scoreboard
+from bench.report.text import number, percent
+
+PARTS = (
+    ("products, at the measured ceiling", "products_ms", COLOURS[0]),
+    ("attention on the causal half, likewise", "attention_ms", COLOURS[5]),
+    ("AdamW's traffic, at the speed of memory", "optimizer_ms", COLOURS[2]),
+)
+
+
+def roofline(board: Scoreboard) -> Figure | None:
+    """Tokens per second against the most that the least time of a step allows, and what that time is made of."""
+    found = [(row, of_row(board, row)) for row in board.rows]
+    if not any(least and least.total_ms is not None and row.tps for row, least in found):
+        return None
+    figure = Figure(figsize=(1.6 * WIDTH, 1.9 + PER_RUNG * len(found)))
+    speed, time = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
+    at = names(speed, [row.rung for row in board.rows])
+    ends = []
+    for y, (row, least) in zip(at, found, strict=True):
+        if row.tps is None or row.tokens_per_step is None:
+            instead(speed, y, status_of(row))
+            continue
+        bars(speed, [y], [(row.tps.value, row.tps.low, row.tps.high)])
+        speed.plot(row.tps.value, y, "o", ms=7, color=COLOURS[0], label=None if ends else "measured")
+        most = most_tokens_per_second(least, row.tokens_per_step) if least else None
+        if least is None or most is None:
+            beside(speed, row.tps.high or row.tps.value, y, f"{number(row.tps.value)}; no ceiling measured")
+            instead(time, y, least.absent if least and least.absent else "no ceiling measured")
+            ends.append(row.tps.value)
+            continue
+        _held(speed, y, row, least, most, first=not ends)
+        _parts(time, y, row, least, first=not ends)
+        ends += [row.tps.value, most]
+    with_room(speed, min(ends), max(ends), 0.3)
+    plain_log(speed.xaxis)
+    speed.set_xlabel("tokens per second (log scale)")
+    time.set_xlabel("% of the measured step")
+    time.set_xlim(left=0)
+    time.grid(axis="y", visible=False)
+    figure.legend(loc="outside lower center", ncols=3)
+    figure.suptitle(
+        f"{board.ladder}: how near to the measured ceiling. {about(board)}\n"
+        "The bound is optimistic: what no step here can beat, all other work and communication counted as free",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
+    return figure
+
+
+def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> None:
+    assert row.tps is not None
+    axes.plot([row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1)
+    axes.plot(most, y, "|", ms=16, mew=2.5, color=COLOURS[1], label="bound" if first else None)
+    reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
+    beside(axes, max(most, row.tps.high or row.tps.value), y, reached)
+    tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {least.number_format}")
+
+
+def _parts(axes: Axes, y: float, row: Row, least: Bound, *, first: bool) -> None:
+    """What the bound's parts are of the time that a step took."""
+    assert row.tps is not None
+    assert row.tokens_per_step is not None
+    took = 1e3 * row.tokens_per_step / row.tps.value
+    left = 0.0
+    for label, name, colour in PARTS:
+        part = 100 * getattr(least, name) / took
+        bar = axes.barh(y, part, 0.62, left, color=colour, lw=0, label=label if first else None)
+        tip(bar, f"{row.rung}: {label}: {number(getattr(least, name))} of {number(took)} ms")
+        left += part
+    if left < 100:
+        label = "what the bound leaves out, and what could be faster"
+        axes.barh(y, 100 - left, 0.62, left, color=NEITHER, alpha=0.35, lw=0, label=label if first else None)
