@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 from bench.command import Options
 from bench.ladder import Ladder, Protocol
@@ -16,7 +17,10 @@ from bench.report.scoreboard import Scoreboard
 from bench.runner import RunError, results_file
 from bench.schedule import Task, ceiling_rung
 from bench.stop import stoppable
+from gpt2.toggles import Toggles
 from gpt2.workload import Workload
+
+DEVICES: tuple[str, ...] = get_args(get_type_hints(Toggles)["device"])
 
 
 def measure(
@@ -29,6 +33,8 @@ def measure(
     """
     ladder = ladder or Ladder(path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=())
     device = device or (ladder.rungs[-1].toggles.device if ladder.rungs else "cpu")
+    if device not in DEVICES:
+        raise RunError(f"--device: {device}: is not one of {', '.join(DEVICES)}; choose one of them")
     ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
