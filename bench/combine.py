@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.machine import ChipState
 from bench.measure import CpuUse, Window
-from bench.record import Measurement, Rank
+from bench.measurement import Measurement, Rank
 
 
 def combine(

@@ -21,7 +21,8 @@ import psutil
 
 from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
 from bench.ladder import Ladder, LadderError, Rung, load
-from bench.record import Kind, Outcome, Proof
+from bench.measurement import Proof
+from bench.record import Kind, Outcome
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.stages import model_config, resolved

@@ -7,7 +7,8 @@ from typing import Any
 
 from bench.ladder import Protocol
 from bench.machine import Environment
-from bench.record import Measurement, Rank, Record, ToggleValues
+from bench.measurement import Measurement, Rank
+from bench.record import Record, ToggleValues
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

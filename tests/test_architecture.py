@@ -40,6 +40,7 @@ TORCH_FREE = [
     "bench.ladder",
     "bench.link",
     "bench.machine",
+    "bench.measurement",
     "bench.nodes",
     "bench.options",
     "bench.place",

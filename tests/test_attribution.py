@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from samples import measurement, record
 
-from bench.record import Proof
+from bench.measurement import Proof
 from bench.report.attribution import Attribution, Gain, attribution
 from bench.report.load import exit_code
 from bench.report.scoreboard import Scoreboard, scoreboard

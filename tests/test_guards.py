@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import Measurement, Proof
+from bench.measurement import Measurement, Proof
 from bench.report.load import exit_code
 from bench.report.scoreboard import Row, scoreboard
 from bench.report.tables import to_markdown

@@ -17,8 +17,9 @@ from bench import processes, runner
 from bench.command import Options
 from bench.ladder import load
 from bench.machine import GpuState, State
+from bench.measurement import Measurement
 from bench.probe import Answer, _first_here, probe
-from bench.record import Measurement, Record, read
+from bench.record import Record, read
 from bench.report.scoreboard import scoreboard
 from bench.resume import ResumeError
 from bench.runner import MOST_ROUNDS_UNTIL, RunError, run

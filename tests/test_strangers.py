@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from samples import measurement, record
 
-from bench.record import Proof, Record, RecordError
+from bench.measurement import Proof
+from bench.record import Record, RecordError
 from bench.report.frame import to_csv, to_json
 from bench.report.load import exit_code, load_boards
 from bench.report.page import page

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from bench.machine import Ceiling as Measured
 from bench.machine import Matmul
-from bench.record import Measurement, Record
+from bench.measurement import Measurement
+from bench.record import Record
 from bench.report.rungs import toggles_of
 from bench.stats import geometric_mean
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from bench.machine import Environment
-from bench.record import Measurement, Record
+from bench.measurement import Measurement
+from bench.record import Record
 from bench.report.caption import status_of
 from bench.report.compare import GOOD
 from bench.report.denominators import find_peaks

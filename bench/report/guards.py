@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import fields
 
-from bench.record import Measurement, Record
+from bench.measurement import Measurement
+from bench.record import Record
 from bench.report.rungs import measured, toggles_of
 from bench.stats import PARITY_STEPS, loss_difference
 from gpt2.toggles import Toggles

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.record import RUNGS, Measurement, Record
+from bench.measurement import Measurement
+from bench.record import RUNGS, Record
 from gpt2.toggles import Toggles
 
 

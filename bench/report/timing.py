@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.record import Measurement
+from bench.measurement import Measurement
 from bench.report.rungs import cumulative
 from bench.report.scoreboard import Scoreboard
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 
-from bench.record import Measurement
+from bench.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import look, shortened

@@ -36,18 +36,19 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
     for axes, (label, value) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
         for place, group in enumerate(groups):
             _line(axes, group, lambda row: row.toggles.micro_batch_size, value, place, labelled=labelled)
-            for row in group.rows:
-                if row.status == "out_of_memory":
-                    _out_of_memory(axes, row.toggles.micro_batch_size, place)
+            if too_large := [r.toggles.micro_batch_size for r in group.rows if r.status == "out_of_memory"]:
+                _out_of_memory(axes, min(too_large), place)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(sizes)
+        axes.set_xticks(_apart(sizes))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel("sequences per device (log scale)")
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter("{x:,g}")
         axes.margins(0.12)
-        axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
+        # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is seen.
+        most = max(found[0] for group in groups for row in group.rows if (found := value(row)))
+        axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
     _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
     return figure
 
@@ -101,14 +102,24 @@ def _line(
     sizes, colour = [at for at, _, _ in points], COLOURS[place]
     bars(axes, sizes, [found for _, found, _ in points], upright=True, colour=colour)
     axes.plot(sizes, [found[0] for _, found, _ in points], "-", color=colour, lw=1.5, label="_line")
+    bearing = _apart(sizes) if labelled else []
     for at, found, row in points:
         mark = axes.plot(at, found[0], MARKERS[place], color=colour, ms=6)
         tip(mark, f"{row.rung}: {number(found[0])}")
-        if labelled:
+        if at in bearing:
             axes.annotate(number(found[0]), (at, found[2] or found[0]), xytext=(4, 4), **SMALL)
 
 
 SMALL = {"textcoords": "offset points", "fontsize": 8}
+
+
+def _apart(sizes: Sequence[int]) -> list[int]:
+    """Those that have room for words beside one another on an axis of powers of two: bisection ends on neighbours."""
+    kept: list[int] = []
+    for size in sorted(set(sizes)):
+        if not kept or size >= 1.4 * kept[-1]:
+            kept.append(size)
+    return kept
 
 
 def _out_of_memory(axes: Axes, size: int, place: int) -> None:

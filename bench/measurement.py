@@ -1,0 +1,111 @@
+"""What one process measured: times, losses, memory, and what it saw its toggles do. Imports no torch.
+
+What was not measured is null, never 0.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from bench.machine import Amount, AtLeastOne, ChipState, Count, Plain, Rate
+
+
+class Proof(Plain):
+    """Whether a toggle did in the process what it says, by what was seen there."""
+
+    took_effect: bool
+    evidence: str
+
+
+class Rank(Plain):
+    """What one rank saw of the window."""
+
+    block_seconds: list[Rate]
+    peak_memory_bytes: AtLeastOne | None
+
+
+class Measurement(Plain):
+    """What one process, or one group of ranks, measured."""
+
+    tokens_per_step: AtLeastOne
+    """Of all ranks together."""
+    block_steps: AtLeastOne | None
+    """Optimiser steps per block; null where nothing was timed."""
+    block_seconds: list[Rate]
+    """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
+    step_seconds: list[Rate] | None = None
+    """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells how
+    evenly one process runs; it is no measure of certainty. Null in older records and where nothing was timed."""
+    startup_seconds: Amount
+    """From the start of the process to the first step: imports, data, weights."""
+    first_step_seconds: Amount
+    """The first optimiser step, compilation included."""
+    compile_cache: Literal["cold", "warm"] | None
+    """State of the compiler's cache at the start; null where nothing was compiled."""
+    warmup_steps: Count
+    """Untimed steps before the window, the first one included."""
+    losses: list[float] = Field(min_length=1)
+    """Of every step from step 0, mean over ranks."""
+    grad_norms: list[float] = Field(min_length=1)
+    peak_memory_bytes: AtLeastOne | None
+    """Of the window, on the rank that needed most."""
+    peak_memory_method: str
+    reserved_memory_bytes: Count | None
+    run_peak_memory_bytes: Count | None
+    """Of the whole process, initialisation and compilation included."""
+    alloc_retries: Count | None
+    recompiles: Count
+    """Compilations during the window."""
+    gc_collections: Count | None = None
+    """Of Python's garbage collector during the window, on the rank where they took longest."""
+    gc_seconds: Amount | None = None
+    """What they took."""
+    data_wait_seconds: Amount
+    """Time of the window spent waiting for batches, on the rank that waited most."""
+    ranks: list[Rank]
+    parameters: AtLeastOne
+    flops_per_token: AtLeastOne
+    flops_formula: str
+    peak_flops_bf16: Rate | None
+    """Of one device, dense."""
+    peak_flops_dtype: Rate | None = None
+    """The same for the number format of this rung's products."""
+    peak_flops_source: str
+    """Where these figures are from, or why there is none."""
+    peak_devices: AtLeastOne | None = None
+    """Devices whose peaks add up; null in older records, where it is the world size."""
+    product_format: str | None = None
+    """Number format of the matrix products' inputs."""
+    hardware_flops_per_token: AtLeastOne | None = None
+    """With what is computed a second time to save memory; null where nothing is."""
+    gradient_difference: float | None = None
+    """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
+    ranks_agree: bool | None = None
+    """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
+    skipped_steps: Count | None = None
+    """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
+    attention_kernel: str | None = None
+    """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
+    energy_joules: Rate | None = None
+    """Of all devices during the window; null where there is no counter."""
+    other_cores: Amount | None = None
+    """Cores that other processes kept busy during the window, on average."""
+    programs_per_step: Amount | None = None
+    """Compiled programs that each step of the window ran, where the device compiles whole steps: 1 is right."""
+    host_reads: Count | None = None
+    """Values fetched from such a device during the window, each of which waits for it: 0 is right."""
+    chips_before: list[ChipState] | None = None
+    """Just before the window, where the device has such counters: TPUs, with tpu-info installed."""
+    chips_after: list[ChipState] | None = None
+    """Just after it."""
+    proofs: dict[str, Proof] | None = None
+    """By toggle, from one profiled step after the window; null where none was taken."""
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Tokens over all ranks in the window, divided by the slowest rank's seconds."""
+        if not self.block_seconds or self.block_steps is None:
+            return None
+        return self.tokens_per_step * self.block_steps * len(self.block_seconds) / sum(self.block_seconds)
