@@ -8,7 +8,8 @@ from typing import Any
 import yaml
 
 from bench.ladder import Ladder, Rung
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, plain, with_interval
 from gpt2.toggles import Toggles
 
@@ -33,6 +34,8 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
     tried = len(board.rows)
     head = f"# {winner.rung}: {tps} tokens/s, the fastest of {tried} candidates on {board.environment.machine}.\n"
     head += f"# From {board.source.as_posix() if board.source else 'a sweep'}, torch {board.environment.torch}.\n"
+    if alike := ", ".join(row.rung for row in board.as_fast):
+        head += f"# Not told from it by that run: {alike}.\n"
     lines = "".join(f"# {plain(line[2:])}\n" for line in head.splitlines())
     return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
 

@@ -234,12 +234,12 @@ class Search:
     # --- what follows from it -------------------------------------------------------------------------------------
 
     def _parity(self) -> Iterator[Task]:
-        """For each other size of a step, the first candidate accumulating as many tokens."""
-        first = self._rungs[0]
-        sizes = {first.toggles.tokens_per_step(1)}
-        for rung in self._rungs:
-            size = rung.toggles.tokens_per_step(1)
-            if size in sizes or self._status(rung) != "ok":
+        """For each other size of a step, the first candidate that ran, accumulating as many tokens."""
+        ran = [rung for rung in self._rungs if self._status(rung) == "ok"]
+        sizes = {rung.toggles.tokens_per_step(1) for rung in ran[:1]}
+        for rung in ran:
+            first, size = ran[0], rung.toggles.tokens_per_step(1)
+            if size in sizes:
                 continue
             sizes.add(size)
             toggles = same_step(first.toggles, rung.toggles)

@@ -137,6 +137,9 @@ def _runs(bases: Sequence[Base], axes: Sequence[Axis], options: Options, seconds
     with Progress() as progress:
         for ladder, base, overrides, task in bases:
             candidates = as_ladder(ladder, base, axes, task)
+            if runs and time.monotonic() >= end:
+                progress.note(f"the time budget is spent: nothing is run of {candidates.name}")
+                break
             plan = partial(Search, candidates, base, axes, end, best_only)
             runs.append(run(candidates, replace(options, overrides=overrides), progress, plan))
             if runs[-1].interrupted or runs[-1].error:
@@ -156,5 +159,7 @@ def _keep_best(path: Path, ladder: Ladder, base: Rung, board: Scoreboard) -> int
         path.write_text(ladder_to(ladder, base, winner, board), encoding="utf-8")
     except OSError as error:
         fail(OSError(f"cannot write {path}: {error.strerror}"))
-    typer.echo(f"{winner.rung} is the fastest that fits and trains the same; {path} leads to it", err=True)
+    alike = ", ".join(row.rung for row in board.as_fast)
+    than = f" (not told from it by this run: {alike})" if alike else ""
+    typer.echo(f"{winner.rung} is the fastest that fits and trains the same{than}; {path} leads to it", err=True)
     return 0

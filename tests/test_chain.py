@@ -179,7 +179,15 @@ def test_what_cannot_be_the_baseline_is_one_clear_error(of: str | None, said: st
 def test_runs_of_unlike_tasks_are_refused_by_name(unlike: dict[str, Any], tmp_path: Path, laptop: Path) -> None:
     file = run_of(tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(**unlike)))
     with pytest.raises(RecordError, match=r"other.jsonl: trains gpt2.* but the baseline gpt2 at T = 1024"):
-        chained(laptop, file, start=f"{laptop}:baseline")
+        chained(file, start=f"{laptop}:baseline")
+
+
+def test_a_run_of_another_task_among_others_is_left_out_and_named(tmp_path: Path, laptop: Path, h100: Path) -> None:
+    file = run_of(tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(model="gpt2-medium")))
+    boards = load_boards([laptop, file, h100])[0]
+    found = chain(boards, baseline(f"{laptop}:baseline"))
+    assert [run.source for run in found.runs] == [laptop, h100]
+    assert any("do not rank with these: " in note and "gpt2-medium at T = 1024" in note for note in sheet(found).notes)
 
 
 def test_other_programs_get_the_unrounded_ratio_of_every_rung(laptop: Path, h100: Path) -> None:

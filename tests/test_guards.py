@@ -8,7 +8,8 @@ from samples import MACHINE, measurement, record
 
 from bench.measurement import Measurement, Proof
 from bench.report.load import exit_code
-from bench.report.scoreboard import Row, scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import scoreboard
 from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles
 from gpt2.tolerances import GRADIENT_TOLERANCE

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from matplotlib.figure import Figure
@@ -93,7 +94,7 @@ def test_no_text_of_a_results_file_becomes_markup_or_a_formula(drawn: dict[str, 
 def test_a_long_name_keeps_both_its_ends() -> None:
     assert shortened("attention=explicit, micro_batch_size=16", 28) == "attention=expl…batch_size=16"
     assert shortened("a name of 28 letters exactly", 28) == "a name of 28 letters exactly"
-    assert shortened("costs $2") == r"costs \$2"
+    assert shortened("costs $2") == "costs $2"
 
 
 def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:
@@ -365,3 +366,14 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
     assert climb(found) is None
     assert summary([found]) is None
     assert batch_sizes(found) is not None
+
+
+def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_path: Path) -> None:
+    name = "a $\\frac{1$ rung\x1b[31m\x00"
+    board = scoreboard([record(name, ladder=name), record(f"{name}2", 1, ladder=name, measurement=measurement(2e3))])
+    for file in draw([board], tmp_path):
+        if file.suffix == ".svg":
+            text = file.read_text()
+            ElementTree.fromstring(text)
+            assert "\x1b" not in text
+    assert any(r"$\frac{1$" in file.read_text() for file in tmp_path.rglob("*.svg"))

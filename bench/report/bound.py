@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.machine import Ceiling, Matmul
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.shapes import linear_layers
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bench.report.row import Row
 from bench.report.rungs import cumulative, measured
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.report.swept import swept
 from bench.report.text import GIB, plain, ratio, with_interval
 from bench.report.warnings import warnings

@@ -51,6 +51,8 @@ class Chain:
     alone: bool
     """Whether the baseline's run is not among those asked for."""
     links: tuple[Link, ...]
+    unlike: tuple[Entry, ...] = ()
+    """The first rung of each run that trains another task, whose speeds rank with none of these."""
 
     def is_baseline(self, link: Link) -> bool:
         return link.entry.board is self.baseline.board and link.entry.row is self.baseline.row
@@ -74,21 +76,30 @@ def baseline(name: str) -> Entry:
 
 
 def chain(boards: Sequence[Scoreboard], start: Entry) -> Chain:
-    """All rungs of the runs, in their order, held to `start`. Raises RecordError for runs of unlike tasks."""
+    """All rungs of the runs that train what `start` does, in their order, held to it.
+
+    Raises RecordError where none of them does.
+    """
     runs: dict[Path | None, Scoreboard] = {}
+    unlike = [first for board in boards if (first := entries(board)[0]).task != start.task]
     for board in boards:
-        runs.setdefault(_place(board), board)  # the same file twice is one run
+        if entries(board)[0].task == start.task:
+            runs.setdefault(_place(board), board)  # the same file twice is one run
+    if unlike and not runs:
+        (model, length), (wanted, long) = unlike[0].task, start.task
+        raise RecordError(
+            f"{unlike[0].board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = {long}: "
+            "their speeds do not rank; name files of one model and sequence length"
+        )
     alone = _place(start.board) not in runs
     if not alone:  # the one that is shown, not the one that the baseline was read from
         start = Entry(board=runs[_place(start.board)], row=runs[_place(start.board)].rows[_row_place(start)])
     ordered = [start.board, *runs.values()] if alone else [*runs.values()]
-    for board in ordered:
-        _same_task(entries(board)[0], start)
     asked = [entry for board in runs.values() for entry in entries(board)]
     links: list[Link] = []
     for entry in [start, *asked] if alone else asked:
         links.append(_link(entry, start, [link.entry for link in links]))
-    return Chain(baseline=start, runs=tuple(ordered), alone=alone, links=tuple(links))
+    return Chain(baseline=start, runs=tuple(ordered), alone=alone, links=tuple(links), unlike=tuple(unlike))
 
 
 def _place(board: Scoreboard) -> Path | None:
@@ -97,15 +108,6 @@ def _place(board: Scoreboard) -> Path | None:
 
 def _row_place(entry: Entry) -> int:
     return [row.index for row in entry.board.rows].index(entry.row.index)
-
-
-def _same_task(entry: Entry, start: Entry) -> None:
-    if entry.task != start.task:
-        (model, length), (wanted, long) = entry.task, start.task
-        raise RecordError(
-            f"{entry.board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = {long}: "
-            "their speeds do not rank; name files of one model and sequence length"
-        )
 
 
 def _link(entry: Entry, start: Entry, above: Sequence[Entry]) -> Link:

@@ -131,6 +131,9 @@ def _notes(chain: Chain) -> Iterator[str]:
     for place, run in enumerate(chain.runs):
         yield _legend(run, letter(place))
     shown = [link.entry for link in chain.links]
+    if chain.unlike:
+        others = [f"{first.board.ladder} ({first.task[0]} at T = {first.task[1]})" for first in chain.unlike]
+        yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
     yield (
         "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device of its "
         "own); Distributed: several devices; Software: all others."

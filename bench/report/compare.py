@@ -10,8 +10,9 @@ from bench.record import Record, RecordError
 from bench.report.caption import status_of
 from bench.report.guards import other_loss
 from bench.report.load import load_named, names
+from bench.report.row import Row
 from bench.report.rungs import measured, tps_by_round
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import DASH, GIB, letter, plain
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
 from gpt2.toggles import Toggles

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from bench.report.caption import status_of
 from bench.report.compare import Comparison, Pair, Side, same_run
-from bench.report.scoreboard import Row
+from bench.report.row import Row
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
 

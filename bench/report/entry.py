@@ -12,8 +12,9 @@ from bench.record import Record
 from bench.report.caption import status_of
 from bench.report.compare import GOOD
 from bench.report.denominators import find_peaks
+from bench.report.row import Row
 from bench.report.rungs import first_by_round, measured, tps_by_round
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import DASH, number, percent, plain, with_interval
 from bench.stats import Estimate, independent_ratio, paired_ratio
 from gpt2.toggles import HOST

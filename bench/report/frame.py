@@ -11,8 +11,9 @@ from typing import Any
 import pandas
 
 from bench.report.chain import Chain
+from bench.report.row import Row
 from bench.report.rungs import measured
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.stats import Estimate
 
 

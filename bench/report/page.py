@@ -18,8 +18,9 @@ from bench.report.chain import Chain
 from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
+from bench.report.row import Row
 from bench.report.rungs import tps_by_round
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.tables import sheets
 from bench.report.text import gib, number, percent, plain

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.published import Published
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, with_interval
 

@@ -13,78 +13,13 @@ from pathlib import Path
 
 from bench.machine import Environment
 from bench.record import ABLATION, Record
-from bench.report.denominators import Ceiling, Peaks, find_ceilings, find_peaks, share
-from bench.report.guards import doubts, judge
-from bench.report.rungs import (
-    cumulative,
-    first_by_round,
-    in_order,
-    line_of,
-    measured,
-    on_fewer_ranks,
-    parity_reference,
-    toggles_of,
-    tps_by_round,
-)
-from bench.stats import (
-    LEAST_ROUNDS_UNTIL,
-    Estimate,
-    Verdict,
-    geometric_mean,
-    noise_floor,
-    paired_ratio,
-    verdict,
-)
-from gpt2.toggles import Toggles, describe
-from gpt2.workload import Workload
+from bench.report.denominators import Ceiling, find_ceilings, find_peaks
+from bench.report.row import Row, row_of
+from bench.report.rungs import cumulative, in_order, measured, toggles_of, tps_by_round
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    """One rung; None is what was not measured."""
-
-    rung: str
-    index: int
-    """In the ladder."""
-    toggles: Toggles
-    changed: tuple[str, ...]
-    """From the row above, as a reader sees it."""
-    tokens_per_step: int | None
-    tps: Estimate | None
-    speedup: Estimate | None
-    """Over the first rung."""
-    gain: Estimate | None
-    """Over the rung before."""
-    verdict: Verdict | None
-    """Of the gain; None where something is held against this rung or the one before."""
-    efficiency: Estimate | None
-    """Of several ranks: tokens per second and device over those of an earlier rung that trains alike, on fewer."""
-    efficiency_over: str | None
-    """That rung's name."""
-    mfu: float | None
-    """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
-    mfu_own: float | None
-    """Share of the dense peak of the number format that this rung multiplies."""
-    hfu: float | None
-    """As mfu, with what is computed a second time to save memory; None where nothing is."""
-    ceiling_share: float | None
-    """Share of the matrix-product rate measured on this machine."""
-    peak_memory_bytes: int | None
-    peak_memory_method: str | None
-    loss: float | None
-    """At Scoreboard.loss_step."""
-    doubts: tuple[str, ...]
-    """Why it may not be called the fastest, even if its status is ok."""
-    joules_per_token: float | None
-    status: str
-    """ok, a guard (see bench.report.guards), or how the last failing process ended."""
-    error: str | None
-    """Why it is not ok."""
-    expect: str | None
-    """The outcome that the ladder calls the point of this rung."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,7 +127,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     rows: list[Row] = []
     for rung in rungs:
         rows.append(
-            _row(
+            row_of(
                 rung,
                 rungs,
                 records,
@@ -222,90 +157,3 @@ def _latest(records: Sequence[Record]) -> list[Record]:
     again = {r.key: r for r in sorted(records, key=lambda r: r.time) if r.cut_short}
     done = {r.key for r in records if not r.cut_short}
     return [r for r in records if not r.cut_short or (r.key not in done and r is again[r.key])]
-
-
-def _row(
-    rung: list[Record],
-    rungs: list[list[Record]],
-    records: Sequence[Record],
-    *,
-    above: Sequence[Row],
-    peaks: Peaks,
-    ceiling: Ceiling | None,
-    delta: float | None,
-    loss_step: int | None,
-) -> Row:
-    toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
-    before = last = rungs[len(above) - 1] if above else None
-    if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
-        before, last = rungs[0], last if line_of(toggles_of(last)) == line_of(toggles) else None
-    mean = geometric_mean(list(tps.values())) if tps else None
-    reference = parity_reference(rung, records)
-    status, error = judge(rung, rungs[0], before, reference)
-    if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
-        status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
-    comparable = status != "not_comparable"
-    gain = paired_ratio(tps, _paired(last, rungs, records)) if last and comparable else None
-    sound = status == "ok" and above and above[-1].status in ("ok", "inert")
-    # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
-    rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
-    scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
-    memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
-    return Row(
-        rung=rung[0].rung,
-        index=rung[0].rung_index,
-        toggles=toggles,
-        changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
-        tokens_per_step=found.tokens_per_step if found else None,
-        tps=mean,
-        speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
-        gain=gain,
-        verdict=verdict(gain, delta) if gain and sound else None,
-        efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size) if fewer and scaled else None,
-        efficiency_over=fewer[0].rung if fewer and scaled else None,
-        mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
-        mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
-        hfu=share(rate, found, peaks.get((toggles.device, "bf16")), hardware=True),
-        ceiling_share=share(rate, found, ceiling and ceiling.flops_per_second),
-        peak_memory_bytes=max(memory, default=None),
-        peak_memory_method=found.peak_memory_method if found else None,
-        loss=found.losses[loss_step - 1] if found and loss_step else None,
-        doubts=(*doubts(rung, before, reference), *_dropped(rung, rungs)),
-        joules_per_token=_joules_per_token(rung),
-        status=status,
-        error=error,
-        expect=rung[0].expect,
-    )
-
-
-def _dropped(rung: list[Record], rungs: Sequence[list[Record]]) -> list[str]:
-    """Whether a sweep's candidate ran less often than the first, to which all are held."""
-    rounds, most = len(tps_by_round(rung)), len(tps_by_round(rungs[0]))
-    return [f"it ran in {rounds} of {most} rounds"] if rung[0].kind == "sweep" and 0 < rounds < most else []
-
-
-def _paired(
-    rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]
-) -> dict[tuple[int, str], float]:
-    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut in two."""
-    return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
-
-
-def _broken_reference(rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]) -> str | None:
-    """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
-    index = reference[0].rung_index - (reference[0].kind == "parity")
-    if rung[0].kind == "sweep" and reference[0].kind == "parity":
-        index = 0  # the first candidate, whatever the size of its steps
-    for row in above:
-        if row.index == index and row.status in ("parity_failed", "ranks_differ"):
-            return row.rung
-    return None
-
-
-def _joules_per_token(rung: Sequence[Record]) -> float | None:
-    """Over all rounds; absent where no counter exists."""
-    windows = [r.measurement for r in rung if r.status == "ok" and r.measurement]
-    energies = [(m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows]
-    known = [(joules, tokens) for joules, tokens in energies if joules is not None and tokens]
-    return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from bench.report.row import Row
 from bench.report.rungs import line_of
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import plain
 from gpt2.toggles import Toggles
 

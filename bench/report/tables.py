@@ -20,7 +20,8 @@ from bench.report.caption import (
     status_of,
 )
 from bench.report.published import beside
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing, timing_notes

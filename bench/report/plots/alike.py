@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 from bench.report.plots.style import shortened
+from bench.report.row import Row
 from bench.report.rungs import line_of
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 from gpt2.toggles import Toggles
 
 MOST = 6

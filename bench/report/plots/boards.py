@@ -22,7 +22,8 @@ from bench.report.plots.style import (
     tip,
     with_room,
 )
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, percent
 from bench.stats import LEAST_ROUNDS
 

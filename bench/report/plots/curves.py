@@ -15,8 +15,9 @@ from bench.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import look, shortened
+from bench.report.row import Row
 from bench.report.rungs import measured
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.scoreboard import Scoreboard
 
 NARROW = 30
 """Letters of a label that leave room for another beside it."""

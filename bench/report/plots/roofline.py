@@ -9,7 +9,8 @@ from bench.report.bound import Bound, most_tokens_per_second, of_row
 from bench.report.caption import status_of
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
 from bench.report.plots.style import COLOURS, NEITHER, bars, beside, instead, names, plain_log, tip, with_room
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, percent
 
 PARTS = (

@@ -23,7 +23,8 @@ from bench.report.plots.style import (
     tip,
     with_room,
 )
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import GIB, number, with_interval
 from bench.stats import LEAST_ROUNDS, Estimate
 

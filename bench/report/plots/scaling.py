@@ -11,7 +11,8 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from bench.report.plots.alike import Group, by_batch, by_devices
 from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, Interval, bars, tip
-from bench.report.scoreboard import Row, Scoreboard
+from bench.report.row import Row
+from bench.report.scoreboard import Scoreboard
 from bench.report.text import number
 
 Value = Callable[[Row], Interval | None]

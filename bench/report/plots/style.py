@@ -15,9 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.rcsetup import cycler
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bench.report.text import number
+from bench.report.text import number, plain
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, without yellow and black, which vanish on one of the papers."""
@@ -56,6 +57,7 @@ def theme(name: str) -> Iterator[None]:
         "legend.frameon": False,
         "figure.constrained_layout.use": True,
         "svg.hashsalt": "gpt2-bench",  # the same figure gives the same file
+        "text.parse_math": False,  # a dollar sign in a name begins no formula
         "svg.fonttype": "none",  # text stays text: it can be read aloud, searched and copied
     }
     with rc_context(settings):
@@ -69,19 +71,28 @@ TIPS = re.compile(rf'<g id="{TIP}([^"]*)">')
 def tip(artists: Iterable[Artist], text: str) -> None:
     """What is shown of a part of the picture, in SVG, when the mouse rests on it."""
     for artist in artists:
-        artist.set_gid(TIP + text)
+        artist.set_gid(TIP + plain(text))
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
     """As PNG and SVG, without the moment at which they were drawn. Raises OSError."""
+    _purge(figure)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     figure.savefig(files[0], dpi=150, metadata={"Software": None})
     files[1].write_text(svg(figure), encoding="utf-8")
     return files
 
 
+def _purge(figure: Figure) -> None:
+    """Control characters, which XML does not know, out of all words; some are from results files of strangers."""
+    for words in figure.findobj(Text):
+        assert isinstance(words, Text)
+        words.set_text("\n".join(plain(line) for line in words.get_text().split("\n")))
+
+
 def svg(figure: Figure) -> str:
     """As a document of its own."""
+    _purge(figure)
     text = io.StringIO()
     figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
@@ -152,8 +163,9 @@ def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
 
 
 def shortened(name: str, most: int = 28) -> str:
-    """For an axis, with both ends, by which names differ; a dollar sign would begin a formula."""
+    """For an axis, with both ends, by which names differ."""
+    name = plain(name)
     if len(name) > most:
         head = most // 2
         name = f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
-    return name.replace("$", r"\$")
+    return name
