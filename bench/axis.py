@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -32,13 +31,9 @@ class Axis:
         """Whether each of its values is another task, with a results file of its own."""
         return self.section == "workload"
 
-    def all_values(self) -> Iterator[Any]:
-        """Those that were listed, then twice the one before for ever, if they go on."""
-        yield from self.values
-        value = self.values[-1]
-        while self.doubling:
-            value *= 2
-            yield value
+    def written(self, value: Any) -> str:
+        """key=value, as YAML reads it again."""
+        return f"{self.key}={yaml.safe_dump(value).splitlines()[0]}"
 
 
 def parse(text: str) -> Axis:
@@ -56,7 +51,8 @@ def parse(text: str) -> Axis:
     if not values:
         raise LadderError(f"--over {text}: give at least one value")
     for value in values:
-        validate(SECTIONS[section], {key: value}, f"--over {text}", "toggle" if section == "toggles" else "key")
+        if section == "toggles":  # whether a workload's value fits the others, only the ladder can tell
+            validate(Toggles, {key: value}, f"--over {text}", "toggle")
         if values.count(value) > 1:
             raise LadderError(f"--over {text}: {value} is listed twice")
     if doubling and key != DOUBLED:

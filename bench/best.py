@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from bench.ladder import Ladder, Rung
+from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, plain, with_interval
@@ -30,13 +31,16 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         "protocol": asdict(ladder.protocol),
         "rungs": rungs,
     }
+    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
+    source = board.source.as_posix() if board.source else "a sweep"
     tps = with_interval(number(winner.tps.value), winner.tps) if winner.tps else "?"
-    tried = len(board.rows)
-    head = f"# {winner.rung}: {tps} tokens/s, the fastest of {tried} candidates on {board.environment.machine}.\n"
-    head += f"# From {board.source.as_posix() if board.source else 'a sweep'}, torch {board.environment.torch}.\n"
-    if alike := ", ".join(row.rung for row in board.as_fast):
-        head += f"# Not told from it by that run: {alike}.\n"
-    lines = "".join(f"# {plain(line[2:])}\n" for line in head.splitlines())
+    head = [
+        f"{winner.rung}: {tps} tokens/s, the most of {len(board.rows)} candidates on {board.environment.machine} in "
+        f"{rounds}, by which it was chosen.",
+        *fastest(board),
+        f"From {source}, torch {board.environment.torch}.",
+    ]
+    lines = "".join(f"# {plain(line)}\n" for line in head)
     return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
 
 

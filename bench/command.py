@@ -48,13 +48,15 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command = ["-m", "torch.distributed.run", *(part.arguments(toggles.processes) if part else alone), *command]
     if options.data:
         command += ["--data", str(options.data)]
-    overrides = [*options.overrides, *task.rung.settings]
+    overrides = list(options.overrides)
     if task.repetition == 1 and task.kind != "control" and toggles.compile != "eager":
         command.append("--gradients")
     if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
         overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
     for override in overrides:
         command += ["--set", override]
+    for setting in task.rung.settings:
+        command += ["--own", setting]
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return command

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -144,11 +144,11 @@ class _LadderFile:
     protocol: dict[str, Any] = field(default_factory=dict)
 
 
-def load(path: Path, overrides: Iterable[str] = (), only: str | None = None) -> Ladder:
+def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
     """Read a ladder and resolve its rungs.
 
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
-    changes), with YAML values. only: the one rung that overrides of toggles are for, instead of all. Raises
+    changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all others. Raises
     LadderError, whose one line names file, rung and key.
     """
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
@@ -158,10 +158,7 @@ def load(path: Path, overrides: Iterable[str] = (), only: str | None = None) -> 
         chip = None if file.chip is None else peaks.named(file.chip)
     except ValueError as error:
         raise LadderError(f"{path}: chip: {error}") from None
-    extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
-    for override in overrides:
-        section, key, value = _parse_override(override)
-        extra[section][key] = value
+    extra = _parsed(overrides)
     where = "--set" if any(extra.values()) else str(path)
     workload = validate(Workload, {**file.workload, **extra["workload"]}, f"{path}: workload")
     protocol = validate(Protocol, {**file.protocol, **extra["protocol"]}, f"{path}: protocol")
@@ -181,7 +178,7 @@ def load(path: Path, overrides: Iterable[str] = (), only: str | None = None) -> 
         validate(Toggles, rung.set, where, "toggle")
         try:
             toggles = replace(toggles, **rung.set)
-            changes = extra["toggles"] if only in (None, rung.name) else {}
+            changes = {**extra["toggles"], **_parsed((own or {}).get(rung.name, ()))["toggles"]}
             resolved = _resolve(workload, replace(toggles, **changes))
         except ValueError as error:
             raise LadderError(f"{where}: {error}") from None
@@ -229,6 +226,15 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
         raise LadderError(f"{path}: a ladder has the keys name, workload, protocol and rungs")
     return content
+
+
+def _parsed(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """By section and key."""
+    extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
+    for override in overrides:
+        section, key, value = _parse_override(override)
+        extra[section][key] = value
+    return extra
 
 
 def _parse_override(override: str) -> tuple[str, str, Any]:

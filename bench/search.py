@@ -1,22 +1,20 @@
-"""Which candidates a sweep tries, and in which order: a Plan of bench.runner. Imports no torch.
-
-A candidate is one rung of a ladder with other values for some toggles.
-"""
+"""Which candidates a sweep tries, and in which order: a Plan of bench.runner. Imports no torch."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import product
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bench.axis import DOUBLED, Axis
-from bench.ladder import Ladder, LadderError, Rung
+from bench.candidate import candidate, grid, settings
+from bench.ladder import Ladder, Rung
 from bench.record import Record
+from bench.report.scoreboard import scoreboard
 from bench.report.text import GIB
 from bench.schedule import Task, ceiling_rung, same_step
-from gpt2.toggles import HOST, Toggles, describe, resolve
+from gpt2.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
 """Of the fastest candidate's speed: what is slower in the first round runs in no other, where a winner is sought."""
@@ -25,52 +23,7 @@ MOST_ACCUMULATED = 256
 """Passes per step of a process that a candidate's losses are held to: of a batch of 1,201 sequences, which only single
 ones make up, they would take longer than anything else. Such a candidate cannot be called the fastest."""
 
-
-def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:
-    """`base` with other values for toggles. Raises ValueError where they make no whole."""
-    toggles = resolve(ladder.workload, replace(base.toggles, **changes))
-    name = ", ".join(f"{key}={value}" for key, value in changes.items()) or base.name
-    return Rung(
-        name=name,
-        index=index,
-        changed=describe(toggles, first.toggles if first else None, ladder.workload),
-        expect=None,
-        toggles=toggles,
-        base=base.name,
-        settings=_settings(ladder, base.toggles, toggles),
-    )
-
-
-def _settings(ladder: Ladder, was: Toggles, now: Toggles) -> tuple[str, ...]:
-    """By which a worker that reads the ladder gets `now` from `was`."""
-    derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
-    before = asdict(was)
-    return tuple(
-        f"toggles.{key}={value}" for key, value in asdict(now).items() if value != before[key] and key not in derived
-    )
-
-
-def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[str] = ()) -> Ladder:
-    """The ladder whose rungs are the candidates that are listed; doubling adds others. Raises LadderError.
-
-    task: what the workload's fields are that are swept, too: "seq_len=512".
-    """
-    over = " and ".join([*(axis.key for axis in axes), *task])
-    listed = [dict(zip([axis.key for axis in axes], values, strict=True)) for values in _grid(axes)]
-    rungs: list[Rung] = []
-    problem = None
-    for changes in listed:
-        try:
-            rungs.append(candidate(ladder, base, changes, len(rungs), rungs[0] if rungs else None))
-        except ValueError as error:
-            problem = error
-    if not rungs:
-        raise LadderError(f"{ladder.path}: rung {base.name!r} with other values: {problem}")
-    return replace(ladder, name=f"{ladder.name}, {base.name}, over {over}", rungs=tuple(rungs))
-
-
-def _grid(axes: Sequence[Axis]) -> Iterator[tuple[Any, ...]]:
-    return product(*(axis.values for axis in axes))
+Note = Callable[[str], None]
 
 
 @dataclass
@@ -85,9 +38,18 @@ class Search:
     """Of its time, by time.monotonic(): no process begins that would, by what is known, end later."""
     best_only: bool = False
     """Whether only the fastest candidate matters."""
+    cut: int | None = None
+    """The round in which the time was over."""
     _rungs: list[Rung] = field(default_factory=list)
+    _held: set[int] = field(default_factory=set)
+    """Sizes of steps whose losses are held to something."""
     _ended: dict[tuple[str, int, int], Record] = field(default_factory=dict)
+    _index: dict[Toggles, int] = field(default_factory=dict)
+    """Of each candidate ever tried: a resumed sweep may meet them in another order."""
     _took: dict[tuple[str, int], float] = field(default_factory=dict)
+    _resumed: bool = False
+    _new: bool = False
+    """Whether a candidate has run since."""
 
     @property
     def planned_rounds(self) -> int:
@@ -97,12 +59,16 @@ class Search:
         """Take what has been run for done."""
         for record in records:
             self.ended(record)
+            if record.kind == "sweep":
+                self._index[record.toggles.as_toggles] = record.rung_index
+        self._resumed = bool(records)
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome: what is tried next depends on it."""
         if not record.cut_short:
             self._ended[record.key] = record
             self._took |= {record.key[:2]: seconds} if seconds is not None else {}
+            self._new |= seconds is not None and record.kind == "sweep"
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
         """Of rounds `repetition` to `rounds`; None in the first, when nobody knows which candidates there will be."""
@@ -112,7 +78,7 @@ class Search:
         later = [rung.index for rung in self._rungs if self._status(rung) == "ok"]
         return sum(self._took.get(("sweep", index), 0.0) for index in [*again, *later * (rounds - repetition)])
 
-    def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
+    def tasks(self, records: list[Record], note: Note) -> Iterator[Task]:
         """All processes, in order."""
         for repetition in range(1, self.planned_rounds + 1):
             for task in self._round(repetition, note):
@@ -120,59 +86,68 @@ class Search:
                     continue
                 needed = self._took.get(task.key[:2], max(self._took.values(), default=0.0))
                 if time.monotonic() + needed > self.end:
+                    self.cut = repetition
                     note(f"the time budget ends in round {repetition} of {self.planned_rounds}; the rest is not run")
                     return
                 yield task
 
-    def _round(self, repetition: int, note: Callable[[str], None]) -> Iterator[Task]:
-        tried = self._first_round(note) if repetition == 1 else iter(self._left(repetition, note))
-        for rung in tried:
+    def _round(self, repetition: int, note: Note) -> Iterator[Task]:
+        self._held = set() if repetition == 1 else self._held
+        for rung in self._first_round(note) if repetition == 1 else self._left(repetition, note):
             yield Task(kind="sweep", rung=rung, repetition=repetition)
-        if repetition == 1:
-            yield from self._parity()
-        if self.planned_rounds > 1 and self._status(self._rungs[0]) == "ok":
-            yield Task(kind="control", rung=self._rungs[0], repetition=repetition)
+            if repetition == 1:
+                yield from self._parity(rung)
+        first = self._first
+        # What runs after an interruption has nothing else to pair with.
+        if first and (self.planned_rounds > 1 or (self._resumed and self._new)):
+            yield Task(kind="control", rung=first, repetition=repetition)
         if self.ladder.protocol.ceiling_seconds and repetition in (1, self.planned_rounds):
             for place, device in enumerate(dict.fromkeys(rung.toggles.device for rung in self._rungs)):
                 yield Task(kind="control", rung=ceiling_rung(device, -1 - place), repetition=repetition)
 
+    @property
+    def _first(self) -> Rung | None:
+        """The first candidate that ran: all others are held to it."""
+        return next((rung for rung in self._rungs if self._status(rung) == "ok"), None)
+
+    def _status(self, rung: Rung) -> str | None:
+        """How it ended in the first round; None where it was not tried, or the user ended it."""
+        record = self._ended.get(("sweep", rung.index, 1))
+        return record.status if record else None
+
     # --- the first round ------------------------------------------------------------------------------------------
 
-    def _first_round(self, note: Callable[[str], None]) -> Iterator[Rung]:
+    def _first_round(self, note: Note) -> Iterator[Rung]:
         self._rungs = []
-        others = [axis for axis in self.axes if axis.key != DOUBLED]
         batches = next((axis for axis in self.axes if axis.key == DOUBLED), None)
-        for values in _grid(others):
-            changes = dict(zip([axis.key for axis in others], values, strict=True))
+        for changes in grid([axis for axis in self.axes if axis.key != DOUBLED]):
             if batches:
                 yield from self._batches(batches, changes, note)
             elif rung := self._candidate(changes, note):
                 yield rung
 
-    def _candidate(self, changes: dict[str, Any], note: Callable[[str], None]) -> Rung | None:
+    def _candidate(self, changes: dict[str, Any], note: Note) -> Rung | None:
         """A new one; None where its toggles make no whole."""
         ordered = {axis.key: changes[axis.key] for axis in self.axes}
         try:
-            first = self._rungs[0] if self._rungs else None
-            rung = candidate(self.ladder, self.base, ordered, len(self._rungs), first)
+            rung = candidate(self.ladder, self.base, ordered, 0, self._rungs[0] if self._rungs else None)
         except ValueError as error:
             note(f"left out: {', '.join(f'{key}={value}' for key, value in ordered.items())}: {error}")
             return None
-        self._rungs.append(rung)
-        return rung
+        index = self._index.setdefault(rung.toggles, max(self._index.values(), default=-1) + 1)
+        self._rungs.append(replace(rung, index=index))
+        return self._rungs[-1]
 
-    def _batches(self, axis: Axis, changes: dict[str, Any], note: Callable[[str], None]) -> Iterator[Rung]:
+    def _batches(self, axis: Axis, changes: dict[str, Any], note: Note) -> Iterator[Rung]:
         """Larger and larger batches until one does not fit, then the largest that does, by bisection."""
         fits: Rung | None = None
         fails: Rung | None = None
         mine: list[Rung] = []
-        for size in axis.all_values():
+        for size in self._sizes(axis, changes):
             if needed := self._too_large(mine, size):
                 note(f"{axis.key}={size} is not tried: {needed}")
                 break
             rung = self._candidate({**changes, axis.key: size}, note)
-            if rung is None and axis.doubling and size not in axis.values:
-                break
             if rung is None:
                 continue
             mine.append(rung)
@@ -181,20 +156,33 @@ class Search:
             if status == "ok":
                 fits = rung
                 continue
-            if status == "out_of_memory":
-                fails = rung
-            note(f"no larger {axis.key} than {size} is tried: this one ended as {status}")
+            if status:
+                note(f"no larger {axis.key} than {size} is tried: this one ended as {status}")
+            fails = rung if status == "out_of_memory" else None
             break
         if axis.doubling and fits and fails:
-            yield from self._between(axis.key, changes, fits, fails, note)
+            yield from self._between(fits.toggles.micro_batch_size, fails.toggles.micro_batch_size, changes, note)
 
-    def _between(
-        self, key: str, changes: dict[str, Any], fits: Rung, fails: Rung, note: Callable[[str], None]
-    ) -> Iterator[Rung]:
-        low, high = fits.toggles.micro_batch_size, fails.toggles.micro_batch_size
-        while sizes := [size for size in range(low + 1, high) if self._whole({**changes, key: size})]:
+    def _sizes(self, axis: Axis, changes: dict[str, Any]) -> Iterator[int]:
+        """Those that are listed and then, if they go on, each about twice the one before."""
+        yield from axis.values
+        larger = axis.values[-1]
+        while axis.doubling and (larger := self._larger(larger, changes)):
+            yield larger
+
+    def _larger(self, size: int, changes: dict[str, Any]) -> int | None:
+        """Twice `size`; of those that divide a step of a fixed size, the next above that, or else the largest."""
+        tokens = self.ladder.workload.tokens_per_step
+        if tokens is None:
+            return 2 * size
+        whole = self._whole(range(size + 1, tokens // self.ladder.workload.seq_len + 1), changes)
+        return next((each for each in whole if each >= 2 * size), whole[-1] if whole else None)
+
+    def _between(self, low: int, high: int, changes: dict[str, Any], note: Note) -> Iterator[Rung]:
+        """`low` fits and `high` does not."""
+        while sizes := self._whole(range(low + 1, high), changes):
             size = sizes[len(sizes) // 2]
-            rung = self._candidate({**changes, key: size}, note)
+            rung = self._candidate({**changes, DOUBLED: size}, note)
             assert rung is not None
             yield rung
             if self._status(rung) == "ok":
@@ -204,16 +192,16 @@ class Search:
             else:
                 return
 
-    def _whole(self, changes: dict[str, Any]) -> bool:
-        try:
-            resolve(self.ladder.workload, replace(self.base.toggles, **changes))
-        except ValueError:
-            return False
-        return True
-
-    def _status(self, rung: Rung) -> str:
-        record = self._ended.get(("sweep", rung.index, 1))
-        return record.status if record else "not known"
+    def _whole(self, sizes: Sequence[int], changes: dict[str, Any]) -> list[int]:
+        """Of these batches, those that optimiser steps can be made of."""
+        found = []
+        for size in sizes:
+            try:
+                resolve(self.ladder.workload, replace(self.base.toggles, **{**changes, DOUBLED: size}))
+            except ValueError:
+                continue
+            found.append(size)
+        return found
 
     def _too_large(self, tried: Sequence[Rung], size: int) -> str | None:
         """Why a batch would take more memory than a machine has whose processor trains: Linux then ends processes.
@@ -226,39 +214,43 @@ class Search:
             return None
         small, large = (rung.toggles.micro_batch_size for rung in tried[-2:])
         needed = peaks[1] + (peaks[1] - peaks[0]) / (large - small) * (size - large)
+        needed *= tried[-1].toggles.processes
         there = known[-1].environment.memory_bytes
         if needed < there:
             return None
         return f"by the sizes before it would take {needed / GIB:.1f} GiB, and this machine has {there / GIB:.1f}"
 
-    # --- what follows from it -------------------------------------------------------------------------------------
+    def _parity(self, rung: Rung) -> Iterator[Task]:
+        """For each size of a step, the first candidate that ran accumulating as many tokens; if it has ranks, on one.
 
-    def _parity(self) -> Iterator[Task]:
-        """For each other size of a step, the first candidate that ran, accumulating as many tokens."""
+        Directly after the first candidate of that size: a budget that ends later takes no proof away.
+        """
+        first, size = self._first, rung.toggles.tokens_per_step(1)
+        if first is None or self._status(rung) != "ok" or size in self._held:
+            return
+        self._held.add(size)
+        like = first.toggles
+        if rung is first:
+            like = replace(like, world_size=1, sharding="none")
+        toggles = same_step(like, rung.toggles)
+        if toggles and toggles != rung.toggles and toggles.grad_accum_steps <= MOST_ACCUMULATED:
+            own = settings(self.ladder, self.base.toggles, toggles)
+            yield Task(kind="parity", rung=replace(rung, toggles=toggles, settings=own), repetition=1)
+
+    # --- the rounds after it --------------------------------------------------------------------------------------
+
+    def _left(self, repetition: int, note: Note) -> list[Rung]:
+        """The first, to which all are held, and those that measured something; for a winner, those with a chance."""
         ran = [rung for rung in self._rungs if self._status(rung) == "ok"]
-        sizes = {rung.toggles.tokens_per_step(1) for rung in ran[:1]}
-        for rung in ran:
-            first, size = ran[0], rung.toggles.tokens_per_step(1)
-            if size in sizes:
-                continue
-            sizes.add(size)
-            toggles = same_step(first.toggles, rung.toggles)
-            if toggles and toggles.grad_accum_steps <= MOST_ACCUMULATED:
-                settings = _settings(self.ladder, self.base.toggles, toggles)
-                yield Task(kind="parity", rung=replace(rung, toggles=toggles, settings=settings), repetition=1)
-
-    def _left(self, repetition: int, note: Callable[[str], None]) -> list[Rung]:
-        """The first, to which all are held, and those that measured something and are not hopeless."""
-        speeds = {}
-        for rung in self._rungs:
-            record = self._ended.get(("sweep", rung.index, 1))
-            if record and record.status == "ok" and record.measurement:
-                speeds[rung.index] = record.measurement.tokens_per_second or 0.0
-        least = HOPELESS * max(speeds.values(), default=0.0) if self.best_only else 0.0
-        left = [
-            rung for rung in self._rungs if rung.index in speeds and (speeds[rung.index] >= least or not rung.index)
-        ]
-        dropped = [rung.name for rung in self._rungs if rung.index in speeds and rung not in left]
-        if repetition == 2 and dropped:
-            note(f"below {HOPELESS:.0%} of the fastest in round 1, so not run again: {'; '.join(dropped)}")
+        if not self.best_only or not ran:
+            return ran
+        board = scoreboard([record for record in self._ended.values() if record.repetition == 1])
+        sound = {row.index: row.tps.value for row in board.rows if row.tps and row.status == "ok" and not row.doubts}
+        least = HOPELESS * max(sound.values(), default=0.0)
+        left = [rung for rung in ran if rung is ran[0] or sound.get(rung.index, 0.0) >= max(least, 1e-9)]
+        if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):
+            note(
+                f"below {HOPELESS:.0%} of the fastest in round 1, or something is held against them, so not run "
+                f"again: {'; '.join(dropped)}"
+            )
         return left

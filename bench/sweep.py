@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +17,12 @@ from bench.options import Overrides, Price, Repeats
 from bench.terminal import fail, report_end
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
-
     from bench.axis import Axis
     from bench.command import Options
     from bench.ladder import Ladder, Rung
     from bench.report.scoreboard import Scoreboard
     from bench.runner import Run
+    from bench.search import Search
 
 
 def sweep(
@@ -73,7 +77,7 @@ def sweep(
     from bench.place import PlaceError
     from bench.probe import ProbeError
     from bench.record import RecordError
-    from bench.report.load import exit_code
+    from bench.report.load import claims_refuted, exit_code
     from bench.report.scoreboard import scoreboard
     from bench.resume import ResumeError
     from bench.runner import RunError
@@ -84,82 +88,116 @@ def sweep(
     options = Options(out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour)
     try:
         axes = parse_all(over)
-        if best and (tasks := [axis.key for axis in axes if axis.of_workload]):
-            raise LadderError(
-                f"--best: one {tasks[0]} is no better than another, but another task; sweep toggles only"
-            )
-        bases = list(_bases(ladder, axes, given))
-        runs = _runs(bases, [axis for axis in axes if not axis.of_workload], options, 60 * budget, bool(best))
+        _check_best(best, axes)
+        tasks = list(_tasks(ladder, axes, given))
+        runs = _runs(tasks, options, 60 * budget, bool(best))
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)
-    boards = [scoreboard(run.records, source=run.path) for run in runs if run.has_rungs]
+    boards = [scoreboard(run.records, source=run.path) for run, _ in runs if run.has_rungs]
     show(boards)
-    for run in runs:
+    for run, _ in runs:
         report_end(run)
-    code = next((code for run in runs if run.has_rungs and (code := exit_code(run.records))), 0)
+    codes = [exit_code(run.records) for run, _ in runs if run.has_rungs]
+    for wrong in [wrong for board in boards for wrong in claims_refuted(board)]:
+        typer.echo(f"bench: {wrong}", err=True)
     if best and boards:
-        code = code or _keep_best(best, bases[0][0], bases[0][1], boards[0])
+        codes.append(_keep_best(best, tasks[0], boards[0], runs[0][1].cut))
+    code = next((code for code in codes if code), 0)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 
-Base = tuple["Ladder", "Rung", tuple[str, ...], list[str]]
-"""A ladder, its rung to vary, the overrides that make it the task it is, and what of these is swept."""
+@dataclass(frozen=True)
+class _Task:
+    """What is computed for one combination of the workload's values, and the rung to vary."""
+
+    ladder: Ladder
+    base: Rung
+    axes: Sequence[Axis]
+    """Of toggles."""
+    overrides: tuple[str, ...]
+    """That make it this task."""
+    candidates: Ladder
 
 
-def _bases(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[Base]:
-    """For each task of the grid. Raises LadderError."""
-    from itertools import product
+def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
+    """Before hours are spent. Raises LadderError."""
+    from bench.ladder import LadderError
 
+    workload = [axis.key for axis in axes if axis.of_workload]
+    if path and workload:
+        raise LadderError(f"--best: no {workload[0]} is better than another, each is another task; sweep toggles only")
+    if path and path.exists():
+        raise LadderError(f"--best {path}: is there already; choose another name")
+    if path and not path.parent.is_dir():
+        raise LadderError(f"--best {path}: there is no folder {path.parent}; make it, or choose another")
+
+
+def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_Task]:
+    """Of the whole grid. Raises LadderError."""
+    from bench.candidate import as_ladder
     from bench.ladder import load
     from bench.schedule import full_set
 
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
-    tasks = [axis for axis in axes if axis.of_workload]
-    for values in product(*(axis.values for axis in tasks)):
-        task = [f"{axis.key}={value}" for axis, value in zip(tasks, values, strict=True)]
-        overrides = (*given, *(f"workload.{each}" for each in task))
+    workload = [axis for axis in axes if axis.of_workload]
+    toggles = [axis for axis in axes if not axis.of_workload]
+    for values in product(*(axis.values for axis in workload)):
+        what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
+        overrides = (*given, *(f"workload.{each}" for each in what))
         ladder = load(Path(path), overrides)
-        yield ladder, ladder.rung(rung) if rung else full_set(ladder.rungs)[-1], overrides, task
+        base = ladder.rung(rung) if rung else full_set(ladder.rungs)[-1]
+        yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
 
 
-def _runs(bases: Sequence[Base], axes: Sequence[Axis], options: Options, seconds: float, best_only: bool) -> list[Run]:
+def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[tuple[Run, Search]]:
     """A run for each task, within one budget; the last may be cut short."""
-    import time
-    from dataclasses import replace
-    from functools import partial
-
     from bench.progress import Progress
-    from bench.runner import run
-    from bench.search import Search, as_ladder
+    from bench.runner import check_data, run
+    from bench.search import Search
 
-    runs: list[Run] = []
+    begun = [any(options.out.glob(f"*/{task.candidates.file_name}-*.jsonl")) for task in tasks]
+    for task in tasks:  # before the first takes its time
+        check_data(task.candidates, task.candidates.rungs, options.data)
+    runs: list[tuple[Run, Search]] = []
     end = time.monotonic() + seconds
     with Progress() as progress:
-        for ladder, base, overrides, task in bases:
-            candidates = as_ladder(ladder, base, axes, task)
+        for task, there in zip(tasks, begun, strict=True):
             if runs and time.monotonic() >= end:
-                progress.note(f"the time budget is spent: nothing is run of {candidates.name}")
+                progress.note(f"the time budget is spent: nothing is run of {task.candidates.name}")
                 break
-            plan = partial(Search, candidates, base, axes, end, best_only)
-            runs.append(run(candidates, replace(options, overrides=overrides), progress, plan))
-            if runs[-1].interrupted or runs[-1].error:
+            plan = partial(Search, task.candidates, task.base, task.axes, end, best_only)
+            searches: list[Search] = []
+            # Of several tasks the last ones may not have begun.
+            own = replace(options, overrides=task.overrides, resume=options.resume and (there or not any(begun)))
+            outcome = run(task.candidates, own, progress, lambda plan=plan, kept=searches: _kept(plan(), kept))
+            runs.append((outcome, searches[-1]))
+            if outcome.interrupted or outcome.error:
                 break
     return runs
 
 
-def _keep_best(path: Path, ladder: Ladder, base: Rung, board: Scoreboard) -> int:
+def _kept(search: Search, searches: list[Search]) -> Search:
+    searches.append(search)
+    return search
+
+
+def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: int | None) -> int:
     """Write the ladder to the fastest candidate; the exit code."""
     from bench.best import ladder_to
+    from bench.report.caption import fastest
 
+    if cut == 1:
+        typer.echo(f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True)
+        return 4
     winner = board.fastest
     if winner is None:
         typer.echo(f"bench: no candidate fits and surely trains the same, so {path} is not written", err=True)
         return 4
     try:
-        path.write_text(ladder_to(ladder, base, winner, board), encoding="utf-8")
+        path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
     except OSError as error:
         fail(OSError(f"cannot write {path}: {error.strerror}"))
-    alike = ", ".join(row.rung for row in board.as_fast)
-    than = f" (not told from it by this run: {alike})" if alike else ""
-    typer.echo(f"{winner.rung} is the fastest that fits and trains the same{than}; {path} leads to it", err=True)
+    for line in fastest(board):
+        typer.echo(line, err=True)
+    typer.echo(f"{path} is the ladder to {winner.rung}; bench run {path} measures it anew", err=True)
     return 0

@@ -42,7 +42,7 @@ def main() -> int:
     """Returns 0 when the rung was measured, 1 when it could not be, 2 when the ladder is wrong."""
     arguments = _arguments()
     try:
-        ladder = load(arguments.ladder, arguments.set, arguments.rung if arguments.kind == "sweep" else None)
+        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
@@ -70,6 +70,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    parser.add_argument("--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone")
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of one device, if not known")
     return parser.parse_args()
 

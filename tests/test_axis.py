@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-from itertools import islice
-
 import pytest
+import yaml
 
 from bench.axis import parse, parse_all
 from bench.validation import LadderError
@@ -14,9 +13,15 @@ def test_listed_values_have_the_types_that_yaml_gives_them() -> None:
     assert parse("workload.lr=6.0e-4,3.0e-4").values == (6.0e-4, 3.0e-4)
 
 
-def test_three_dots_go_on_doubling_the_last_value() -> None:
+def test_three_dots_ask_for_larger_batches() -> None:
     axis = parse("toggles.micro_batch_size=3,4,...")
-    assert list(islice(axis.all_values(), 5)) == [3, 4, 8, 16, 32]
+    assert (axis.values, axis.doubling) == ((3, 4), True)
+    assert not parse("toggles.micro_batch_size=3,4").doubling
+
+
+def test_a_value_is_written_as_yaml_reads_it_again() -> None:
+    axis = parse("workload.lr=1.0e-5,null")
+    assert [yaml.safe_load(axis.written(value).removeprefix("lr=")) for value in axis.values] == [1e-5, None]
 
 
 @pytest.mark.parametrize(

@@ -13,13 +13,14 @@ from samples import MACHINE, measurement, record
 
 from bench.axis import parse_all
 from bench.best import ladder_to
+from bench.candidate import as_ladder
 from bench.ladder import Ladder, LadderError, load
 from bench.record import Record
 from bench.report.caption import caption
 from bench.report.scoreboard import scoreboard
 from bench.runner import lacks
 from bench.schedule import Task
-from bench.search import Search, as_ladder
+from bench.search import Search
 from gpt2.toggles import Toggles
 
 RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"
@@ -174,9 +175,106 @@ def test_a_resumed_sweep_goes_on_where_it_was_and_comes_to_the_same_end(ladder: 
         resumed = sweep(ladder, over)
         resumed.resume(records[:done])
         rest, _, _ = drive(resumed, machine(fits=11))
-        assert [task.key for task in rest] == [task.key for task in whole[done:]]
+        left = [task.key for task in whole[done:]]
+        control = [("control", 0, 1)] if done and any(kind == "sweep" for kind, _, _ in left) else []
+        assert [task.key for task in rest] == left + control  # which is what the later part pairs with
         assert lacks(sweep(ladder, over), records[:done])
     assert not lacks(sweep(ladder, over), records)
+
+
+def test_a_resumed_sweep_may_meet_its_candidates_in_another_order(ladder: Ladder) -> None:
+    formats = "toggles.autocast=float32,bfloat16"
+    _, records, _ = drive(sweep(ladder, formats, "toggles.micro_batch_size=1,2"), machine())
+    longer = sweep(ladder, formats, "toggles.micro_batch_size=1,2,...")
+    longer.resume(records)
+    _, more, _ = drive(longer, machine(fits=2))
+    by_index: dict[int, set[Toggles]] = {}
+    for item in [r for r in (*records, *more) if r.kind == "sweep"]:
+        by_index.setdefault(item.rung_index, set()).add(item.toggles.as_toggles)
+    assert all(len(toggles) == 1 for toggles in by_index.values())
+    assert len(by_index) == 8  # 1, 2, 4 and 3 in both
+
+
+def test_where_the_first_candidate_fails_the_others_are_held_to_the_first_that_ran(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+
+    def run(task: Task) -> Record:
+        toggles = task.rung.toggles
+        if toggles.autocast == "float32":
+            facts = {"kind": task.kind, "toggles": toggles, "repetition": task.repetition}
+            return record(task.rung.name, task.rung.index, status="unsupported", error="no", **facts)
+        return machine()(task)
+
+    search = sweep(ladder, "toggles.autocast=float32,bfloat16", "toggles.micro_batch_size=1,2")
+    tasks, records, _ = drive(search, run)
+    assert {t.rung.toggles.autocast for t in tasks if t.kind in ("parity", "control")} == {"bfloat16"}
+    board = scoreboard(records)
+    assert [(row.toggles.autocast, row.toggles.micro_batch_size) for row in board.rows][:2] == [
+        ("bfloat16", 1),
+        ("bfloat16", 2),
+    ]
+    assert board.rows[1].speedup
+    assert board.rows[1].speedup.value == pytest.approx(2)
+    assert board.control
+    assert board.fastest is board.rows[1]
+
+
+def test_what_is_fast_and_trains_otherwise_knocks_nobody_out(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    speeds = {"for_loop": 1000.0, "fused": 2000.0, "foreach": 3000.0}
+
+    def run(task: Task) -> Record:
+        kind = task.rung.toggles.adamw
+        losses = [10.9, 9.0, 8.0, 7.0] if kind == "foreach" else None
+        measured = measurement(speeds[kind], losses, tokens_per_step=32)
+        facts = {"kind": task.kind, "toggles": task.rung.toggles, "repetition": task.repetition}
+        return record(task.rung.name, task.rung.index, measurement=measured, **facts)
+
+    search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused", best_only=True)
+    tasks, records, _ = drive(search, run)
+    assert [t.rung.toggles.adamw for t in tasks if t.kind == "sweep" and t.repetition == 2] == ["for_loop", "fused"]
+    best = scoreboard(records).fastest
+    assert best
+    assert best.toggles.adamw == "fused"
+
+
+@pytest.mark.parametrize("most", range(5, 14))
+def test_a_budget_that_ends_anywhere_after_the_first_round_leaves_the_same_winner(write_ladder, most: int) -> None:
+    search = sweep(load(write_ladder(RUNGS, repeats=3)), "toggles.micro_batch_size=1,2,4", best_only=True)
+    _, records, _ = drive(search, machine(), most)
+    best = scoreboard(records).fastest
+    assert best
+    assert best.toggles.micro_batch_size == 4
+
+
+def test_several_ranks_are_held_to_one_that_accumulates(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: two, set: {world_size: 2}}]"))
+    tasks, _, _ = drive(sweep(ladder, "toggles.adamw=for_loop,fused"), machine())
+    (parity,) = [task for task in tasks if task.kind == "parity"]
+    assert (parity.rung.toggles.world_size, parity.rung.toggles.grad_accum_steps) == (1, 2)
+
+
+def test_doubling_ends_at_the_whole_step_where_that_is_fixed(write_ladder) -> None:
+    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=1,..."), machine())
+    assert sizes(tasks) == [1, 2, 4, 8, 16, 48]
+
+
+def test_accumulation_that_follows_from_the_steps_has_no_values_to_sweep(write_ladder) -> None:
+    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    with pytest.raises(LadderError, match="grad_accum_steps follows from"):
+        sweep(fixed, "toggles.grad_accum_steps=1,2")
+
+
+def test_memory_of_several_ranks_on_one_processor_adds_up(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {device: cpu, world_size: 4}}]"))
+
+    def run(task: Task) -> Record:
+        small = MACHINE.model_copy(update={"memory_bytes": 15 * 2**20})
+        return machine()(task).model_copy(update={"environment": small})
+
+    tasks, _, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,..."), run)
+    assert sizes(tasks) == [1, 2]
 
 
 def test_batches_stand_in_order_of_size_however_they_were_tried(ladder: Ladder) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import resource
@@ -11,6 +12,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+
+import psutil
 
 from bench.ladder import load
 from bench.record import Record, read
@@ -42,6 +45,19 @@ def sweep(*arguments: str, memory: int | None = None) -> tuple[int, str, str]:
 def results(out: Path) -> list[Record]:
     (path,) = out.rglob("*.jsonl")
     return read(path)[0]
+
+
+def kill_worker(process: subprocess.Popen[str], setting: str) -> None:
+    """That of the candidate with this setting, as soon as it is there."""
+    deadline = time.monotonic() + 100
+    while time.monotonic() < deadline:
+        time.sleep(0.01)
+        for child in psutil.Process(process.pid).children():
+            with contextlib.suppress(psutil.Error):
+                if setting in child.cmdline():
+                    child.kill()
+                    return
+    raise AssertionError(f"no process with {setting} ever began")
 
 
 def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(write_ladder, tmp_path: Path) -> None:
@@ -92,8 +108,9 @@ def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) 
     assert process.returncode == 130
     code, _, said = sweep(*arguments, "--resume")
     assert code == 0, said
-    done = [r.rung for r in results(out) if r.status == "ok"]
-    assert done == ["adamw=fused", "adamw=foreach", "adamw=for_loop"]
+    done = [(r.kind, r.rung) for r in results(out) if r.status == "ok"]
+    assert done[:3] == [("sweep", f"adamw={value}") for value in ("fused", "foreach", "for_loop")]
+    assert done[3:] == [("control", "adamw=fused")]  # by which the later part is held to the first
 
 
 def test_each_workload_is_a_task_with_results_of_its_own(write_ladder, tmp_path: Path) -> None:
@@ -107,6 +124,37 @@ def test_each_workload_is_a_task_with_results_of_its_own(write_ladder, tmp_path:
     ]
     assert "T = 16" in shown
     assert "T = 32" in shown
+
+
+def test_a_task_that_had_not_begun_is_begun_by_resume(write_ladder, tmp_path: Path) -> None:
+    ladder, out = write_ladder(RUNGS), tmp_path / "results"
+    over = ("--out", str(out), "--over")
+    assert sweep(str(ladder), *over, "workload.seq_len=16")[0] == 0
+    code, _, said = sweep(str(ladder), *over, "workload.seq_len=16,32", "--resume")
+    assert code == 0, said
+    assert sorted(read(path)[0][0].workload["seq_len"] for path in out.rglob("*.jsonl")) == [16, 32]
+
+
+def test_overrides_are_for_all_rungs_and_a_candidate_s_own_values_for_one(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a, set: {micro_batch_size: 3, grad_accum_steps: 4}}, {name: b, set: {adamw: fused}}]"
+    ladder, out = write_ladder(rungs, workload="model: tiny, data: synthetic, seq_len: 32"), tmp_path / "results"
+    fixed = ("--set", "workload.tokens_per_step=256", "--set", "toggles.micro_batch_size=4")
+    fixed += ("--set", "toggles.grad_accum_steps=2")
+    code, _, said = sweep(str(ladder), *fixed, "--over", "toggles.micro_batch_size=1,2", "--out", str(out))
+    assert code == 0, said
+    accumulated = [(r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"]) for r in results(out)]
+    assert accumulated == [(1, 8), (2, 4)]
+
+
+def test_the_best_of_those_that_run_is_kept_though_another_fails(write_ladder, tmp_path: Path) -> None:
+    ladder, best, out = write_ladder(RUNGS), tmp_path / "best.yaml", tmp_path / "results"
+    arguments = ("--over", "toggles.threads=1,2", "--set", "protocol.timeout_seconds=60", "--best", str(best))
+    process = start(str(ladder), *arguments, "--out", str(out))
+    kill_worker(process, "toggles.threads=2")
+    _, said = process.communicate(timeout=100)
+    assert process.returncode == 6, said
+    assert load(best).rungs[-1].toggles.threads == 1
+    assert sweep(str(ladder), *arguments)[2] == f"bench: --best {best}: is there already; choose another name\n"
 
 
 def test_what_cannot_be_swept_is_one_line_and_nothing_runs(write_ladder, tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def caption(board: Scoreboard) -> list[str]:
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
     lines += _errors(board)
-    lines += _fastest(board)
+    lines += fastest(board)
     lines += [f"Warning: {warning}." for warning in warnings(board)]
     if board.source:
         commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
@@ -237,7 +237,7 @@ def _ceilings(board: Scoreboard) -> list[str]:
     return lines
 
 
-def _fastest(board: Scoreboard) -> list[str]:
+def fastest(board: Scoreboard) -> list[str]:
     best = board.fastest
     if best is None or best.speedup is None or best is board.rows[0]:
         return []

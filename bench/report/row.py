@@ -85,7 +85,7 @@ def row_of(
     toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
     before = last = rungs[len(above) - 1] if above else None
     if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
-        before, last = rungs[0], last if line_of(toggles_of(last)) == line_of(toggles) else None
+        before, last = rungs[0], last if line_of(toggles_of(last)) == line_of(toggles) else rungs[0]
     mean = geometric_mean(list(tps.values())) if tps else None
     reference = parity_reference(rung, records)
     status, error = judge(rung, rungs[0], before, reference)
@@ -118,7 +118,7 @@ def row_of(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step else None,
-        doubts=(*doubts(rung, before, reference), *_dropped(rung, rungs)),
+        doubts=(*doubts(rung, before, reference), *_dropped(rung, rungs, records)),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
@@ -126,10 +126,13 @@ def row_of(
     )
 
 
-def _dropped(rung: list[Record], rungs: Sequence[list[Record]]) -> list[str]:
-    """Whether a sweep's candidate ran less often than the first, to which all are held."""
-    rounds, most = len(tps_by_round(rung)), len(tps_by_round(rungs[0]))
-    return [f"it ran in {rounds} of {most} rounds"] if rung[0].kind == "sweep" and 0 < rounds < most else []
+def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> list[str]:
+    """Whether a sweep's candidate ran less often than it could: in each round that its control, the last, ended."""
+    if rung[0].kind != "sweep":
+        return []
+    whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
+    rounds, most = len(tps_by_round(rung)), max(1, len(whole))
+    return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
 
 
 def _paired(

@@ -45,7 +45,12 @@ def in_order(records: Sequence[Record]) -> list[Record]:
         line = lines.setdefault(line_of(toggles), record.rung_index)
         return line, toggles.micro_batch_size, record.rung_index, record.repetition
 
-    return sorted(sorted(records, key=lambda r: r.rung_index), key=place)
+    ordered = sorted(sorted(records, key=lambda r: r.rung_index), key=place)
+    candidates = [record for record in ordered if record.kind == "sweep"]
+    ran = {record.rung_index for record in candidates if record.status == "ok"}
+    if candidates and ran and candidates[0].rung_index not in ran:  # all are held to the first that ran
+        ordered.sort(key=lambda record: record.kind == "sweep" and record.rung_index not in ran)
+    return ordered
 
 
 def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:

@@ -14,7 +14,10 @@ from gpt2.toggles import Toggles
 def swept(board: Scoreboard) -> Iterator[str]:
     """A line for each matter; none where there is nothing to say."""
     if any(record.kind == "sweep" for record in board.records):
-        yield "A sweep: each row is one rung with other values; speed-ups and losses are held to the first."
+        yield (
+            "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. The rung "
+            "before is the next smaller batch of the same toggles or else the first row."
+        )
         fewer = [plain(row.rung) for row in board.rows if row.tps and row.tps.rounds < board.rounds]
         if fewer:
             yield f"Far slower in the first round, or cut off by the time budget: {'; '.join(fewer)}."
