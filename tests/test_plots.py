@@ -178,9 +178,49 @@ def test_the_line_is_that_of_least_squares() -> None:
     assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
 
 
+def test_a_fit_counts_sizes_and_not_rungs() -> None:
+    rungs = [(size, peak) for size, peak in ((1, 5.0), (2, 8.0), (4, 14.0)) for _ in range(2)]
+    records = [
+        record(
+            f"{n}",
+            n,
+            toggles=replace(CUDA, micro_batch_size=size),
+            measurement=measurement(peak_memory_bytes=int(peak * 2**30)),
+        )
+        for n, (size, peak) in enumerate(rungs)
+    ]
+    assert "(fit of 3 sizes)" in words(memory_by_batch(scoreboard(records)))
+
+
+@pytest.mark.parametrize("peaks", [(3.0, 3.0, 3.0), (3.0, 3.001, 3.002), (3.0, 4.0, 3.1), (5.0, 4.0, 2.0)])
+def test_peaks_that_do_not_rise_clearly_have_no_line_and_predict_nothing(peaks: tuple[float, ...]) -> None:
+    figure = memory_by_batch(sweep("float32", gib={**dict(zip((1, 2, 4), peaks, strict=True)), 32: None}))
+    said = words(figure)
+    assert "GiB: what a sequence takes does not show; first OOM at 32" in said
+    assert "per sequence" not in said
+    assert "beyond" not in said
+    assert figure is not None
+    assert "_line" not in [line.get_label() for line in figure.axes[0].lines]
+
+
+def test_a_line_that_begins_beyond_the_memory_there_is_gives_no_size() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 90.0, 2: 93.0, 4: 99.0, 32: None}))
+    assert "3,072 MiB per sequence + 87.0 GiB (fit of 3 sizes); by the line no batch fits into 80.0 GiB" in words(
+        figure
+    )
+    assert "is the first" not in words(figure)
+
+
+def test_a_line_predicts_nothing_far_beyond_what_was_tried() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 3.0, 2: 3.125, 4: 3.375, 512: None}))
+    assert "by the line 80.0 GiB is far beyond what was tried; first OOM at 512" in words(figure)
+    assert figure is not None
+    assert "_meets" not in [line.get_label() for line in figure.axes[0].lines]
+
+
 def test_two_sizes_make_no_fit_and_predict_nothing() -> None:
     figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 32: None}))
-    assert "(2 sizes: no fit); OOM at 32" in words(figure)
+    assert "(2 sizes: no fit); first OOM at 32" in words(figure)
     assert "first beyond" not in words(figure)
     assert figure is not None
     assert "--" in [line.get_linestyle() for line in figure.axes[0].lines if line.get_label() == "_line"]
