@@ -242,6 +242,35 @@ def test_a_sweep_of_two_toggles_has_a_line_for_each_value_of_the_other() -> None
     assert words(figure).count("OOM") == 2 * 3
 
 
+def accumulating(*tried: tuple[int, int], tokens_per_step: int | None = None) -> Scoreboard:
+    """A sweep over pairs of micro_batch_size and grad_accum_steps."""
+    workload = asdict(Workload(tokens_per_step=tokens_per_step))
+    records = []
+    for batch, accumulated in tried:
+        toggles = replace(CUDA, micro_batch_size=batch, grad_accum_steps=accumulated)
+        found = measurement(100.0 * batch + accumulated, peak_flops_source="derived: cores x clock")
+        name = f"{batch} x {accumulated}"
+        records.append(record(name, len(records), toggles=toggles, measurement=found, workload=workload, kind="sweep"))
+    return scoreboard(records)
+
+
+def test_rungs_that_accumulate_otherwise_are_lines_of_their_own() -> None:
+    board = accumulating((2, 4), (1, 2), (1, 4), (2, 2))
+    groups = [(group.label, [row.rung for row in group.rows]) for group in by_batch(board)]
+    assert groups == [("grad_accum_steps=4", ["1 x 4", "2 x 4"]), ("grad_accum_steps=2", ["1 x 2", "2 x 2"])]
+    assert [row.rung for row in board.rows] == ["1 x 4", "2 x 4", "1 x 2", "2 x 2"]
+    assert [row.gain is not None for row in board.rows] == [False, True, False, True]
+
+
+def test_where_steps_are_of_one_size_a_line_joins_batches_that_accumulate_otherwise() -> None:
+    (group,) = by_batch(accumulating((1, 4), (2, 2), tokens_per_step=4096))
+    assert group.label == ""
+
+
+def test_an_mfu_of_a_derived_peak_is_called_so_on_its_axis() -> None:
+    assert "MFU, % of bf16 peak, derived peak" in words(batch_sizes(accumulating((1, 1), (2, 1))))
+
+
 def test_of_many_lines_those_of_most_rungs_are_drawn() -> None:
     records = []
     for batches, (attention, number_format) in enumerate(

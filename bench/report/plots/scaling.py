@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.report.plots.alike import Group, by_batch, by_devices
-from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib
+from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, Interval, bars, tip
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
@@ -28,7 +28,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         return None
     columns: list[tuple[str, Value]] = [
         ("tokens per second", lambda row: bounds(row.tps)),
-        ("MFU, % of bf16 peak", lambda row: of_hundred(row.mfu)),
+        (mfu_label(board), lambda row: of_hundred(row.mfu)),
         ("peak memory, GiB", peak_gib),
     ]
     columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
