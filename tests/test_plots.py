@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -26,6 +27,7 @@ from bench.report.plots.rungs import climb
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import shortened
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -334,6 +336,47 @@ def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None
     assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
     assert "9.00x, 900 (foreach)" in words(figure)
     assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
+
+
+def beginning(**first: Any) -> Scoreboard:
+    """On a chip of its own, a first rung as told, and one that is sound."""
+    environment = MACHINE.model_copy(update={"chip": "odd"})
+    fused = replace(CUDA, adamw="fused")
+    sound = record("fused", 1, toggles=fused, environment=environment, measurement=measurement(400.0))
+    return scoreboard([record("base", environment=environment, **first), sound])
+
+
+def test_a_first_rung_that_did_not_run_is_none_and_says_why() -> None:
+    failed = beginning(status="out_of_memory", error="no room")
+    figure = hardware([failed, run("slow", 100.0, 300.0)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (4.0, 1.0, 3.0)]
+    assert "base: OOM" in words(figure)
+    assert hardware([failed, failed]) is None
+
+
+def test_a_first_rung_that_is_not_sound_holds_no_other() -> None:
+    figure = hardware([beginning(measurement=measurement(50.0, recompiles=1)), run("quick", 200.0, 900.0)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (1.0, 4.5, 2.0)]
+    assert "base: recompiled" in words(figure)
+
+
+def test_a_ratio_between_two_runs_bears_the_uncertainty_of_both() -> None:
+    def rounds(chip: str, *speeds: float) -> Scoreboard:
+        environment = MACHINE.model_copy(update={"chip": chip})
+        found = [measurement(tps) for tps in speeds]
+        return scoreboard([record("a", 0, n, environment=environment, measurement=m) for n, m in enumerate(found, 1)])
+
+    figure = hardware([rounds("still", 400.0, 400.0, 400.0), rounds("noisy", 90.0, 100.0, 110.0)])
+    times = independent_ratio([400.0] * 3, [90.0, 100.0, 110.0])
+    assert times is not None
+    assert figure is not None
+    bar = next(bar for bar in figure.axes[0].collections if isinstance(bar, LineCollection))
+    assert [x for x, _ in bar.get_segments()[0]] == [pytest.approx(times.low), pytest.approx(times.high)]
+
+
+def test_a_sweep_has_no_first_rung() -> None:
+    sweeps = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    assert hardware([scoreboard(sweeps), run("slow", 100.0, 300.0)]) is None
 
 
 def test_one_run_is_no_comparison_of_machines() -> None:
