@@ -304,6 +304,28 @@ def test_each_sharding_is_a_line_that_begins_with_one_device() -> None:
     assert {"sharding=none", "sharding=zero1"} <= set(words(figure).split())
 
 
+def test_devices_are_shown_with_their_mfu_beside_speed_and_efficiency() -> None:
+    def two(**changes: Any) -> Scoreboard:
+        sizes = [(size, measurement(1000.0 * size, peak_devices=size, **changes)) for size in (1, 2)]
+        return scoreboard(
+            [record(f"{n}", n, toggles=replace(CUDA, world_size=n), measurement=found) for n, found in sizes]
+        )
+
+    figure = world_sizes(two())
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "tokens per second, all devices",
+        "MFU, % of bf16 peak",
+        "efficiency over 1, %",
+    ]
+    assert marks(figure, "linear") == [(1, pytest.approx(1000)), (2, pytest.approx(2000))]
+    mfu = 100 * 854_438_400 * 1000 / 989.4e12
+    assert marks(figure, "_line", panel=1) == [(1, pytest.approx(mfu)), (2, pytest.approx(mfu))]
+    unknown = world_sizes(two(peak_flops_bf16=None))
+    assert "MFU" not in words(unknown)
+    assert "linear" in words(unknown)
+
+
 # --- several runs ---------------------------------------------------------------------------------------------------
 
 
