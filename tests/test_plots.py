@@ -504,7 +504,8 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
 
 def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_path: Path) -> None:
     name = "a $\\frac{1$ rung\x1b[31m\x00"
-    board = scoreboard([record(name, ladder=name), record(f"{name}2", 1, ladder=name, measurement=measurement(2e3))])
+    where: dict[str, Any] = {"ladder": name, "environment": MACHINE.model_copy(update={"chip": name, "torch": name})}
+    board = scoreboard([record(name, **where), record(f"{name}2", 1, measurement=measurement(2e3), **where)])
     for file in draw([board], tmp_path):
         if file.suffix == ".svg":
             text = file.read_text()
