@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
@@ -83,6 +84,22 @@ def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str)
     assert shown.locator("main img").count() == 0
     assert shown.locator("tbody th", has_text=HOSTILE).count() > 0
     assert text.count("<script") == 2
+
+
+def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed() -> None:
+    foul = "\x1b[31ma\x07\x00"
+    environment = MACHINE.model_copy(update={"chip": foul, "torch": foul})
+    names = [(f"{foul}{n}", replace(CUDA, micro_batch_size=n)) for n in (1, 2)]
+    rungs = [
+        record(name, n, ladder=foul, environment=environment, toggles=toggles)
+        for n, (name, toggles) in enumerate(names)
+    ]
+    text = page([scoreboard(rungs)] * 2)
+    assert not re.search("[\x00-\x08\x0b-\x1f]", text)
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(pictures) > 4
+    for picture in pictures:
+        ElementTree.fromstring(picture)
 
 
 def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:

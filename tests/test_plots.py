@@ -10,6 +10,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from matplotlib.collections import LineCollection
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
@@ -26,6 +27,7 @@ from bench.report.plots.rungs import climb
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import shortened
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -178,9 +180,49 @@ def test_the_line_is_that_of_least_squares() -> None:
     assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
 
 
+def test_a_fit_counts_sizes_and_not_rungs() -> None:
+    rungs = [(size, peak) for size, peak in ((1, 5.0), (2, 8.0), (4, 14.0)) for _ in range(2)]
+    records = [
+        record(
+            f"{n}",
+            n,
+            toggles=replace(CUDA, micro_batch_size=size),
+            measurement=measurement(peak_memory_bytes=int(peak * 2**30)),
+        )
+        for n, (size, peak) in enumerate(rungs)
+    ]
+    assert "(fit of 3 sizes)" in words(memory_by_batch(scoreboard(records)))
+
+
+@pytest.mark.parametrize("peaks", [(3.0, 3.0, 3.0), (3.0, 3.001, 3.002), (3.0, 4.0, 3.1), (5.0, 4.0, 2.0)])
+def test_peaks_that_do_not_rise_clearly_have_no_line_and_predict_nothing(peaks: tuple[float, ...]) -> None:
+    figure = memory_by_batch(sweep("float32", gib={**dict(zip((1, 2, 4), peaks, strict=True)), 32: None}))
+    said = words(figure)
+    assert "GiB: what a sequence takes does not show; first OOM at 32" in said
+    assert "per sequence" not in said
+    assert "beyond" not in said
+    assert figure is not None
+    assert "_line" not in [line.get_label() for line in figure.axes[0].lines]
+
+
+def test_a_line_that_begins_beyond_the_memory_there_is_gives_no_size() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 90.0, 2: 93.0, 4: 99.0, 32: None}))
+    assert "3,072 MiB per sequence + 87.0 GiB (fit of 3 sizes); by the line no batch fits into 80.0 GiB" in words(
+        figure
+    )
+    assert "is the first" not in words(figure)
+
+
+def test_a_line_predicts_nothing_far_beyond_what_was_tried() -> None:
+    figure = memory_by_batch(sweep("float32", gib={1: 3.0, 2: 3.125, 4: 3.375, 512: None}))
+    assert "by the line 80.0 GiB is far beyond what was tried; first OOM at 512" in words(figure)
+    assert figure is not None
+    assert "_meets" not in [line.get_label() for line in figure.axes[0].lines]
+
+
 def test_two_sizes_make_no_fit_and_predict_nothing() -> None:
     figure = memory_by_batch(sweep("float32", gib={1: 5.0, 2: 8.0, 32: None}))
-    assert "(2 sizes: no fit); OOM at 32" in words(figure)
+    assert "(2 sizes: no fit); first OOM at 32" in words(figure)
     assert "first beyond" not in words(figure)
     assert figure is not None
     assert "--" in [line.get_linestyle() for line in figure.axes[0].lines if line.get_label() == "_line"]
@@ -200,6 +242,35 @@ def test_a_sweep_of_two_toggles_has_a_line_for_each_value_of_the_other() -> None
     assert lines == [[[1, pytest.approx(100)], [4, pytest.approx(400)]]] * 2
     assert {"autocast=float32", "autocast=bfloat16"} <= set(words(figure).split())
     assert words(figure).count("OOM") == 2 * 3
+
+
+def accumulating(*tried: tuple[int, int], tokens_per_step: int | None = None) -> Scoreboard:
+    """A sweep over pairs of micro_batch_size and grad_accum_steps."""
+    workload = asdict(Workload(tokens_per_step=tokens_per_step))
+    records = []
+    for batch, accumulated in tried:
+        toggles = replace(CUDA, micro_batch_size=batch, grad_accum_steps=accumulated)
+        found = measurement(100.0 * batch + accumulated, peak_flops_source="derived: cores x clock")
+        name = f"{batch} x {accumulated}"
+        records.append(record(name, len(records), toggles=toggles, measurement=found, workload=workload, kind="sweep"))
+    return scoreboard(records)
+
+
+def test_rungs_that_accumulate_otherwise_are_lines_of_their_own() -> None:
+    board = accumulating((2, 4), (1, 2), (1, 4), (2, 2))
+    groups = [(group.label, [row.rung for row in group.rows]) for group in by_batch(board)]
+    assert groups == [("grad_accum_steps=4", ["1 x 4", "2 x 4"]), ("grad_accum_steps=2", ["1 x 2", "2 x 2"])]
+    assert [row.rung for row in board.rows] == ["1 x 4", "2 x 4", "1 x 2", "2 x 2"]
+    assert [row.gain is not None for row in board.rows] == [False, True, False, True]
+
+
+def test_where_steps_are_of_one_size_a_line_joins_batches_that_accumulate_otherwise() -> None:
+    (group,) = by_batch(accumulating((1, 4), (2, 2), tokens_per_step=4096))
+    assert group.label == ""
+
+
+def test_an_mfu_of_a_derived_peak_is_called_so_on_its_axis() -> None:
+    assert "MFU, % of bf16 peak, derived peak" in words(batch_sizes(accumulating((1, 1), (2, 1))))
 
 
 def test_of_many_lines_those_of_most_rungs_are_drawn() -> None:
@@ -231,6 +302,28 @@ def test_each_sharding_is_a_line_that_begins_with_one_device() -> None:
     assert [[size for size, _ in line] for line in lines] == [[1, 2, 4], [1, 2]]
     assert lines[1][1][1] == pytest.approx(4000)
     assert {"sharding=none", "sharding=zero1"} <= set(words(figure).split())
+
+
+def test_devices_are_shown_with_their_mfu_beside_speed_and_efficiency() -> None:
+    def two(**changes: Any) -> Scoreboard:
+        sizes = [(size, measurement(1000.0 * size, peak_devices=size, **changes)) for size in (1, 2)]
+        return scoreboard(
+            [record(f"{n}", n, toggles=replace(CUDA, world_size=n), measurement=found) for n, found in sizes]
+        )
+
+    figure = world_sizes(two())
+    assert figure is not None
+    assert [axes.get_ylabel() for axes in figure.axes] == [
+        "tokens per second, all devices",
+        "MFU, % of bf16 peak",
+        "efficiency over 1, %",
+    ]
+    assert marks(figure, "linear") == [(1, pytest.approx(1000)), (2, pytest.approx(2000))]
+    mfu = 100 * 854_438_400 * 1000 / 989.4e12
+    assert marks(figure, "_line", panel=1) == [(1, pytest.approx(mfu)), (2, pytest.approx(mfu))]
+    unknown = world_sizes(two(peak_flops_bf16=None))
+    assert "MFU" not in words(unknown)
+    assert "linear" in words(unknown)
 
 
 # --- several runs ---------------------------------------------------------------------------------------------------
@@ -265,6 +358,47 @@ def test_machines_stand_over_the_slowest_first_rung_the_fastest_on_top() -> None
     assert widths(figure) == [pytest.approx(times - 1) for times in (2.0, 9.0, 1.0, 3.0)]
     assert "9.00x, 900 (foreach)" in words(figure)
     assert words(figure).index("quick-x1") < words(figure).index("slow-x1")
+
+
+def beginning(**first: Any) -> Scoreboard:
+    """On a chip of its own, a first rung as told, and one that is sound."""
+    environment = MACHINE.model_copy(update={"chip": "odd"})
+    fused = replace(CUDA, adamw="fused")
+    sound = record("fused", 1, toggles=fused, environment=environment, measurement=measurement(400.0))
+    return scoreboard([record("base", environment=environment, **first), sound])
+
+
+def test_a_first_rung_that_did_not_run_is_none_and_says_why() -> None:
+    failed = beginning(status="out_of_memory", error="no room")
+    figure = hardware([failed, run("slow", 100.0, 300.0)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (4.0, 1.0, 3.0)]
+    assert "base: OOM" in words(figure)
+    assert hardware([failed, failed]) is None
+
+
+def test_a_first_rung_that_is_not_sound_holds_no_other() -> None:
+    figure = hardware([beginning(measurement=measurement(50.0, recompiles=1)), run("quick", 200.0, 900.0)])
+    assert widths(figure) == [pytest.approx(times - 1) for times in (1.0, 4.5, 2.0)]
+    assert "base: recompiled" in words(figure)
+
+
+def test_a_ratio_between_two_runs_bears_the_uncertainty_of_both() -> None:
+    def rounds(chip: str, *speeds: float) -> Scoreboard:
+        environment = MACHINE.model_copy(update={"chip": chip})
+        found = [measurement(tps) for tps in speeds]
+        return scoreboard([record("a", 0, n, environment=environment, measurement=m) for n, m in enumerate(found, 1)])
+
+    figure = hardware([rounds("still", 400.0, 400.0, 400.0), rounds("noisy", 90.0, 100.0, 110.0)])
+    times = independent_ratio([400.0] * 3, [90.0, 100.0, 110.0])
+    assert times is not None
+    assert figure is not None
+    bar = next(bar for bar in figure.axes[0].collections if isinstance(bar, LineCollection))
+    assert [x for x, _ in bar.get_segments()[0]] == [pytest.approx(times.low), pytest.approx(times.high)]
+
+
+def test_a_sweep_has_no_first_rung() -> None:
+    sweeps = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    assert hardware([scoreboard(sweeps), run("slow", 100.0, 300.0)]) is None
 
 
 def test_one_run_is_no_comparison_of_machines() -> None:
@@ -370,7 +504,8 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
 
 def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_path: Path) -> None:
     name = "a $\\frac{1$ rung\x1b[31m\x00"
-    board = scoreboard([record(name, ladder=name), record(f"{name}2", 1, ladder=name, measurement=measurement(2e3))])
+    where: dict[str, Any] = {"ladder": name, "environment": MACHINE.model_copy(update={"chip": name, "torch": name})}
+    board = scoreboard([record(name, **where), record(f"{name}2", 1, measurement=measurement(2e3), **where)])
     for file in draw([board], tmp_path):
         if file.suffix == ".svg":
             text = file.read_text()

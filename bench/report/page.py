@@ -76,7 +76,7 @@ def _section(
     board: Scoreboard, inliner: Inliner, figures: Sequence[Published], price_per_hour: float | None
 ) -> Section:
     return Section(
-        title=f"{board.ladder} on {board.environment.machine}",
+        title=plain(f"{board.ladder} on {board.environment.machine}"),
         tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
         pictures=_pictures(pictures(board), board.ladder, inliner),
         environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
@@ -86,7 +86,7 @@ def _section(
 
 def _pictures(drawn: Mapping[str, str], of: str, inliner: Inliner) -> list[Picture]:
     return [
-        Picture(label=f"{what.replace('-', ' ')} of {of}", svg=Markup(inliner.inlined(svg)))
+        Picture(label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(inliner.inlined(svg)))
         for what, svg in drawn.items()
     ]
 

@@ -85,7 +85,8 @@ def row_of(
     toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
     before = last = rungs[len(above) - 1] if above else None
     if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
-        before, last = rungs[0], last if line_of(toggles_of(last)) == line_of(toggles) else rungs[0]
+        alike = line_of(toggles_of(last), last[0].workload) == line_of(toggles, rung[0].workload)
+        before, last = rungs[0], last if alike else rungs[0]
     mean = geometric_mean(list(tps.values())) if tps else None
     reference = parity_reference(rung, records)
     status, error = judge(rung, rungs[0], before, reference)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from bench.measurement import Measurement
 from bench.record import RUNGS, Record
@@ -29,9 +30,13 @@ def cumulative(records: Sequence[Record]) -> list[list[Record]]:
     return list(by_rung.values())
 
 
-def line_of(toggles: Toggles) -> Toggles:
-    """What those have in common that differ in their batch only."""
-    return replace(toggles, micro_batch_size=1, grad_accum_steps=1)
+def line_of(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:
+    """What those have in common that differ in their batch only.
+
+    workload: a record's; where it fixes the tokens per step, accumulation follows from the batch.
+    """
+    line = replace(toggles, micro_batch_size=1)
+    return line if workload.get("tokens_per_step") is None else replace(line, grad_accum_steps=1)
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:
@@ -42,7 +47,7 @@ def in_order(records: Sequence[Record]) -> list[Record]:
         if record.kind != "sweep":
             return record.rung_index, 0, record.rung_index, record.repetition
         toggles = toggles_of([record])
-        line = lines.setdefault(line_of(toggles), record.rung_index)
+        line = lines.setdefault(line_of(toggles, record.workload), record.rung_index)
         return line, toggles.micro_batch_size, record.rung_index, record.repetition
 
     ordered = sorted(sorted(records, key=lambda r: r.rung_index), key=place)

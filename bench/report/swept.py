@@ -23,7 +23,7 @@ def swept(board: Scoreboard) -> Iterator[str]:
             yield f"Far slower in the first round, or cut off by the time budget: {'; '.join(fewer)}."
     groups: dict[Toggles, list[Row]] = {}
     for row in board.rows:
-        groups.setdefault(line_of(row.toggles), []).append(row)
+        groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
     for rows in groups.values():
         fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
         fits = [row for row in rows if row.tps]

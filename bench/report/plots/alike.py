@@ -26,10 +26,10 @@ class Group:
 
 
 def by_batch(board: Scoreboard) -> list[Group]:
-    """Rungs alike but for the sequences per device, and for how many of these make up a step."""
+    """Rungs alike but for the sequences per device, and for what follows from these where a step is fixed."""
     found: dict[Toggles, list[Row]] = {}
     for row in board.rows:
-        found.setdefault(line_of(row.toggles), []).append(row)
+        found.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
     return _groups(found, lambda row: row.toggles.micro_batch_size)
 
 

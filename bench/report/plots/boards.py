@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.report.caption import derived_peak, status_of
+from bench.report.compare import GOOD
 from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
 from bench.report.plots.style import (
     COLOURS,
@@ -23,9 +25,10 @@ from bench.report.plots.style import (
     with_room,
 )
 from bench.report.row import Row
+from bench.report.rungs import tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, percent
-from bench.stats import LEAST_ROUNDS
+from bench.stats import LEAST_ROUNDS, Estimate, independent_ratio
 
 MOST = 6
 """Runs in the summary; those that end fastest are kept."""
@@ -183,31 +186,54 @@ def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
 
 
 def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The first and the fastest sound rung of each run, as times the slowest of the first ones."""
-    runs = [board for board in of_one_task(boards) if board.fastest]
-    found = sorted(((board, _climb(board)[0], _best(board)) for board in runs), key=lambda each: -_most(each[0]))
-    if len(found) < 2:
+    """The first and the fastest sound rung of each run, as times the slowest of the first ones.
+
+    In place of a first rung that is not sound stands why; where none is, there is nothing to hold to.
+    """
+    every = of_one_task([board for board in boards if not is_sweep(board)])
+    runs = sorted((board for board in every if board.fastest), key=_most, reverse=True)
+    firsts = [(row.tps.value, n) for n, row in enumerate(board.rows[0] for board in runs) if row.tps and _sound(row)]
+    if len(runs) < 2 or not firsts:
         return None
-    slowest = min(first.tps.value for _, first, _ in found if first.tps)
-    figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(found)))
+    least, place = min(firsts)
+    figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(runs)))
     axes = figure.add_subplot()
-    at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board, _, _ in found], 90)
+    at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
     reach = [1.0]
-    for y, (board, *rows) in zip(at, found, strict=True):
-        for place, row in enumerate(rows):
-            assert row.tps is not None
-            times, where = row.tps.over(slowest), y + 0.38 * (place - 0.5)
-            label = ("first rung", "fastest rung")[place] if y == 0 else None
-            bar = axes.barh(where, times.value - 1, 0.36, 1, color=(NEITHER, COLOURS[0])[place], lw=0, label=label)
-            said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
-            tip(bar, f"{name_of(board)}: {said}")
-            bars(axes, [where], [(times.value, times.low, times.high)])
-            beside(axes, times.high or times.value, where, said)
-            reach += [times.low or times.value, times.high or times.value]
+    for y, board in zip(at, runs, strict=True):
+        for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (_best(board), y + 0.19, COLOURS[0])):
+            reach += _bar(axes, where, colour, board, row, runs[place])
     with_room(axes, min(reach), max(reach), 0.42)
     plain_log(axes.xaxis)
-    axes.set_xlabel(f"times as fast as the slowest first rung, {number(slowest)} tokens per second (log scale)")
-    figure.legend(loc="outside lower left", ncols=2)
+    axes.set_xlabel(f"times as fast as the slowest first rung, {number(least)} tokens per second (log scale)")
+    kinds = [Patch(color=NEITHER, label="first rung"), Patch(color=COLOURS[0], label="fastest rung")]
+    figure.legend(handles=kinds, loc="outside lower left", ncols=2)
     title = f"{_task(runs)}: the first and the fastest sound rung of each run"
     axes.set_title(f"{title}\n{rounds_of(runs)}", fontsize=10)
     return figure
+
+
+def _sound(row: Row) -> bool:
+    return row.tps is not None and row.status in GOOD
+
+
+def _bar(axes: Axes, where: float, colour: str, board: Scoreboard, row: Row, slowest: Scoreboard) -> list[float]:
+    """One rung over the first of `slowest`; gives how far it reaches to both sides."""
+    times = _times(board, row, slowest) if _sound(row) else None
+    if row.tps is None or times is None:
+        beside(axes, 1, where, f"{shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}")
+        return []
+    bar = axes.barh(where, times.value - 1, 0.36, 1, color=colour, lw=0)
+    said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
+    tip(bar, f"{name_of(board)}: {said}")
+    bars(axes, [where], [(times.value, times.low, times.high)])
+    beside(axes, times.high or times.value, where, said)
+    return [times.low or times.value, times.high or times.value]
+
+
+def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:
+    """Paired by round within one run; the rounds of two have nothing in common."""
+    if board is slowest:
+        return row.speedup
+    mine, others = (tps_by_round(run.records_of(of)) for run, of in ((board, row), (slowest, slowest.rows[0])))
+    return independent_ratio([*mine.values()], [*others.values()])

@@ -22,6 +22,12 @@ LEAST_SIZES = 3
 """For a fit: through two points a line always goes."""
 WIDE = 64
 """Sizes that are further apart than this factor stand on a log scale."""
+FAR = 64
+"""Times the largest size tried: nothing is predicted beyond."""
+LEAST_RISE = 0.01
+"""Of the mean peak, from the smallest size to the largest: what rises less is rounding, and no line is drawn."""
+CLEAR = 2
+"""Times what a point lies off the line at most: a line that rises less is drawn through noise."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +40,16 @@ class Line:
     def at(self, size: float) -> float:
         return self.fixed + self.each * size
 
-    def meets(self, limit: float) -> float | None:
-        """The number of sequences, a fraction mostly, that take `limit`; None where more take no more."""
-        return (limit - self.fixed) / self.each if self.each > 0 else None
+    def meets(self, limit: float) -> float:
+        """The number of sequences, a fraction mostly, that take `limit`; below 1 where not even one finds room."""
+        return (limit - self.fixed) / self.each
+
+    def rises(self, points: Sequence[tuple[int, float]]) -> bool:
+        """Whether what it says a sequence takes is more than the rounding and the noise of these points."""
+        sizes, gibs = zip(*points, strict=True)
+        rise = self.each * (max(sizes) - min(sizes))
+        off = max(abs(gib - self.at(size)) for size, gib in points)
+        return rise >= LEAST_RISE * sum(gibs) / len(gibs) and rise > CLEAR * off
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Line:
@@ -97,38 +110,55 @@ def _draw(
     axes: Axes, board: Scoreboard, group: Group, points: Sequence[tuple[int, float]], place: int
 ) -> list[tuple[float, float]]:
     """One line; gives the points that it must have room for."""
-    colour = COLOURS[place]
-    line, exact = fitted(points), len({size for size, _ in points}) < LEAST_SIZES
+    colour, line = COLOURS[place], fitted(points)
+    sizes = {size for size, _ in points}
+    rises, fit = line.rises(points), len(sizes) >= LEAST_SIZES
     ended = min(_ended([group]), default=None)
     limit = device_gib(board, group.rows[0].toggles)
-    meets = line.meets(limit) if limit is not None and not exact else None
+    meets = line.meets(limit) if limit is not None and rises and fit else None
     corners: list[tuple[float, float]] = [*points]
-    if ended is not None and limit is not None and meets is not None and meets >= 1:
+    if ended is not None and limit is not None and meets is not None and 1 <= meets <= FAR * max(sizes):
         corners.append((meets, limit))
         axes.axhline(limit, color=NEITHER, ls=":", lw=1)
         axes.plot(meets, limit, MARKERS[place], ms=9, mfc="none", color=colour, label="_meets")
-    along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
-    axes.plot(along, [line.at(size) for size in along], "--" if exact else "-", color=colour, lw=1.3, label="_line")
+    if rises:
+        along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
+        axes.plot(along, [line.at(size) for size in along], "-" if fit else "--", color=colour, lw=1.3, label="_line")
     if ended is not None:
         at = ended, limit if limit is not None else max(gib for _, gib in points)
         above = sum(mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines)
         axes.plot(*at, "X", ms=8, color=colour, label="_ended")
         axes.annotate("OOM", at, xytext=(7, 9 * above + 3), textcoords="offset points", fontsize=8, color=colour)
         corners.append(at)
-    label = "\n".join(filter(None, (group.label, _said(line, len(points), exact, limit, meets, ended))))
+    said = [_line(line, len(sizes)) if rises else _flat(points)]
+    if meets is not None and limit is not None:
+        said.append(_end(meets, limit, max(sizes)))
+    if ended is not None:
+        said.append(f"first OOM at {ended:,}")
+    label = "\n".join(filter(None, (group.label, "; ".join(said))))
     marks = axes.plot(*zip(*points, strict=True), MARKERS[place], ls="", color=colour, ms=6, label=label)
     tip(marks, label.replace("\n", ": "))
     return corners
 
 
-def _said(line: Line, count: int, exact: bool, limit: float | None, meets: float | None, ended: int | None) -> str:
-    """In words: the line, and where memory ends by it and in truth."""
-    each = f"{number(line.each * 1024)} MiB per sequence + {number(line.fixed)} GiB"
-    if exact:
-        return f"{each} (2 sizes: no fit)" + (f"; OOM at {ended}" if ended else "")
-    words = [f"{each} (fit of {count} sizes)"]
-    if meets is not None and limit is not None:
-        words.append(f"by the line {math.floor(meets) + 1:,} is the first beyond {limit:.1f} GiB")
-    if ended is not None:
-        words.append(f"first OOM at {ended:,}")
-    return "; ".join(words)
+def _line(line: Line, count: int) -> str:
+    """In words."""
+    fixed = f"{'-' if line.fixed < 0 else '+'} {number(abs(line.fixed))} GiB"
+    fit = f"fit of {count} sizes" if count >= LEAST_SIZES else "2 sizes: no fit"
+    return f"{number(line.each * 1024)} MiB per sequence {fixed} ({fit})"
+
+
+def _flat(points: Sequence[tuple[int, float]]) -> str:
+    """In words: the peaks that no line explains."""
+    gibs = sorted(gib for _, gib in points)
+    ends = dict.fromkeys((number(gibs[0]), number(gibs[-1])))
+    return f"{' to '.join(ends)} GiB: what a sequence takes does not show"
+
+
+def _end(meets: float, limit: float, largest: int) -> str:
+    """In words: where memory ends by the line."""
+    if meets < 1:
+        return f"by the line no batch fits into {limit:.1f} GiB"
+    if meets > FAR * largest:
+        return f"by the line {limit:.1f} GiB is far beyond what was tried"
+    return f"by the line {math.floor(meets) + 1:,} is the first beyond {limit:.1f} GiB"

@@ -92,11 +92,10 @@ def panels(board: Scoreboard) -> Figure | None:
     figure = Figure(figsize=(1.6 * WIDTH, 1.4 + PER_RUNG * len(board.rows)))
     every = figure.subplots(1, 4, sharey=True)
     at = names(every[0], [row.rung for row in board.rows])
-    derived = ", derived peak" if derived_peak(board) else ""
     columns: list[tuple[str, list[Interval | None]]] = [
         ("tokens per second", [bounds(row.tps) for row in board.rows]),
         ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
-        (f"MFU, % of bf16 peak{derived}", [of_hundred(row.mfu) for row in board.rows]),
+        (mfu_label(board), [of_hundred(row.mfu) for row in board.rows]),
         ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
     for axes, (label, values), colour in zip(every, columns, COLOURS, strict=False):
@@ -116,6 +115,11 @@ def panels(board: Scoreboard) -> Figure | None:
         axes.xaxis.set_major_formatter("{x:,g}")
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
+
+
+def mfu_label(board: Scoreboard) -> str:
+    """Of an axis: a peak that is arithmetic is called so."""
+    return f"MFU, % of bf16 peak{', derived peak' if derived_peak(board) else ''}"
 
 
 def bounds(estimate: Estimate | None) -> Interval | None:

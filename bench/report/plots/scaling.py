@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.report.plots.alike import Group, by_batch, by_devices
-from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib
+from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, Interval, bars, tip
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
@@ -28,7 +28,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         return None
     columns: list[tuple[str, Value]] = [
         ("tokens per second", lambda row: bounds(row.tps)),
-        ("MFU, % of bf16 peak", lambda row: of_hundred(row.mfu)),
+        (mfu_label(board), lambda row: of_hundred(row.mfu)),
         ("peak memory, GiB", peak_gib),
     ]
     columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
@@ -55,35 +55,46 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
 
 
 def world_sizes(board: Scoreboard) -> Figure | None:
-    """Tokens per second and efficiency by devices, with what perfect scaling would be."""
+    """Tokens per second, MFU and efficiency by devices, with what perfect scaling would be."""
     groups = [group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1]
     if not groups:
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 4 + 0.2 * len(groups)))
-    speed, share = figure.subplots(1, 2)
-    labelled = len(groups) <= LABELLED
-    for place, group in enumerate(groups):
-        rows = [row for row in group.rows if row.tps]
-        assert rows[0].tps is not None
-        one = rows[0].tps.value / rows[0].toggles.world_size
-        linear = [(row.toggles.world_size, one * row.toggles.world_size) for row in rows]
-        speed.plot(*zip(*linear, strict=True), "--", color=NEITHER, label=None if place else "linear", lw=1)
-        _line(speed, group, lambda row: row.toggles.world_size, lambda row: bounds(row.tps), place, labelled=labelled)
-        _line(share, group, lambda row: row.toggles.world_size, _efficiency, place, labelled=labelled)
-    share.axhline(100, color=NEITHER, ls="--", lw=1)
-    speed.legend()
-    speed.set_ylabel("tokens per second, all devices")
-    speed.yaxis.set_major_formatter("{x:,g}")
     over = sorted({row.efficiency_over for group in groups for row in group.rows if row.efficiency_over})
-    share.set_ylabel(f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %")
-    for axes in (speed, share):
+    columns: list[tuple[str, Value]] = [
+        ("tokens per second, all devices", lambda row: bounds(row.tps)),
+        (mfu_label(board), lambda row: of_hundred(row.mfu)),
+        (f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %", _efficiency),
+    ]
+    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    labelled = len(groups) <= LABELLED
+    figure = Figure(figsize=(1.6 * WIDTH * max(2, len(columns)) / 3, 4 + 0.2 * len(groups)))
+    panels = figure.subplots(1, len(columns), squeeze=False)[0]
+    for axes, (label, value) in zip(panels, columns, strict=True):
+        for place, group in enumerate(groups):
+            if axes is panels[0]:
+                _linear(axes, group, label=None if place else "linear")
+            _line(axes, group, lambda row: row.toggles.world_size, value, place, labelled=labelled)
+        if value is _efficiency:
+            axes.axhline(100, color=NEITHER, ls="--", lw=1)
+        axes.set_ylabel(label)
+        axes.yaxis.set_major_formatter("{x:,g}")
         axes.set_xlabel("devices")
         axes.set_xticks(sorted({row.toggles.world_size for group in groups for row in group.rows if row.tps}))
         axes.margins(0.12)
         axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
-    share.set_xlim(speed.get_xlim())
+        axes.set_xlim(panels[0].get_xlim())
+    panels[0].legend()
     _finish(figure, groups, f"{board.ladder}: several devices. {about(board)}")
     return figure
+
+
+def _linear(axes: Axes, group: Group, label: str | None) -> None:
+    """As many times the speed of the fewest devices as there are devices."""
+    rows = [row for row in group.rows if row.tps]
+    assert rows[0].tps is not None
+    one = rows[0].tps.value / rows[0].toggles.world_size
+    linear = [(row.toggles.world_size, one * row.toggles.world_size) for row in rows]
+    axes.plot(*zip(*linear, strict=True), "--", color=NEITHER, label=label, lw=1)
 
 
 def _efficiency(row: Row) -> Interval | None:
