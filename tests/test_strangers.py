@@ -23,7 +23,7 @@ from gpt2.toggles import Toggles
 CUDA = Toggles(device="cuda")
 HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"
 ABSENT = object()
-WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, HOSTILE, ABSENT)
+WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, 1e-290, HOSTILE, ABSENT)
 
 
 def line(of: Record) -> dict[str, Any]:
@@ -119,6 +119,12 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
         (("workload", "seq_len"), ABSENT, "seq_len is missing"),
         (("protocol",), {}, "repeats is missing"),
         (("time",), "yesterday", "Invalid isoformat string"),
+        (("time",), "2026-01-01T00:00:00", "time: Value error, is not in UTC"),
+        (("time",), "2026-01-01T02:00:00+02:00", "time: Value error, is not in UTC"),
+        (("toggles", "resolved", "nodes"), "two", "toggles.resolved.nodes: "),
+        (("toggles", "resolved", "nodes"), 2, "world_size 1 is too small for 2 nodes"),
+        (("measurement", "block_seconds", 0), 1e-290, "measurement.block_seconds.0: "),
+        (("measurement", "peak_flops_bf16"), 1e290, "measurement.peak_flops_bf16: "),
     ],
 )
 def test_what_a_record_may_not_say_is_named_with_file_and_line(
@@ -134,6 +140,14 @@ def test_what_a_record_may_not_say_is_named_with_file_and_line(
         load_boards([file])
     assert f"{file}:4: " in str(caught.value)
     assert says in str(caught.value)
+
+
+def test_a_rung_whose_nodes_are_not_known_counts_as_on_one(tmp_path: Path) -> None:
+    found = spoilt(("toggles", "resolved", "nodes"), None)
+    for each in found:
+        each["environment"]["nodes"] = 2
+    (board,), _ = load_boards([write(tmp_path, found)])
+    assert "No rung ran on more than one node." in to_markdown(board)
 
 
 def test_a_file_of_two_models_is_refused(tmp_path: Path) -> None:
