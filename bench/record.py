@@ -240,18 +240,23 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
+def whole_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The lines of a file, and a warning where the last has no newline and was left out. Raises RecordError."""
+    try:
+        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
+        lines = [line.decode() for line in whole]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    return lines, [f"{path}: the last line is cut off and was left out"] if torn else []
+
+
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a results file, and warnings about what was left out.
 
     A last line without its newline is what a killed run leaves and is left out with a warning. Anything else
     that is no record raises RecordError.
     """
-    try:
-        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
-        lines = [line.decode() for line in whole]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    warnings = [f"{path}: the last line is cut off and was left out"] if torn else []
+    lines, warnings = whole_lines(path)
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -25,7 +25,7 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     for path in paths:
         for file in _files(path):
             try:
-                found += read_published(file) if is_published(file) else []
+                found += read_published(file, warnings) if is_published(file) else []
             except RecordError as error:
                 if not path.is_dir():
                     raise
