@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, step_of
 from scipy import stats as scipy_stats
 
 from bench.record import RecordError, append
@@ -23,7 +24,7 @@ BF16 = replace(CUDA, autocast="bfloat16")
 BEFORE, AFTER = (1000.0, 1010.0, 990.0), (1100.0, 1111.0, 1089.0)
 
 
-def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: object) -> Path:
+def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: Any) -> Path:
     """A run of two rungs, the second twice as fast, with an A/A control."""
     for n, tps in enumerate(speeds, start=1):
         for kind, index, toggles, factor in (
@@ -31,8 +32,9 @@ def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: object) ->
             ("cumulative", 1, BF16, 2.0),
             ("control", 0, CUDA, 1.001),
         ):
-            facts = {"kind": kind, "toggles": toggles, "measurement": measurement(tps * factor), **changes}
-            append(path, record("ab"[index], index, n, **facts))  # type: ignore[arg-type]
+            found = measurement(tps * factor, tokens_per_step=step_of(toggles, changes))
+            facts = {"kind": kind, "toggles": toggles, "measurement": found, **changes}
+            append(path, record("ab"[index], index, n, **facts))
     return path
 
 

@@ -162,6 +162,45 @@ def test_a_file_with_the_same_process_twice_is_refused(tmp_path: Path) -> None:
         load_boards([write(tmp_path, [*lines(), lines()[0]])])
 
 
+@pytest.mark.parametrize(
+    ("path", "wrong", "says"),
+    [
+        (("ladder",), "a100", r"holds records of two ladders, h100 \(1add\) and a100 \(1add\); one file each"),
+        (("ladder_hash",), "0dd", r"holds records of two ladders, h100 \(1add\) and h100 \(0dd\); one file each"),
+        (("rung",), "c", "'c', cumulative, round 2: has the rung_index 1 of 'b'"),
+        (
+            ("toggles", "all", "compile"),
+            "default",
+            "'b', cumulative, round 2: its toggles are not those of round 1: compile=default",
+        ),
+        (
+            ("measurement", "tokens_per_step"),
+            2048,
+            "'b', cumulative, round 2: measured 2,048 tokens per step, but its toggles make 1,024",
+        ),
+    ],
+)
+def test_rounds_that_are_not_of_one_rung_are_never_averaged(
+    path: tuple[Any, ...], wrong: Any, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecordError, match=says):
+        load_boards([write(tmp_path, spoilt(path, wrong))])
+
+
+def test_a_sweep_s_candidates_hold_to_their_toggles_too(tmp_path: Path) -> None:
+    found = spoilt(("toggles", "all", "attention"), "sdpa")
+    for each in found:
+        each["kind"] = "sweep"
+    with pytest.raises(RecordError, match="'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"):
+        load_boards([write(tmp_path, found)])
+
+
+def test_toggles_of_a_rung_alone_are_not_those_within_the_ladder(tmp_path: Path) -> None:
+    alone = [{**each, "kind": "alone", "toggles": line(record())["toggles"]} for each in lines()[1::2]]
+    (board,), _ = load_boards([write(tmp_path, [*lines(), *alone])])
+    assert len(board.records) == len(lines()) + len(alone)
+
+
 def test_an_empty_folder_says_how_to_get_results(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="no results here; bench run ladders/smoke"):
         load_boards([tmp_path])

@@ -13,6 +13,8 @@ from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
 from bench.validation import near
+from gpt2.toggles import describe
+from gpt2.workload import Workload
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
@@ -122,6 +124,7 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
         raise RecordError(
             f"{file}: holds {len(runs)} runs ({plain(', '.join(runs))}), which do not mix; one file each"
         )
+    _of_one_ladder(file, records)
     done: set[tuple[str, int, int]] = set()
     for record in records:
         for key, value in record.workload.items():
@@ -133,6 +136,28 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
             raise RecordError(f"{file}: holds the process {what} twice; was a file appended to itself?")
         done |= set() if record.cut_short else {record.key}
     return records, warnings
+
+
+def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
+    """Raise RecordError where records are of several ladders, or what is averaged over rounds is not alike."""
+    alike: dict[tuple[str, int], Record] = {}
+    for record in records:
+        first = records[0]
+        if (record.ladder, record.ladder_hash) != (first.ladder, first.ladder_hash):
+            both = [f"{each.ladder} ({each.ladder_hash[:12]})" for each in (first, record)]
+            raise RecordError(f"{file}: holds records of two ladders, {plain(' and '.join(both))}; one file each")
+        first = alike.setdefault((record.kind, record.rung_index), record)
+        where = f"{file}: {plain(record.rung)!r}, {record.kind}, round {record.repetition}"
+        if record.rung != first.rung:
+            raise RecordError(f"{where}: has the rung_index {record.rung_index} of {plain(first.rung)!r}")
+        now, was = record.toggles.as_toggles, first.toggles.as_toggles
+        if now != was:
+            unlike = plain(", ".join(describe(now, was, Workload(**record.workload))))
+            raise RecordError(f"{where}: its toggles are not those of round {first.repetition}: {unlike}")
+        tokens = now.tokens_per_step(record.workload["seq_len"])
+        if record.measurement and record.measurement.tokens_per_step != tokens:
+            found = f"{record.measurement.tokens_per_step:,} tokens per step"
+            raise RecordError(f"{where}: measured {found}, but its toggles make {tokens:,}")
 
 
 def _rooflines(folder: Path) -> list[Record]:
