@@ -197,6 +197,28 @@ def test_a_gate_s_exit_code_is_3_for_what_is_confirmed_and_6_for_what_does_not_r
     assert any(line.startswith(says) for line in said)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("out_of_memory", "out_of_memory", 0),
+        ("unsupported", "unsupported", 0),
+        ("failed", "failed", 6),
+        ("unsupported", "out_of_memory", 6),
+        ("ok", "out_of_memory", 6),
+    ],
+)
+def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason(
+    before: str, after: str, code: int, tmp_path: Path
+) -> None:
+    large = replace(CUDA, micro_batch_size=512)
+    for name, status in (("a", before), ("b", after)):
+        found = {"measurement": measurement(tokens_per_step=step_of(large, {}))} if status == "ok" else {}
+        append(run_of(tmp_path / f"{name}.jsonl"), record("large", 2, toggles=large, status=status, **found))
+    given, said = judge([compared(tmp_path / "a.jsonl", tmp_path / "b.jsonl")], [Condition.parse("tps<-5%")])
+    assert given == code
+    assert any(line.startswith("large: ") for line in said)
+
+
 def test_a_gate_without_a_single_pair_is_one_clear_error(tmp_path: Path) -> None:
     append(tmp_path / "b.jsonl", record("other", 0, toggles=replace(BF16, compile="default")))
     found = compared(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
