@@ -43,11 +43,12 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     """The scoreboards of results files, and warnings about what was left out of them.
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
-    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then
-    one with rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold
-    nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file
-    that cannot be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by
-    name. Figures of others are passed over (see load_published()). needed: whether no run at all is an error.
+    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs (not of
+    sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest; a newer
+    one that is passed over is named. Files that hold nothing but a measured ceiling belong to bench roofline and lend
+    it to runs that measured none. Of a folder, a file that cannot be read is left out with a warning. Raises
+    RecordError where there is nothing to show, or for a file by name. Figures of others are passed over (see
+    load_published()). needed: whether no run at all is an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -181,9 +182,13 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
     newest = max(runs, key=lambda board: board.begun)
     same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
-    return max(
-        same, key=lambda board: (not board.interrupted, len(board.rows), board.rounds >= LEAST_ROUNDS, board.begun)
-    )
+
+    def merit(board: Scoreboard) -> tuple[bool, int, bool, str]:
+        # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
+        rungs = 0 if any(record.kind == "sweep" for record in board.records) else len(board.rows)
+        return not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
+
+    return max(same, key=merit)
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
