@@ -212,8 +212,8 @@ def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason
 ) -> None:
     large = replace(CUDA, micro_batch_size=512)
     for name, status in (("a", before), ("b", after)):
-        found = {"measurement": measurement(tokens_per_step=step_of(large, {}))} if status == "ok" else {}
-        append(run_of(tmp_path / f"{name}.jsonl"), record("large", 2, toggles=large, status=status, **found))
+        found = measurement(tokens_per_step=step_of(large, {})) if status == "ok" else None
+        append(run_of(tmp_path / f"{name}.jsonl"), record("large", 2, toggles=large, status=status, measurement=found))
     given, said = judge([compared(tmp_path / "a.jsonl", tmp_path / "b.jsonl")], [Condition.parse("tps<-5%")])
     assert given == code
     assert any(line.startswith("large: ") for line in said)

@@ -491,7 +491,7 @@ def test_an_energy_counter_that_did_not_move_is_kept_and_shown_as_nought(tmp_pat
     append(tmp_path / "r.jsonl", record(measurement=measurement(1_000_000.0, energy_joules=0.0)))
     (board,), _ = load_boards([tmp_path])
     assert board.rows[0].joules_per_token == 0
-    assert "| baseline | 2.78 | 0 | 0 | - |" in to_markdown(board)
+    assert "| baseline | 2.78 | 0 | 0 |" in to_markdown(board)
 
 
 def test_what_could_not_be_measured_costs_nothing_because_it_is_not_listed() -> None:
