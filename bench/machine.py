@@ -10,8 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Rate = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-"""What divides, or has a logarithm taken of it. Losses alone may be infinite or no number."""
+Rate = Annotated[float, Field(ge=1e-12, le=1e24)]
+"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was measured.
+Losses alone may be infinite or no number."""
 
 
 class Plain(BaseModel):

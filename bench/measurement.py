@@ -88,8 +88,8 @@ class Measurement(Plain):
     """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
     attention_kernel: str | None = None
     """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
-    energy_joules: Rate | None = None
-    """Of all devices during the window; null where there is no counter."""
+    energy_joules: Amount | None = None
+    """Of all devices during the window; null where there is no counter, 0 where it did not move."""
     other_cores: Amount | None = None
     """Cores that other processes kept busy during the window, on average."""
     programs_per_step: Amount | None = None

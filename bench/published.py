@@ -10,8 +10,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationError
 
-from bench.machine import Plain
-from bench.record import SCHEMA, RecordError, first_problem
+from bench.machine import Amount, AtLeastOne, Plain, Rate
+from bench.record import SCHEMA, RecordError, first_problem, whole_lines
 
 MARK = b'"kind":"published"'
 """In the first line of a file of such figures."""
@@ -33,34 +33,34 @@ class Published(Plain):
     label: str | None = None
     """The source's own name for it."""
     hardware: str | None = None
-    devices: int | None = None
+    devices: AtLeastOne | None = None
     """Over which all figures are summed."""
     model: str | None = None
-    seq_len: int | None = None
+    seq_len: AtLeastOne | None = None
     number_format: str | None = None
-    tps: float | None = None
-    speedup: float | None = None
+    tps: Rate | None = None
+    speedup: Rate | None = None
     """As stated, over the series' first row."""
-    memory_bytes: int | None = None
+    memory_bytes: AtLeastOne | None = None
     """Peak, allocated, of one device."""
-    mfu: dict[str, float] = Field(default_factory=dict)
+    mfu: dict[str, Rate] = Field(default_factory=dict)
     """As stated, a share, by the number format of its peak."""
-    mfu_low: float | None = None
+    mfu_low: Rate | None = None
     """Of a series "mfu context": the lowest share among the runs that the source tells of."""
-    mfu_high: float | None = None
+    mfu_high: Rate | None = None
     """The highest."""
-    flops_per_token: int | None = None
-    peak_flops: dict[str, float] = Field(default_factory=dict)
+    flops_per_token: AtLeastOne | None = None
+    peak_flops: dict[str, Rate] = Field(default_factory=dict)
     """Of one device, by number format, as the source takes them."""
-    step_seconds: float | None = None
-    micro_batch_size: int | None = None
-    tokens_per_step: int | None = None
-    tokens: float | None = None
+    step_seconds: Rate | None = None
+    micro_batch_size: AtLeastOne | None = None
+    tokens_per_step: AtLeastOne | None = None
+    tokens: Rate | None = None
     """Of a full run."""
-    minutes: float | None = None
+    minutes: Rate | None = None
     """It took."""
     dataset: str | None = None
-    cost_usd: float | None = None
+    cost_usd: Amount | None = None
     note: str | None = None
 
     def recomputed_mfu(self, number_format: str) -> float | None:
@@ -80,13 +80,15 @@ def is_published(path: Path) -> bool:
         return False
 
 
-def read_published(path: Path) -> list[Published]:
-    """All figures of a file. Raises RecordError."""
+def read_published(path: Path, warnings: list[str] | None = None) -> list[Published]:
+    """All figures of a file.
+
+    warnings: takes that about a last line that is cut off, which is left out. Raises RecordError.
+    """
     found = []
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    lines, torn = whole_lines(path)
+    if warnings is not None:
+        warnings += torn
     for number, line in enumerate(lines, start=1):
         try:
             found.append(Published.model_validate_json(line))

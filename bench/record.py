@@ -10,12 +10,12 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bench.ladder import Protocol
 from bench.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -49,8 +49,8 @@ class Outcome(Plain):
     environment: Environment | None = None
     measurement: Measurement | None = None
     data_sha256: str | None = None
-    resolved: dict[str, Any] = Field(default_factory=dict)
-    """What toggles became in this process: threads, rows of the embedding."""
+    resolved: dict[str, AtLeastOne | None] = Field(default_factory=dict)
+    """What toggles became in this process: threads, rows of the embedding, nodes where there are several."""
     warnings: list[str] = Field(default_factory=list)
     ceiling: Ceiling | None = None
     """From a process that measures it and nothing else."""
@@ -82,13 +82,24 @@ class ToggleValues(Plain):
     """A rung's toggles; one that is absent from an older record had its default."""
 
     all: dict[str, Any]
-    resolved: dict[str, Any]
+    resolved: dict[str, AtLeastOne | None]
 
     @field_validator("all")
     @classmethod
     def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
         _checked(Toggles, _text(value))
         return value
+
+    @model_validator(mode="after")
+    def _a_rank_on_each_node(self) -> Self:
+        if self.nodes > (ranks := self.as_toggles.world_size):
+            raise ValueError(f"world_size {ranks} is too small for {self.nodes} nodes")
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """Over which the ranks were spread."""
+        return self.resolved.get("nodes") or 1
 
     @cached_property
     def as_toggles(self) -> Toggles:
@@ -158,7 +169,8 @@ class Record(Plain):
     @field_validator("time")
     @classmethod
     def _in_utc(cls, value: str) -> str:
-        datetime.fromisoformat(value)  # by which runs are told apart
+        if datetime.fromisoformat(value).utcoffset() != timedelta(0):  # runs are told apart by it, and as text
+            raise ValueError("is not in UTC: it must end in +00:00")
         return value
 
     @property
@@ -228,18 +240,23 @@ def first_problem(error: ValidationError) -> str:
     return f"{where}: {first['msg']}" if where else first["msg"]
 
 
+def whole_lines(path: Path) -> tuple[list[str], list[str]]:
+    """The lines of a file, and a warning where the last has no newline and was left out. Raises RecordError."""
+    try:
+        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
+        lines = [line.decode() for line in whole]
+    except (OSError, UnicodeDecodeError) as error:
+        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
+    return lines, [f"{path}: the last line is cut off and was left out"] if torn else []
+
+
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a results file, and warnings about what was left out.
 
     A last line without its newline is what a killed run leaves and is left out with a warning. Anything else
     that is no record raises RecordError.
     """
-    try:
-        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
-        lines = [line.decode() for line in whole]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    warnings = [f"{path}: the last line is cut off and was left out"] if torn else []
+    lines, warnings = whole_lines(path)
     records = []
     for number, line in enumerate(lines, start=1):
         try:

@@ -150,7 +150,8 @@ def compare(
     Rungs are paired by what they switch on, not by name; A:RUNG and B:RUNG pair whatever they name.
 
     Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed: the
-    whole interval lies beyond the bound; 6 a rung has no speed that ranks on either side, so --fail-if cannot tell.
+    whole interval lies beyond the bound; 6 a rung has no speed that ranks on one side, so --fail-if cannot tell.
+    What was out of memory, or unsupported, on both sides is passed over.
 
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """

@@ -133,8 +133,9 @@ PARITY_STEPS = 20
 
 
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest relative difference over the first steps that both have; infinite where a loss is not finite."""
+    """Largest relative difference over the first steps that both have; infinite where a loss is not finite, or
+    differs from one that is 0."""
     pairs = list(zip(losses, reference, strict=False))[:PARITY_STEPS]
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in pairs):
         return math.inf
-    return max(abs(a - b) / abs(b) for a, b in pairs)
+    return max(0.0 if a == b else abs(a - b) / abs(b) if b else math.inf for a, b in pairs)

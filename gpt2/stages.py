@@ -134,7 +134,7 @@ def precision(
     return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler
 
 
-def resolved(toggles: Toggles, workload: Workload) -> dict[str, object]:
+def resolved(toggles: Toggles, workload: Workload) -> dict[str, int]:
     """What values that depend on the machine or the model come to here."""
     return {
         "threads": threads(toggles),

@@ -64,6 +64,11 @@ def measurement(tps: float = 1000.0, losses: list[float] | None = None, **change
     return Measurement(**{**facts, **changes})
 
 
+def step_of(toggles: Toggles, changes: dict[str, Any]) -> int:
+    """Tokens that these toggles make a step of, in the task that the changes to a record name."""
+    return toggles.tokens_per_step(changes.get("workload", asdict(Workload()))["seq_len"])
+
+
 def record(rung: str = "baseline", index: int = 0, repetition: int = 1, **changes: Any) -> Record:
     """One process of one rung, measured at 1,000 tokens per second unless told otherwise."""
     toggles = changes.pop("toggles", Toggles(device="cuda"))

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from conftest import ROOT
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, step_of
 
 from bench.record import RecordError, append
 from bench.report.chain import Chain, baseline, chain
@@ -36,7 +36,8 @@ def run_of(path: Path, *rungs: tuple[str, Toggles, tuple[float, ...]], **changes
     """A run of named rungs, with the speed of each in each round."""
     for index, (name, toggles, speeds) in enumerate(rungs):
         for repetition, tps in enumerate(speeds, start=1):
-            facts = {"toggles": toggles, "measurement": measurement(tps), **changes}
+            found = measurement(tps, tokens_per_step=step_of(toggles, changes))
+            facts = {"toggles": toggles, "measurement": found, **changes}
             append(path, record(name, index, repetition, **facts))
     return path
 
@@ -138,8 +139,10 @@ def test_a_rung_whose_loss_differs_has_neither_ratio_nor_time(tmp_path: Path, la
 def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path) -> None:
     file = tmp_path / "h100.jsonl"
     for index, (name, size, method) in enumerate((("a", 4, "one"), ("b", 3, "one"), ("c", 2, "other"))):
-        found = measurement(peak_memory_bytes=size * 2**30, peak_memory_method=method)
-        append(file, record(name, index, toggles=replace(CUDA, micro_batch_size=index + 1), measurement=found))
+        toggles = replace(CUDA, micro_batch_size=index + 1)
+        tokens = step_of(toggles, {})
+        found = measurement(peak_memory_bytes=size * 2**30, peak_memory_method=method, tokens_per_step=tokens)
+        append(file, record(name, index, toggles=toggles, measurement=found))
     shown = chained(file, start=f"{file}:a")
     assert cells(shown, "Memory over first") == ["1.00x", "0.75x", "-"]
     assert any("different methods do not compare" in note for note in sheet(shown).notes)
@@ -168,7 +171,7 @@ def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path,
 )
 def test_what_cannot_be_the_baseline_is_one_clear_error(of: str | None, said: str, laptop: Path) -> None:
     append(laptop, record("too large", 1, toggles=replace(CPU, micro_batch_size=99), status="out_of_memory"))
-    nothing = measurement(block_seconds=[], block_steps=None)
+    nothing = measurement(block_seconds=[], block_steps=None, tokens_per_step=2048)
     small = replace(CPU, micro_batch_size=2)
     append(laptop, record("unmeasured", 2, toggles=small, measurement=nothing, environment=LAPTOP))
     with pytest.raises(RecordError, match=said):

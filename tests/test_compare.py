@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, step_of
 from scipy import stats as scipy_stats
 
 from bench.record import RecordError, append
@@ -23,7 +24,7 @@ BF16 = replace(CUDA, autocast="bfloat16")
 BEFORE, AFTER = (1000.0, 1010.0, 990.0), (1100.0, 1111.0, 1089.0)
 
 
-def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: object) -> Path:
+def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: Any) -> Path:
     """A run of two rungs, the second twice as fast, with an A/A control."""
     for n, tps in enumerate(speeds, start=1):
         for kind, index, toggles, factor in (
@@ -31,8 +32,9 @@ def run_of(path: Path, speeds: tuple[float, ...] = BEFORE, **changes: object) ->
             ("cumulative", 1, BF16, 2.0),
             ("control", 0, CUDA, 1.001),
         ):
-            facts = {"kind": kind, "toggles": toggles, "measurement": measurement(tps * factor), **changes}
-            append(path, record("ab"[index], index, n, **facts))  # type: ignore[arg-type]
+            found = measurement(tps * factor, tokens_per_step=step_of(toggles, changes))
+            facts = {"kind": kind, "toggles": toggles, "measurement": found, **changes}
+            append(path, record("ab"[index], index, n, **facts))
     return path
 
 
@@ -193,6 +195,28 @@ def test_a_gate_s_exit_code_is_3_for_what_is_confirmed_and_6_for_what_does_not_r
     given, said = judge([found], [Condition.parse("tps<-5%")])
     assert given == code
     assert any(line.startswith(says) for line in said)
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code"),
+    [
+        ("out_of_memory", "out_of_memory", 0),
+        ("unsupported", "unsupported", 0),
+        ("failed", "failed", 6),
+        ("unsupported", "out_of_memory", 6),
+        ("ok", "out_of_memory", 6),
+    ],
+)
+def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason(
+    before: str, after: str, code: int, tmp_path: Path
+) -> None:
+    large = replace(CUDA, micro_batch_size=512)
+    for name, status in (("a", before), ("b", after)):
+        found = measurement(tokens_per_step=step_of(large, {})) if status == "ok" else None
+        append(run_of(tmp_path / f"{name}.jsonl"), record("large", 2, toggles=large, status=status, measurement=found))
+    given, said = judge([compared(tmp_path / "a.jsonl", tmp_path / "b.jsonl")], [Condition.parse("tps<-5%")])
+    assert given == code
+    assert any(line.startswith("large: ") for line in said)
 
 
 def test_a_gate_without_a_single_pair_is_one_clear_error(tmp_path: Path) -> None:

@@ -166,7 +166,8 @@ def test_a_machine_of_several_nodes_is_a_machine_of_its_own() -> None:
 def test_the_caption_says_which_rungs_took_several_nodes() -> None:
     machine = MACHINE.model_copy(update={"nodes": 2})
     wide = record("wide", 1, environment=machine)
-    wide = wide.model_copy(update={"toggles": ToggleValues(all=wide.toggles.all, resolved={"nodes": 2})})
+    all_toggles = {**wide.toggles.all, "world_size": 2}
+    wide = wide.model_copy(update={"toggles": ToggleValues(all=all_toggles, resolved={"nodes": 2})})
     lines = caption(scoreboard([record(environment=machine), wide]))
     assert lines[0].startswith("2 nodes, each: NVIDIA H100")
     assert lines[1] == "Ranks on more than one node: wide on 2."

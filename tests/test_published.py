@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -91,10 +94,42 @@ def test_folders_of_results_may_hold_both_kinds_of_file(tmp_path: Path) -> None:
     assert {figure.source for figure in load_published([tmp_path])[0]} == {"llm.c"}
 
 
-def test_a_figure_that_cannot_be_read_is_one_clear_error(tmp_path: Path) -> None:
-    file = tmp_path / "theirs.jsonl"
-    file.write_text(
-        '{"schema":1,"kind":"published","source":"x","series":"ladder","rung":"a","model":"gpt2","tps":"many"}\n'
-    )
-    with pytest.raises(RecordError, match=r"theirs.jsonl:1: no published figure of schema 1: tps: "):
-        read_published(file)
+def theirs(file: Path, **changes: Any) -> Path:
+    """A file of two figures, with changes to the second."""
+    figure = {"schema": 1, "kind": "published", "source": "x", "series": "ladder", "rung": "a", "model": "gpt2"}
+    figure |= {"tps": 1000.0, "devices": 1, "flops_per_token": 1000, "peak_flops": {"bfloat16": 1e12}}
+    lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in (figure, {**figure, **changes})]
+    file.write_text("".join(lines), encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"),
+    [
+        ("tps", "many"),
+        ("tps", -5),
+        ("tps", math.nan),
+        ("tps", math.inf),
+        ("devices", 0),
+        ("flops_per_token", -1),
+        ("peak_flops", {"bfloat16": 0.0}),
+        ("memory_bytes", 0),
+        ("minutes", math.nan),
+    ],
+)
+def test_a_figure_that_cannot_be_is_one_clear_error(field: str, wrong: object, tmp_path: Path) -> None:
+    file = theirs(tmp_path / "theirs.jsonl", **{field: wrong})
+    with pytest.raises(RecordError, match=rf"theirs.jsonl:2: no published figure of schema 1: {field}"):
+        load_published([file])
+
+
+def test_a_last_figure_that_is_cut_off_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    file = theirs(tmp_path / "theirs.jsonl")
+    file.write_bytes(file.read_bytes()[:-20])
+    figures, warnings = load_published([file])
+    assert (len(figures), warnings) == (1, [f"{file}: the last line is cut off and was left out"])
+
+
+def test_a_line_separator_within_a_text_ends_no_line(tmp_path: Path) -> None:
+    file = theirs(tmp_path / "theirs.jsonl", note="one\u2028two")
+    assert [figure.note for figure in read_published(file)] == [None, "one\u2028two"]

@@ -487,6 +487,13 @@ def test_energy_and_cost_follow_from_the_counter_and_the_price() -> None:
     assert "Cost at 4 per hour" in to_markdown(board, 4.0)
 
 
+def test_an_energy_counter_that_did_not_move_is_kept_and_shown_as_nought(tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", record(measurement=measurement(1_000_000.0, energy_joules=0.0)))
+    (board,), _ = load_boards([tmp_path])
+    assert board.rows[0].joules_per_token == 0
+    assert "| baseline | 2.78 | 0 | 0 |" in to_markdown(board)
+
+
 def test_what_could_not_be_measured_costs_nothing_because_it_is_not_listed() -> None:
     oom = record("too large", 1, status="out_of_memory", error="CUDA out of memory")
     (table,) = [sheet for sheet in sheets(scoreboard([record(), oom]), 2.0) if "10 billion" in sheet.title]
@@ -524,6 +531,14 @@ def test_a_quick_run_does_not_hide_a_replicated_one_and_is_named(tmp_path: Path)
     (board,), warnings = load_boards([tmp_path])
     assert board.rows[0].rung == "long"
     assert warnings == [f"{tmp_path / 'quick.jsonl'} is newer but shorter and not shown; name it to see it"]
+
+
+def test_of_two_sweeps_the_newest_is_shown_however_many_batches_it_tried(tmp_path: Path) -> None:
+    for index, rung in enumerate(("1", "2", "4")):
+        append(tmp_path / "old.jsonl", record(rung, index, kind="sweep"))
+    append(tmp_path / "new.jsonl", record("1", kind="sweep", time="2026-01-02T00:00:00+00:00"))
+    (board,), warnings = load_boards([tmp_path])
+    assert (board.source, warnings) == (tmp_path / "new.jsonl", [])
 
 
 def test_a_run_without_a_ceiling_borrows_that_of_bench_roofline_on_the_same_machine(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from samples import MACHINE, measurement, record
+from samples import MACHINE, measurement, record, step_of
 
 from bench.environment import describe
 from bench.ladder import load
@@ -244,7 +244,8 @@ def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_lad
     here = MACHINE.model_copy(update={"chip": describe(Cpu()).chip, "device_count": Cpu().count()})
     rung = load(ladder).rung("a")
     workload = asdict(load(ladder).workload)
-    earlier = record("a", ladder="test", workload=workload, environment=here).model_copy(
+    step = measurement(tokens_per_step=step_of(rung.toggles, {"workload": workload}))
+    earlier = record("a", ladder="test", workload=workload, environment=here, measurement=step).model_copy(
         update={"toggles": ToggleValues(all=asdict(rung.toggles), resolved={})}
     )
     folder = tmp_path / "out" / here.machine

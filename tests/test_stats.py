@@ -62,6 +62,11 @@ def test_a_loss_that_is_not_finite_differs_infinitely() -> None:
     assert loss_difference([10.0, math.nan], [10.0, 9.0]) == math.inf
 
 
+def test_a_loss_of_zero_is_equal_to_itself_and_infinitely_different_from_any_other() -> None:
+    assert loss_difference([0.0, 5.0], [0.0, 5.0]) == 0.0
+    assert loss_difference([0.1], [0.0]) == math.inf
+
+
 def within(low: float, high: float) -> Estimate:
     return Estimate(math.sqrt(low * high), low, high, 5)
 

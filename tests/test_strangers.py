@@ -23,7 +23,7 @@ from gpt2.toggles import Toggles
 CUDA = Toggles(device="cuda")
 HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"
 ABSENT = object()
-WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, HOSTILE, ABSENT)
+WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, 1e-290, HOSTILE, ABSENT)
 
 
 def line(of: Record) -> dict[str, Any]:
@@ -119,6 +119,12 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
         (("workload", "seq_len"), ABSENT, "seq_len is missing"),
         (("protocol",), {}, "repeats is missing"),
         (("time",), "yesterday", "Invalid isoformat string"),
+        (("time",), "2026-01-01T00:00:00", "time: Value error, is not in UTC"),
+        (("time",), "2026-01-01T02:00:00+02:00", "time: Value error, is not in UTC"),
+        (("toggles", "resolved", "nodes"), "two", "toggles.resolved.nodes: "),
+        (("toggles", "resolved", "nodes"), 2, "world_size 1 is too small for 2 nodes"),
+        (("measurement", "block_seconds", 0), 1e-290, "measurement.block_seconds.0: "),
+        (("measurement", "peak_flops_bf16"), 1e290, "measurement.peak_flops_bf16: "),
     ],
 )
 def test_what_a_record_may_not_say_is_named_with_file_and_line(
@@ -136,6 +142,14 @@ def test_what_a_record_may_not_say_is_named_with_file_and_line(
     assert says in str(caught.value)
 
 
+def test_a_rung_whose_nodes_are_not_known_counts_as_on_one(tmp_path: Path) -> None:
+    found = spoilt(("toggles", "resolved", "nodes"), None)
+    for each in found:
+        each["environment"]["nodes"] = 2
+    (board,), _ = load_boards([write(tmp_path, found)])
+    assert "No rung ran on more than one node." in to_markdown(board)
+
+
 def test_a_file_of_two_models_is_refused(tmp_path: Path) -> None:
     found = lines()
     found[3]["workload"]["model"] = "gpt2-medium"
@@ -146,6 +160,45 @@ def test_a_file_of_two_models_is_refused(tmp_path: Path) -> None:
 def test_a_file_with_the_same_process_twice_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="holds the process 'baseline', cumulative, round 1 twice"):
         load_boards([write(tmp_path, [*lines(), lines()[0]])])
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong", "says"),
+    [
+        (("ladder",), "a100", r"holds records of two ladders, h100 \(1add\) and a100 \(1add\); one file each"),
+        (("ladder_hash",), "0dd", r"holds records of two ladders, h100 \(1add\) and h100 \(0dd\); one file each"),
+        (("rung",), "c", "'c', cumulative, round 2: has the rung_index 1 of 'b'"),
+        (
+            ("toggles", "all", "compile"),
+            "default",
+            "'b', cumulative, round 2: its toggles are not those of round 1: compile=default",
+        ),
+        (
+            ("measurement", "tokens_per_step"),
+            2048,
+            "'b', cumulative, round 2: measured 2,048 tokens per step, but its toggles make 1,024",
+        ),
+    ],
+)
+def test_rounds_that_are_not_of_one_rung_are_never_averaged(
+    path: tuple[Any, ...], wrong: Any, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(RecordError, match=says):
+        load_boards([write(tmp_path, spoilt(path, wrong))])
+
+
+def test_a_sweep_s_candidates_hold_to_their_toggles_too(tmp_path: Path) -> None:
+    found = spoilt(("toggles", "all", "attention"), "sdpa")
+    for each in found:
+        each["kind"] = "sweep"
+    with pytest.raises(RecordError, match="'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"):
+        load_boards([write(tmp_path, found)])
+
+
+def test_toggles_of_a_rung_alone_are_not_those_within_the_ladder(tmp_path: Path) -> None:
+    alone = [{**each, "kind": "alone", "toggles": line(record())["toggles"]} for each in lines()[1::2]]
+    (board,), _ = load_boards([write(tmp_path, [*lines(), *alone])])
+    assert len(board.records) == len(lines()) + len(alone)
 
 
 def test_an_empty_folder_says_how_to_get_results(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def of_row(board: Scoreboard, row: Row) -> Bound | None:
     """
     records = board.records_of(row)
     workload = Workload(**records[0].workload)
-    nodes = max(record.toggles.resolved.get("nodes", 1) for record in records)
+    nodes = max(record.toggles.nodes for record in records)
     measured = board.ceilings[row.toggles.device].measured if row.toggles.device in board.ceilings else ()
     bounds = [bound(workload, row.toggles, ceiling, nodes) for ceiling in measured]
     known = [(each.total_ms, place) for place, each in enumerate(bounds) if each.total_ms is not None]

@@ -271,7 +271,7 @@ def _nodes(board: Scoreboard) -> list[str]:
     """Of a run over several nodes, which rungs took more than one."""
     over: dict[int, list[str]] = {}
     for records in cumulative(board.records):
-        nodes = max(record.toggles.resolved.get("nodes", 1) for record in records)
+        nodes = max(record.toggles.nodes for record in records)
         over.setdefault(nodes, []).append(plain(records[0].rung))
     each = [f"{', '.join(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
     if not board.environment.nodes:

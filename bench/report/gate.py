@@ -41,6 +41,11 @@ class Condition:
         return change.high < self.bound if self.below else change.low > self.bound
 
 
+def _never_fitted(pair: Pair) -> bool:
+    """Whether neither side could run the rung, for the same reason: nothing has changed."""
+    return pair.first.status == pair.other.status and pair.first.status in ("out_of_memory", "unsupported")
+
+
 def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) -> tuple[int, list[str]]:
     """The exit code of bench compare, and what came of each condition. Raises ValueError where nothing is paired."""
     if not any(each.pairs for each in comparisons):
@@ -49,6 +54,9 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
     for each in comparisons:
         for pair in each.pairs:
             where = f"{pair.first.rung}: {each.other.letter} over {each.first.letter}"
+            if pair.flaw and _never_fitted(pair):
+                said.append(f"{where}: {pair.flaw}, and in {each.first.letter} too: no speed to judge")
+                continue
             if pair.flaw:
                 said.append(f"{where}: not ranked: {pair.flaw}")
                 code = code or 6

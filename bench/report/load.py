@@ -13,6 +13,8 @@ from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
 from bench.validation import near
+from gpt2.toggles import describe
+from gpt2.workload import Workload
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
@@ -25,7 +27,7 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     for path in paths:
         for file in _files(path):
             try:
-                found += read_published(file) if is_published(file) else []
+                found += read_published(file, warnings) if is_published(file) else []
             except RecordError as error:
                 if not path.is_dir():
                     raise
@@ -41,11 +43,12 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     """The scoreboards of results files, and warnings about what was left out of them.
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
-    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs, then
-    one with rounds enough for intervals, then the newest; a newer one that is passed over is named. Files that hold
-    nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of a folder, a file
-    that cannot be read is left out with a warning. Raises RecordError where there is nothing to show, or for a file by
-    name. Figures of others are passed over (see load_published()). needed: whether no run at all is an error.
+    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs (not of
+    sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest; a newer
+    one that is passed over is named. Files that hold nothing but a measured ceiling belong to bench roofline and lend
+    it to runs that measured none. Of a folder, a file that cannot be read is left out with a warning. Raises
+    RecordError where there is nothing to show, or for a file by name. Figures of others are passed over (see
+    load_published()). needed: whether no run at all is an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -122,6 +125,7 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
         raise RecordError(
             f"{file}: holds {len(runs)} runs ({plain(', '.join(runs))}), which do not mix; one file each"
         )
+    _of_one_ladder(file, records)
     done: set[tuple[str, int, int]] = set()
     for record in records:
         for key, value in record.workload.items():
@@ -133,6 +137,28 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
             raise RecordError(f"{file}: holds the process {what} twice; was a file appended to itself?")
         done |= set() if record.cut_short else {record.key}
     return records, warnings
+
+
+def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
+    """Raise RecordError where records are of several ladders, or what is averaged over rounds is not alike."""
+    alike: dict[tuple[str, int], Record] = {}
+    for record in records:
+        first = records[0]
+        if (record.ladder, record.ladder_hash) != (first.ladder, first.ladder_hash):
+            both = [f"{each.ladder} ({each.ladder_hash[:12]})" for each in (first, record)]
+            raise RecordError(f"{file}: holds records of two ladders, {plain(' and '.join(both))}; one file each")
+        first = alike.setdefault((record.kind, record.rung_index), record)
+        where = f"{file}: {plain(record.rung)!r}, {record.kind}, round {record.repetition}"
+        if record.rung != first.rung:
+            raise RecordError(f"{where}: has the rung_index {record.rung_index} of {plain(first.rung)!r}")
+        now, was = record.toggles.as_toggles, first.toggles.as_toggles
+        if now != was:
+            unlike = plain(", ".join(describe(now, was, Workload(**record.workload))))
+            raise RecordError(f"{where}: its toggles are not those of round {first.repetition}: {unlike}")
+        tokens = now.tokens_per_step(record.workload["seq_len"])
+        if record.measurement and record.measurement.tokens_per_step != tokens:
+            found = f"{record.measurement.tokens_per_step:,} tokens per step"
+            raise RecordError(f"{where}: measured {found}, but its toggles make {tokens:,}")
 
 
 def _rooflines(folder: Path) -> list[Record]:
@@ -156,9 +182,13 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
     newest = max(runs, key=lambda board: board.begun)
     same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
-    return max(
-        same, key=lambda board: (not board.interrupted, len(board.rows), board.rounds >= LEAST_ROUNDS, board.begun)
-    )
+
+    def merit(board: Scoreboard) -> tuple[bool, int, bool, str]:
+        # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
+        rungs = 0 if any(record.kind == "sweep" for record in board.records) else len(board.rows)
+        return not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
+
+    return max(same, key=merit)
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
