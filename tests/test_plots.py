@@ -326,6 +326,14 @@ def test_devices_are_shown_with_their_mfu_beside_speed_and_efficiency() -> None:
     assert "linear" in words(unknown)
 
 
+def test_an_axis_writes_millions_out() -> None:
+    sizes = [(n, measurement(1_500_000.0 * n)) for n in (1, 2)]
+    runs = [record(f"{n}", n, toggles=replace(CUDA, world_size=n), measurement=found) for n, found in sizes]
+    figure = world_sizes(scoreboard(runs))
+    assert figure is not None
+    assert figure.axes[0].yaxis.get_major_formatter().format_ticks([0.5, 3_500_000.0]) == ["0.5", "3,500,000"]
+
+
 # --- several runs ---------------------------------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.report.plots.alike import Group, by_batch
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, tip
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import GIB, number
 from gpt2.toggles import HOST, Toggles
@@ -83,7 +83,7 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
         axes.set_xscale("log", base=2)
     else:
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.xaxis.set_major_formatter("{x:,g}")
+    axes.xaxis.set_major_formatter(PLAIN)
     axes.set_xlim(min(sizes) / 1.3 if wide else 0, (1.6 if wide else 1.1) * max(sizes))
     axes.set_ylim(0, 1.2 * max(gibs))
     axes.set_xlabel(f"sequences per device{' (log scale, on which a line is bent)' if wide else ''}")

@@ -12,6 +12,7 @@ from bench.report.plots.style import (
     COLOURS,
     FASTER,
     NEITHER,
+    PLAIN,
     SLOWER,
     Interval,
     bars,
@@ -111,8 +112,8 @@ def panels(board: Scoreboard) -> Figure | None:
             beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(4) if any(values) else NullLocator())
-        axes.xaxis.set_major_formatter("{x:,g}")
+        axes.xaxis.set_major_locator(MaxNLocator(3) if any(values) else NullLocator())
+        axes.xaxis.set_major_formatter(PLAIN)
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 

@@ -10,7 +10,7 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.report.plots.alike import Group, by_batch, by_devices
 from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, Interval, bars, tip
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, Interval, bars, tip
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number
@@ -45,7 +45,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.xaxis.set_major_formatter(ScalarFormatter())
         axes.set_xlabel("sequences per device (log scale)")
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(0.12)
         # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is seen.
         most = max(found[0] for group in groups for row in group.rows if (found := value(row)))
@@ -77,7 +77,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
         if value is _efficiency:
             axes.axhline(100, color=NEITHER, ls="--", lw=1)
         axes.set_ylabel(label)
-        axes.yaxis.set_major_formatter("{x:,g}")
+        axes.yaxis.set_major_formatter(PLAIN)
         axes.set_xlabel("devices")
         axes.set_xticks(sorted({row.toggles.world_size for group in groups for row in group.rows if row.tps}))
         axes.margins(0.12)

@@ -138,6 +138,10 @@ FAR = 200
 """Ends of a log axis that are further apart than this factor leave room for powers of ten only."""
 
 
+PLAIN = "{x:,.9g}"
+"""How an axis writes numbers: millions without a power of ten, and as many digits as its steps need."""
+
+
 def with_room(axes: Axes, low: float, high: float, share: float) -> None:
     """A log axis from left of `low` to right of `high`, a share of its width kept for the words beside the last."""
     low = low / 1.2
