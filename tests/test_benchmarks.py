@@ -46,10 +46,26 @@ def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -
     for number in range(1000):
         append(
             tmp_path / "r.jsonl",
-            record(f"rung {number % 10}", number % 10, number // 10, measurement=measurement(losses=losses)),
+            record(f"rung {number % 10}", number % 10, 1 + number // 10, measurement=measurement(losses=losses)),
         )
     (board,), _ = benchmark.pedantic(lambda: load_boards([tmp_path]), rounds=1)
     assert to_markdown(board).count("\n| rung") == 2 * 10  # here, and where the time goes
+
+
+def test_benchmark_a_report_over_ten_thousand_records_of_many_rungs(benchmark, tmp_path: Path) -> None:
+    found = measurement(losses=[10.0] * 100)
+    lines = [
+        record(f"rung {index}", index, repetition, measurement=found).model_dump_json(by_alias=True)
+        for repetition in (1, 2, 3)
+        for index in range(3334)
+    ]
+    (tmp_path / "r.jsonl").write_text("\n".join(lines) + "\n")
+
+    def shown() -> str:
+        ((board,), _) = load_boards([tmp_path])
+        return to_markdown(board)
+
+    assert benchmark.pedantic(shown, rounds=1).count("\n| rung") == 2 * 3334
 
 
 def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) -> None:

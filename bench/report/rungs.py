@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 from bench.measurement import Measurement
@@ -21,13 +22,48 @@ def measured(rung: Sequence[Record]) -> Measurement | None:
     return next((r.measurement for r in rung if r.measurement), None)
 
 
+class Run(tuple[Record, ...]):
+    """The records of a run, grouped once for all of its rungs."""
+
+    @classmethod
+    def of(cls, records: Sequence[Record]) -> Run:
+        return records if isinstance(records, Run) else cls(records)
+
+    @cached_property
+    def rungs(self) -> dict[int, list[Record]]:
+        """Those of each rung, or of each candidate of a sweep, by its index in the ladder."""
+        by_rung: dict[int, list[Record]] = {}
+        for record in self:
+            if record.kind in RUNGS:
+                by_rung.setdefault(record.rung_index, []).append(record)
+        return by_rung
+
+    @cached_property
+    def controls(self) -> dict[int, list[Record]]:
+        """Of the A/A control, by the index of the rung that it runs again."""
+        by_rung: dict[int, list[Record]] = {}
+        for record in self:
+            if record.kind == "control":
+                by_rung.setdefault(record.rung_index, []).append(record)
+        return by_rung
+
+    @cached_property
+    def references(self) -> dict[int, list[Record]]:
+        """By tokens per step, the first whose losses others can be held to: a parity process, else a rung."""
+        found: dict[int, list[Record]] = {}
+        for other in (*([record] for record in self if record.kind == "parity"), *self.rungs.values()):
+            if theirs := measured(other):
+                found.setdefault(theirs.tokens_per_step, other)
+        return found
+
+    @cached_property
+    def first_measured(self) -> list[Record] | None:
+        return next((rung for rung in self.rungs.values() if measured(rung)), None)
+
+
 def cumulative(records: Sequence[Record]) -> list[list[Record]]:
     """The records of each rung, in the ladder's order, or of each candidate of a sweep."""
-    by_rung: dict[int, list[Record]] = {}
-    for record in records:
-        if record.kind in RUNGS:
-            by_rung.setdefault(record.rung_index, []).append(record)
-    return list(by_rung.values())
+    return list(Run.of(records).rungs.values())
 
 
 def line_of(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:
@@ -66,7 +102,7 @@ def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
 
 def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:
     """The first rung's; where an interruption cut a round in two, in the later part its control's."""
-    controls = tps_by_round([r for r in records if r.kind == "control" and r.rung_index == first[0].rung_index])
+    controls = tps_by_round(Run.of(records).controls.get(first[0].rung_index, ()))
     mine = tps_by_round(first)
     begun = {repetition for repetition, _ in mine}
     return {**{key: tps for key, tps in controls.items() if key not in mine and key[0] in begun}, **mine}
@@ -77,15 +113,12 @@ def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[
 
     None where that is the rung itself, unless it is the first that was measured: then it is what all are held to.
     """
-    mine, rungs = measured(rung), cumulative(records)
-    children = [[record] for record in records if record.kind == "parity"]
-    first = next((other for other in rungs if measured(other)), None)
-    for other in (*children, *rungs):
-        theirs = measured(other)
-        if mine and theirs and mine.tokens_per_step == theirs.tokens_per_step:
-            itself = other[0].kind == rung[0].kind and other[0].rung_index == rung[0].rung_index
-            return None if itself and other != first else other
-    return None
+    mine, run = measured(rung), Run.of(records)
+    other = run.references.get(mine.tokens_per_step) if mine else None
+    if other is None:
+        return None
+    itself = other[0].kind == rung[0].kind and other[0].rung_index == rung[0].rung_index
+    return None if itself and other is not run.first_measured else other
 
 
 def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
@@ -94,6 +127,9 @@ def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Reco
     For want of one, that on the fewest ranks, which share out as much.
     """
 
+    if toggles.world_size == 1:
+        return None
+
     def alike(of: Toggles) -> Toggles:
         return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
 
@@ -101,9 +137,11 @@ def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Reco
         """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges differently."""
         return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(1) == toggles.tokens_per_step(1)
 
+    mine = alike(toggles)
+
     def comparable(of: Toggles) -> bool:
         shares = of.world_size == 1 or of.sharding == toggles.sharding
-        return of.world_size < toggles.world_size and shares and as_large(of) and alike(of) == alike(toggles)
+        return of.world_size < toggles.world_size and shares and as_large(of) and alike(of) == mine
 
     fewer = [rung for rung in above if comparable(toggles_of(rung))]
     return min(fewer, key=lambda rung: toggles_of(rung).world_size, default=None)

@@ -15,7 +15,7 @@ from bench.machine import Environment
 from bench.record import ABLATION, Record
 from bench.report.denominators import Ceiling, find_ceilings, find_peaks
 from bench.report.row import Row, row_of
-from bench.report.rungs import cumulative, in_order, measured, toggles_of, tps_by_round
+from bench.report.rungs import Run, cumulative, in_order, measured, toggles_of, tps_by_round
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
@@ -28,7 +28,7 @@ class Scoreboard:
 
     ladder: str
     rows: tuple[Row, ...]
-    records: tuple[Record, ...]
+    records: Run
     """All of the run, those of controls and of toggles alone included."""
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
@@ -45,7 +45,7 @@ class Scoreboard:
 
     def records_of(self, row: Row) -> list[Record]:
         """Of one rung, in all rounds."""
-        return next(rung for rung in cumulative(self.records) if rung[0].rung_index == row.index)
+        return self.records.rungs[row.index]
 
     @property
     def file_name(self) -> str:
@@ -116,7 +116,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
 
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
     """
-    records = in_order(_latest(records))
+    records = Run(in_order(_latest(records)))
     rungs = cumulative(records)
     curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
@@ -141,7 +141,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     return Scoreboard(
         ladder=records[0].ladder,
         rows=tuple(rows),
-        records=tuple(records),
+        records=records,
         control=control,
         delta=delta,
         ceilings=ceilings,

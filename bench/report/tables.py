@@ -84,15 +84,15 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
         "Hours to 10B tokens",
         "Status",
     ]
-    rows = [_cells(row, board) for row in board.rows]
+    several = any(row.toggles.world_size > 1 for row in board.rows)
+    rows = [_cells(row, board, several) for row in board.rows]
     words = frozenset({0, 1, 15})
     return Sheet(title=name, head=head, rows=rows, words=words, notes=caption(board), dispensable=DISPENSABLE)
 
 
-def _cells(row: Row, board: Scoreboard) -> list[str]:
-    """One row as plain text, a dash for what was not measured."""
+def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
+    """One row as plain text, a dash for what was not measured. several: whether some rung has several ranks."""
     loss = f"{row.loss:.4f}" if row.loss is not None else DASH
-    several = any(other.toggles.world_size > 1 for other in board.rows)
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
