@@ -96,7 +96,7 @@ def test_no_text_of_a_results_file_becomes_markup_or_a_formula(drawn: dict[str, 
 def test_a_long_name_keeps_both_its_ends() -> None:
     assert shortened("attention=explicit, micro_batch_size=16", 28) == "attention=expl…batch_size=16"
     assert shortened("a name of 28 letters exactly", 28) == "a name of 28 letters exactly"
-    assert shortened("costs $2") == "costs $2"
+    assert shortened("costs $2\nin two \x1blines") == "costs $2\nin two lines"
 
 
 def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:

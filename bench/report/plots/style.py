@@ -87,7 +87,12 @@ def _purge(figure: Figure) -> None:
     """Control characters, which XML does not know, out of all words; some are from results files of strangers."""
     for words in figure.findobj(Text):
         assert isinstance(words, Text)
-        words.set_text("\n".join(plain(line) for line in words.get_text().split("\n")))
+        words.set_text(_printable(words.get_text()))
+
+
+def _printable(text: str) -> str:
+    """Line by line."""
+    return "\n".join(plain(line) for line in text.split("\n"))
 
 
 def svg(figure: Figure) -> str:
@@ -168,7 +173,7 @@ def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
 
 def shortened(name: str, most: int = 28) -> str:
     """For an axis, with both ends, by which names differ."""
-    name = plain(name)
+    name = _printable(name)
     if len(name) > most:
         head = most // 2
         name = f"{name[:head].rstrip()}…{name[head + 1 - most :].lstrip()}"
