@@ -12,13 +12,16 @@ import typer
 from bench import here, show, sweep
 from bench.options import (
     Ablate,
+    Corpus,
     LadderFile,
     NodeRank,
     Nodes,
     Overrides,
+    PeakTflops,
     Price,
     Rendezvous,
     Repeats,
+    ResultsFolder,
     RungNames,
     Until,
     load_as_asked,
@@ -72,7 +75,7 @@ def main() -> None:
 @app.command()
 def run(
     ladder: LadderFile,
-    data: Annotated[Path | None, typer.Option(help="Where the ladder's corpus lies.")] = None,
+    data: Corpus = None,
     rungs: RungNames = None,
     repeats: Repeats = None,
     until: Until = None,
@@ -80,11 +83,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing.")
     ] = False,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    out: ResultsFolder = Path("results"),
     set_: Overrides = None,
-    peak_tflops: Annotated[
-        float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")
-    ] = None,
+    peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,

@@ -41,6 +41,10 @@ NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Which of them
 Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
 Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the whole machine, for the cost of a run.")]
 
+Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]
+ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for results.")]
+PeakTflops = Annotated[float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")]
+
 ABLATION_WINDOW = 20.0
 """Seconds of a window in a run that ablates."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench import complete
-from bench.options import Overrides, Price, Repeats
+from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder
 from bench.terminal import fail, report_end
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def sweep(
             "(with the dots) doubles until out of memory, then finds the largest that fits.",
         ),
     ],
-    data: Annotated[Path | None, typer.Option(help="Where the ladder's corpus lies.")] = None,
+    data: Corpus = None,
     best: Annotated[
         Path | None,
         typer.Option(metavar="OUT.yaml", help="Write the ladder to the fastest that fits and trains the same."),
@@ -54,11 +54,9 @@ def sweep(
     ] = 60.0,
     repeats: Repeats = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this sweep's newest results.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
+    out: ResultsFolder = Path("results"),
     set_: Overrides = None,
-    peak_tflops: Annotated[
-        float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")
-    ] = None,
+    peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
     allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if one failed.")] = False,
 ) -> None:
