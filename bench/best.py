@@ -11,7 +11,7 @@ from bench.ladder import Ladder, Rung
 from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
-from bench.report.text import number, plain, with_interval
+from bench.report.text import number, plain, ratio, with_interval
 from gpt2.toggles import Toggles
 
 
@@ -31,17 +31,21 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         "protocol": asdict(ladder.protocol),
         "rungs": rungs,
     }
-    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
     source = board.source.as_posix() if board.source else "a sweep"
-    tps = with_interval(number(winner.tps.value), winner.tps) if winner.tps else "?"
-    head = [
-        f"{winner.rung}: {tps} tokens/s, the most of {len(board.rows)} candidates on {board.environment.machine} in "
-        f"{rounds}, by which it was chosen.",
-        *fastest(board),
-        f"From {source}, torch {board.environment.torch}.",
-    ]
+    head = [_chosen(winner, board), *fastest(board), f"From {source}, torch {board.environment.torch}."]
     lines = "".join(f"# {plain(line)}\n" for line in head)
     return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
+
+
+def _chosen(winner: Row, board: Scoreboard) -> str:
+    """By which figure, among how many."""
+    tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
+    over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
+    ran = [row.tps.rounds if row.tps else 0 for row in board.rows]
+    most, whole = max(ran), ran.count(max(ran))
+    rounds = f"{most} round{'s' if most > 1 else ''}"
+    among = f"{len(ran)} candidates" + (f", {whole} of which ran in all of" if whole < len(ran) else " in")
+    return f"{winner.rung}: {tps}{over}, the most of {among} {rounds} on {board.environment.machine}, by which it won."
 
 
 def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None) -> dict[str, Any]:

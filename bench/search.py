@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -245,9 +246,11 @@ class Search:
         if not self.best_only or not ran:
             return ran
         board = scoreboard([record for record in self._ended.values() if record.repetition == 1])
-        sound = {row.index: row.tps.value for row in board.rows if row.tps and row.status == "ok" and not row.doubts}
-        least = HOPELESS * max(sound.values(), default=0.0)
-        left = [rung for rung in ran if rung is ran[0] or sound.get(rung.index, 0.0) >= max(least, 1e-9)]
+        sound = [row for row in board.rows if row.tps and row.status == "ok" and not row.doubts]
+        # Over the first one: where an interruption cut the round in two, speeds of its parts do not compare.
+        over = {row.index: row.speedup.value if row.speedup else math.inf for row in sound}
+        least = HOPELESS * max((value for value in over.values() if value < math.inf), default=0.0)
+        left = [rung for rung in ran if rung is ran[0] or over.get(rung.index, 0.0) >= max(least, 1e-9)]
         if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):
             note(
                 f"below {HOPELESS:.0%} of the fastest in round 1, or something is held against them, so not run "

@@ -154,6 +154,53 @@ def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladd
     assert best.toggles.micro_batch_size == 1
 
 
+def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
+    """A sweep for a winner among four, ended after the first candidate; before it goes on, the machine slows down.
+
+    speeds: then, of the first candidate's control and of the other three.
+    """
+    over = ("toggles.attention=explicit,sdpa", "toggles.adamw=for_loop,fused")
+    _, records, _ = drive(sweep(ladder, *over, best_only=True), machine(speed=lambda _: 35839.0), 1)
+    before = [record.model_copy(update={"session": "before"}) for record in records]
+    resumed = sweep(ladder, *over, best_only=True)
+    resumed.resume(before)
+    then = dict(zip([("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")], speeds, strict=False))
+    slow = machine(speed=lambda t: then.get((t.attention, t.adamw), speeds[-1]))
+    _, after, _ = drive(resumed, slow)
+    return resumed, [*before, *(record.model_copy(update={"session": "after"}) for record in after)]
+
+
+def test_after_an_interruption_candidates_are_held_to_the_control_of_their_own_half(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
+    _, records = interrupted(ladder, 1685.0, 1174.0, 4803.0, 2495.0)
+    again = [r.rung for r in records if r.kind == "sweep" and r.repetition == 2]
+    assert again == ["attention=explicit, adamw=for_loop", "attention=sdpa, adamw=for_loop"]
+    board = scoreboard(records)
+    assert board.fastest
+    assert board.fastest.rung == "attention=sdpa, adamw=for_loop"
+    assert board.fastest.speedup
+    assert board.fastest.speedup.value == pytest.approx(4803 / 1685)
+    written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)
+    assert "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all" in written
+
+
+def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
+    over = ("toggles.adamw=for_loop,foreach,fused",)
+    ran: list[Record] = []
+    for half, speed in (("first", 100.0), ("second", 10.0), ("third", 10.0)):  # the last alone came to its end
+        search = sweep(ladder, *over, best_only=True)
+        search.resume(ran)
+        run = machine(speed=lambda _, speed=speed: speed)
+        _, records, _ = drive(search, run, None if half == "third" else 1)
+        ran += [record.model_copy(update={"session": half}) for record in records]
+    assert [r.toggles.all["adamw"] for r in ran if r.kind == "sweep" and r.repetition == 2] == [
+        "for_loop",
+        "foreach",
+        "fused",
+    ]
+
+
 def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladder) -> None:
     tasks, _, _ = drive(sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine())
     assert [t.repetition for t in tasks if t.kind == "control"] == [1, 2]

@@ -60,8 +60,14 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The rung with most tokens per second of those that nothing is held against and that leave no doubt."""
+        """The fastest rung, over the first, of those that nothing is held against and that leave no doubt.
+
+        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
+        """
         good = [row for row in self.rows if row.tps and row.status == "ok" and not row.doubts]
+        held = {row.index: row.speedup.value for row in good if row.speedup}
+        if held:
+            return max((row for row in good if row.index in held), key=lambda row: held[row.index])
         return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
