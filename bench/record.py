@@ -31,6 +31,8 @@ CEILING = "ceiling"
 AFTER = "after the window: "
 """Begins the warning of a process that went wrong once its window was complete."""
 CUT_SHORT = f"{AFTER}interrupted"
+NOT_BEGUN = "not begun: "
+"""Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
 """The warning of a process that the user ended before its proofs were taken."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
@@ -179,6 +181,11 @@ class Record(Plain):
         then counts meanwhile; what is missing is the proof."""
         unproved = self.measurement is not None and self.measurement.proofs is None
         return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a process at all."""
+        return not (self.status == "interrupted" and (self.error or "").startswith(NOT_BEGUN))
 
     @property
     def key(self) -> tuple[str, int, int]:

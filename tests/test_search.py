@@ -208,11 +208,62 @@ def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladd
 
 
 def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
-    search = sweep(ladder, "toggles.micro_batch_size=1,2,4", end=time.monotonic() + 100)
+    search = sweep(ladder, "toggles.micro_batch_size=1,2,...", end=time.monotonic() + 100)
     said: list[str] = []
     for number, task in enumerate(search.tasks([], said.append)):
         search.ended(machine()(task), 30.0 if number else 101.0)
-    assert said == ["the time budget ends in round 1 of 1; the rest is not run"]
+    assert search.cut
+    assert (search.cut.task.rung.name, search.cut.left) == ("micro_batch_size=2", 1)
+    why = "--budget ended the sweep in round 1 of 1, before the largest micro_batch_size that fits was found"
+    assert search.cut.why == why
+    assert said == [f"micro_batch_size=2: not begun: {why}"]
+
+
+@pytest.mark.parametrize(("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)])  # of two rounds of 5 each
+def test_what_a_budget_leaves_undone_is_counted(write_ladder, most: int, left: int) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2, ceiling_seconds=0.01))
+    search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused")
+    tasks = search.tasks([], lambda _: None)
+    for _ in range(most):
+        search.ended(machine()(next(tasks)), 1.0)
+    search.end = 0.0
+    assert next(tasks, None) is None
+    assert search.cut
+    assert search.cut.left == left
+
+
+def test_what_a_budget_cut_off_is_told_from_what_was_dropped(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=3))
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=True), machine(), 12)
+    said = caption(scoreboard(records))
+    why = "Far slower in the first round, or with something held against them, so not run in each"
+    assert f"{why}: micro_batch_size=2; micro_batch_size=4." in said
+    assert "Not run in round 3, in which the sweep ended: micro_batch_size=8." in said
+
+
+def test_a_sweep_without_the_control_of_a_round_was_interrupted(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
+    told = [record.model_copy(update={"protocol": {"repeats": 2}}) for record in records]
+    assert [scoreboard(told[:n]).interrupted for n in range(1, len(told) + 1)] == [True] * (len(told) - 1) + [False]
+    (said,) = [line for line in caption(scoreboard(told[:3])) if "interrupted" in line]
+    assert said == (
+        "Warning: the sweep was interrupted in round 1 of 2; bench sweep with --resume runs what is missing."
+    )
+
+
+def test_a_sweep_resumed_without_best_says_what_it_cannot_run_in_rounds_that_are_over(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    over = "toggles.micro_batch_size=1,2,4,8"
+    _, records, _ = drive(sweep(ladder, over, best_only=True), machine())
+    resumed = sweep(ladder, over)
+    resumed.resume(records)
+    tasks, _, said = drive(resumed, machine())
+    assert tasks == []
+    assert said == [
+        "round 2 is over, and what runs now has nothing in it to be held to: not run in it: micro_batch_size=2; "
+        "micro_batch_size=4; without --resume a sweep measures all anew"
+    ]
 
 
 def test_a_resumed_sweep_goes_on_where_it_was_and_comes_to_the_same_end(ladder: Ladder) -> None:

@@ -163,7 +163,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
     if board.delta > LOUD:
         lines.append(
             f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the machine "
-            "(bench doctor) or take more rounds (--until 2%)."
+            f"(bench doctor) or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
         )
     return lines
 

@@ -21,6 +21,9 @@ from bench.stats import Estimate, Verdict, geometric_mean, paired_ratio, verdict
 from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
+FEWER = "it ran in"
+"""Begins the doubt about a sweep's candidate that ran less often than the others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -133,7 +136,7 @@ def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequenc
         return []
     whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
-    return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
+    return [f"{FEWER} {rounds} of {most} rounds"] if rounds < most else []
 
 
 def _paired(

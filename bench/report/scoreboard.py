@@ -91,8 +91,13 @@ class Scoreboard:
         return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
 
     @property
+    def swept(self) -> bool:
+        """Whether the rows are candidates of a sweep, not rungs of a ladder."""
+        return any(record.kind == "sweep" for record in self.records)
+
+    @property
     def interrupted(self) -> bool:
-        """Whether the run ended before its last process, by the user's will or because it was killed."""
+        """Whether the run ended before its last process: by the user, for want of time, or because it was killed."""
         if any(record.cut_short for record in self.records):
             return True
         wanted = max(self.rounds, self.planned_rounds)
@@ -109,7 +114,9 @@ class Scoreboard:
             if kind in ABLATION and len(done) < max(done):
                 return True
         controls = rounds.get(("control", self.rows[0].index), set())
-        return bool(controls) and len(controls) < wanted
+        # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
+        to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
+        return bool(to_be) and len(controls) < wanted
 
     @property
     def has_gaps(self) -> bool:
@@ -153,7 +160,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
         ceilings=ceilings,
         loss_step=loss_step,
         environment=rungs[-1][-1].environment,
-        rounds=max(r.repetition for r in records),
+        rounds=max((r.repetition for r in records if r.status != "interrupted"), default=1),
         source=source,
     )
 
