@@ -12,6 +12,7 @@ from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, plain, ratio, with_interval
+from bench.report.warnings import disturbed, ended_early
 from gpt2.toggles import Toggles
 
 
@@ -32,7 +33,13 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         "rungs": rungs,
     }
     source = board.source.as_posix() if board.source else "a sweep"
-    head = [_chosen(winner, board), *fastest(board), f"From {source}, torch {board.environment.torch}."]
+    head = [
+        _chosen(winner, board),
+        *fastest(board),
+        *(f"Chosen from measurements that were disturbed: {each}." for each in disturbed(board)),
+        *(f"Chosen before the end: {each}." for each in ended_early(board)),
+        f"From {source}, torch {board.environment.torch}.",
+    ]
     lines = "".join(f"# {plain(line)}\n" for line in head)
     return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
 

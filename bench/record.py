@@ -31,6 +31,8 @@ CEILING = "ceiling"
 AFTER = "after the window: "
 """Begins the warning of a process that went wrong once its window was complete."""
 CUT_SHORT = f"{AFTER}interrupted"
+OTHER_WORK = "other work"
+"""Begins the warning of a process beside which other programs kept cores busy."""
 NOT_BEGUN = "not begun: "
 """Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
 """The warning of a process that the user ended before its proofs were taken."""
@@ -186,6 +188,11 @@ class Record(Plain):
     def begun(self) -> bool:
         """Whether there was a process at all."""
         return not (self.status == "interrupted" and (self.error or "").startswith(NOT_BEGUN))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs kept cores busy beside it, so that its speed is in doubt."""
+        return any(warning.startswith(f"{OTHER_WORK}: ") for warning in self.warnings)
 
     @property
     def key(self) -> tuple[str, int, int]:

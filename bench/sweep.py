@@ -177,6 +177,7 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
     """Write the ladder to the fastest candidate; the exit code."""
     from bench.best import ladder_to
     from bench.report.caption import fastest
+    from bench.report.warnings import disturbed
 
     if cut and cut.task.repetition == 1:
         typer.echo(f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True)
@@ -191,5 +192,7 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
         fail(OSError(f"cannot write {path}: {error.strerror}"))
     for line in fastest(board):
         typer.echo(line, err=True)
+    for line in disturbed(board):
+        typer.echo(f"bench: {path} was chosen from measurements that were disturbed: {line}", err=True)
     typer.echo(f"{path} is the ladder to {winner.rung}; bench run {path} measures it anew", err=True)
     return 0

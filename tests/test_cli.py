@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -13,8 +14,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from samples import record
 
+from bench.progress import Progress
 from bench.record import append, read
 
 ROOT = Path(__file__).parent.parent
@@ -255,6 +258,16 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     assert process.wait(timeout=30) == 0
     assert b"round 1/1  a: starting" in seen
     assert b"tokens/s, first step" in seen
+
+
+def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        for cores in ("0.40", "1.90"):
+            warnings = [f"other work: others keep {cores} cores busy; stop them", "steal time: 3.0%; choose another"]
+            progress.finished(record(warnings=warnings))
+    said = out.getvalue()
+    assert [said.count(each) for each in ("0.40 cores", "1.90 cores", "steal time")] == [1, 1, 1]
 
 
 def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:

@@ -286,7 +286,7 @@ def test_warnings_that_begin_alike_are_one_line_with_their_number() -> None:
     busy = [record(repetition=n, warnings=[f"other work: others keep 0.{n} cores busy; stop them"]) for n in (3, 4)]
     text = to_markdown(scoreboard([*busy, record(repetition=5)]))
     assert text.count("Warning: other work") == 1
-    assert "others keep 0.3 to 0.4 cores busy; stop them (in 2 of 3 processes)." in text
+    assert "others keep 0.3 to 0.4 cores busy; stop them (in 2 of 3 processes: baseline in rounds 3, 4)." in text
 
 
 def test_warnings_of_different_kinds_are_different_lines() -> None:

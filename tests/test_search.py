@@ -380,6 +380,19 @@ def test_batches_stand_in_order_of_size_however_they_were_tried(ladder: Ladder) 
     assert [row.toggles.micro_batch_size for row in scoreboard(records).rows] == [1, 2, 4, 5, 6, 8]
 
 
+def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(ladder: Ladder) -> None:
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
+    quiet = scoreboard(records)
+    assert "disturbed" not in ladder_to(ladder, ladder.rungs[-1], quiet.rows[-1], quiet)
+    warning = "other work: others keep 0.80 cores busy; stop other programs"
+    busy = [records[0], records[1].model_copy(update={"warnings": [warning]}), *records[2:]]
+    board = scoreboard(busy)
+    said = f"{warning} (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
+    written = ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board)
+    assert f"# Chosen from measurements that were disturbed: {said}\n" in written
+    assert f"Warning: {said}" in caption(board)
+
+
 def test_toggles_that_make_no_whole_in_any_candidate_are_an_error(write_ladder) -> None:
     fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64"))
     with pytest.raises(LadderError, match=r"rung .b. with other values: .* not a multiple"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.record import NOT_BEGUN, Record
+from bench.record import CEILING, NOT_BEGUN, OTHER_WORK, RUNGS, Record
 from bench.report.rungs import cumulative, tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import NUMBER, number
@@ -80,8 +80,28 @@ def _grouped(records: Sequence[Record]) -> list[str]:
     for kind, alike in kinds.items():
         line = _range(alike)
         count = len(processes[kind])
-        lines.append(f"{line} (in {count} of {len(records)} processes)" if len(records) > 1 else line)
+        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(OTHER_WORK) else ''}"
+        lines.append(f"{line} ({of})" if len(records) > 1 else line)
     return lines
+
+
+def _which(records: Sequence[Record]) -> str:
+    """Of the processes beside which others worked: of what, in which rounds; nothing where it is all of them."""
+    if all(record.disturbed for record in records):
+        return ""
+    rounds: dict[str, list[str]] = {}
+    for record in records:
+        if record.disturbed:
+            again = "" if record.kind in RUNGS or record.rung == CEILING else f" ({record.kind.replace('_', ' ')})"
+            rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
+    return ": " + "; ".join(
+        f"{name} in round{'s' if len(each) > 1 else ''} {', '.join(each)}" for name, each in rounds.items()
+    )
+
+
+def disturbed(board: Scoreboard) -> list[str]:
+    """What other programs did beside its processes; none where they left them alone."""
+    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(OTHER_WORK)]
 
 
 def _range(alike: Sequence[str]) -> str:
