@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict
 from typing import Any
 
@@ -25,10 +27,13 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         before = rung.toggles
     if winner.toggles != before:
         rungs.append(_rung(winner.rung, before, winner.toggles, ladder))
+    workload = asdict(ladder.workload)
+    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this one.
+    own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]
     content = {
-        "name": f"{ladder.name}-best",
+        "name": f"{ladder.name[:80]}-best-{own}",
         **({"chip": ladder.chip.name} if ladder.chip else {}),
-        "workload": asdict(ladder.workload),
+        "workload": workload,
         "protocol": asdict(ladder.protocol),
         "rungs": rungs,
     }

@@ -11,7 +11,7 @@ from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
-from bench.record import CUT_SHORT, RecordError, append
+from bench.record import CUT_SHORT, NOT_BEGUN, RecordError, append
 from bench.report.load import claims_refuted, exit_code, load_boards
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
@@ -556,8 +556,21 @@ def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: P
     for index in range(3):
         append(tmp_path / "old.jsonl", record(f"old {index}", index, time="2026-01-01T00:00:00+00:00"))
     append(tmp_path / "new.jsonl", record("new", time="2026-01-02T00:00:00+00:00", ladder_hash="other"))
-    (board,), _ = load_boards([tmp_path])
+    (board,), warnings = load_boards([tmp_path])
     assert board.rows[0].rung == "new"
+    (said,) = warnings
+    assert said.startswith(f"{tmp_path / 'old.jsonl'} is called h100 like {tmp_path / 'new.jsonl'}, but has other rungs")
+
+
+def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
+    append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
+    later = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    append(tmp_path / "cut.jsonl", record("1", **later))
+    ended = f"{NOT_BEGUN}--budget ended the sweep in round 1 of 1"
+    append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", error=ended, **later))
+    (board,), warnings = load_boards([tmp_path])
+    assert board.source == tmp_path / "whole.jsonl"
+    assert warnings == [f"{tmp_path / 'cut.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
 def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: Path) -> None:

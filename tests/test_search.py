@@ -412,3 +412,6 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     assert best.rungs[-1].toggles == replace(ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16")
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
+    out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
+    assert load(out).name != best.name
+    assert load(out).name.startswith("test-best-")
