@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from bench.ladder import Ladder, Rung
+from bench.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
@@ -65,5 +65,5 @@ def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str 
     was = asdict(before)
     changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
     # A name stands in --rungs, where a comma parts two.
-    rung = {"name": name.replace(",", " and"), "set": changes}
+    rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
     return {**rung, "expect": expect} if expect else rung

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +28,7 @@ from bench.options import (
     load_as_asked,
     names,
 )
-from bench.terminal import console, fail, report_end
+from bench.terminal import console, fail, paragraphs, report_end
 
 app = typer.Typer(
     name="bench",
@@ -72,7 +73,12 @@ def main() -> None:
         os._exit(6)  # without the interpreter's own attempt to write the rest
 
 
-@app.command()
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of bench, whose docstring is its help."""
+    return app.command(help=paragraphs(function.__doc__ or ""))(function)
+
+
+@command
 def run(
     ladder: LadderFile,
     data: Corpus = None,
@@ -146,7 +152,7 @@ def run(
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 
-@app.command()
+@command
 def plan(
     ladder: LadderFile,
     rungs: RungNames = None,
@@ -176,11 +182,8 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-app.command()(sweep.sweep)
-app.command()(show.report)
-app.command()(show.compare)
-app.command()(here.doctor)
-app.command()(here.roofline)
+for each in (sweep.sweep, show.report, show.compare, here.doctor, here.roofline):
+    command(each)
 
 
 if __name__ == "__main__":

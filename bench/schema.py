@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from bench.ladder import Protocol
+from bench.ladder import LONGEST_NAME, Protocol
 from bench.record import Record
 from gpt2 import peaks
 from gpt2.toggles import Toggles
@@ -29,7 +29,7 @@ def ladder() -> dict[str, Any]:
         toggles["properties"][toggle.name]["description"] = toggle.metadata["help"]
     workload = _closed(Workload)
     workload["properties"]["model"]["enum"] = list(PRESETS)
-    name = {"type": "string", "minLength": 1, "maxLength": 100}
+    name = {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
     rung = {
         "type": "object",
         "properties": {

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench import complete
-from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder
+from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
 from bench.terminal import fail, report_end
 
 if TYPE_CHECKING:
@@ -82,12 +82,11 @@ def sweep(
     from bench.show import show
     from gpt2.data import DataError
 
-    given = (*(set_ or ()), *((f"protocol.repeats={repeats}",) if repeats else ()))
     options = Options(out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour)
     try:
         axes = parse_all(over)
         _check_best(best, axes)
-        tasks = list(_tasks(ladder, axes, given))
+        tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
         runs = _runs(tasks, options, 60 * budget, bool(best))
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)

@@ -10,13 +10,16 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 from samples import record
+from typer.testing import CliRunner
 
+from bench.cli import app
 from bench.progress import Progress
 from bench.record import append, read
 
@@ -240,6 +243,15 @@ def test_a_file_without_results_is_one_line_and_exit_code_2(content: bytes, tmp_
     done = bench("report", write(tmp_path / "r.jsonl", content))
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
+
+
+def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    said = CliRunner().invoke(app, ["run", "--help"]).output
+    words = said[said.index("Exit code:") : said.index("Example:")].rstrip()
+    lines = [line.strip() for line in words.splitlines()]
+    assert all(len(line) + 1 + len(after.split()[0]) > 78 for line, after in pairwise(lines)), lines
 
 
 def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -12,7 +13,7 @@ from samples import MACHINE, measurement, record
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
 from bench.record import CUT_SHORT, NOT_BEGUN, RecordError, append
-from bench.report.load import claims_refuted, exit_code, load_boards
+from bench.report.load import claims_refuted, exit_code, load_boards, load_named
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
 from bench.report.text import duration, markdown, number, plain
@@ -559,12 +560,13 @@ def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: P
     (board,), warnings = load_boards([tmp_path])
     assert board.rows[0].rung == "new"
     (said,) = warnings
-    assert said.startswith(f"{tmp_path / 'old.jsonl'} is called h100 like {tmp_path / 'new.jsonl'}, but has other rungs")
+    old, new = (tmp_path / f"{name}.jsonl" for name in ("old", "new"))
+    assert said.startswith(f"{old} is called h100 like {new}, but has other rungs or another task; not shown")
 
 
 def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
     append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
-    later = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
     append(tmp_path / "cut.jsonl", record("1", **later))
     ended = f"{NOT_BEGUN}--budget ended the sweep in round 1 of 1"
     append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", error=ended, **later))
@@ -597,6 +599,21 @@ def test_a_broken_file_of_a_folder_is_left_out_with_a_warning_and_refused_by_nam
     assert warnings[0].startswith(f"{tmp_path}/bad.jsonl:1: no result of bench run; delete this line")
     with pytest.raises(RecordError, match=r"bad\.jsonl:1"):
         load_boards([tmp_path / "bad.jsonl"])
+
+
+def test_a_line_that_is_cut_off_amid_a_file_is_called_so(tmp_path: Path) -> None:
+    whole = record().model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(f"{whole[:500]}\n{whole}\n")
+    with pytest.raises(RecordError, match=r"r\.jsonl:1: is cut off; delete this line"):
+        load_boards([tmp_path / "r.jsonl"])
+
+
+def test_of_files_with_nothing_to_show_one_line_says_what_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("")
+    with pytest.raises(RecordError, match=r"^[^\n]*r\.jsonl: holds no records of rungs; bench run [^\n]*$"):
+        load_boards([tmp_path / "r.jsonl"])
+    with pytest.raises(RecordError, match=r"llm\.c\.jsonl: holds figures that others have published"):
+        load_named("results/published/llm.c.jsonl")
 
 
 def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:

@@ -45,10 +45,11 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
     of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs (not of
     sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest. Newer
-    ones that are passed over are named, and so are whole ones of the same name that differ in their values or task. Files that hold nothing but a measured ceiling belong to bench roofline and lend
-    it to runs that measured none. Of a folder, a file that cannot be read is left out with a warning. Raises
-    RecordError where there is nothing to show, or for a file by name. Figures of others are passed over (see
-    load_published()). needed: whether no run at all is an error.
+    ones that are passed over are named, and so are whole ones of the same name that differ in their values or task.
+    Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of
+    a folder, a file that cannot be read is left out with a warning. Raises RecordError where there is nothing to show,
+    or for a file by name. Figures of others are passed over (see load_published()). needed: whether no run at all is
+    an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -79,10 +80,18 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
             boards.append(chosen)
             warnings += _passed_over(runs, chosen)
     if not boards and needed:
-        shown = ", ".join(str(path) for path in paths)
-        left_out = "".join(f"\nbench: {warning}" for warning in warnings)
-        raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
+        raise RecordError(_nothing(paths, warnings))
     return boards, warnings
+
+
+def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
+    """Why there is nothing to show, and what to do: one line for files, and one more for each that a folder has."""
+    shown, advice = ", ".join(str(path) for path in paths), "bench run ladders/smoke.yaml makes some"
+    if not warnings and any(is_published(file) for path in paths for file in _files(path)):
+        return f"{shown}: holds figures that others have published, no results of bench run; bench report shows them"
+    if warnings and not any(path.is_dir() for path in paths):
+        return f"{'; '.join(warnings)}; {advice}"
+    return "\nbench: ".join([f"{shown}: no results here; {advice}", *warnings])
 
 
 def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[Scoreboard], str | None]:
