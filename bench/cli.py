@@ -5,12 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench import here, show, sweep
+from bench import bash, complete, here, show, sweep
 from bench.options import (
     Ablate,
     Corpus,
@@ -65,7 +66,7 @@ def main() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:
-        app(prog_name="bench")
+        bash.answer(partial(app, prog_name="bench")) if bash.asked() else app(prog_name="bench")
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
         if error.errno != errno.ENOSPC:
             raise
@@ -160,7 +161,10 @@ def plan(
     until: Until = None,
     ablate: Ablate = False,
     set_: Overrides = None,
-    chip: Annotated[str | None, typer.Option(help='Whether it fits into another chip, such as "H100 SXM".')] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips),
+    ] = None,
 ) -> None:
     """Say what a LADDER would do here, and run nothing.
 

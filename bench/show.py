@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import complete
 from bench.options import Price
 from bench.terminal import console, fail
 
@@ -34,7 +35,11 @@ def report(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="FILE:RUNG", help="Chain the rungs of all RESULTS in one table, held to this rung."),
+        typer.Option(
+            metavar="FILE:RUNG",
+            help="Chain the rungs of all RESULTS in one table, held to this rung.",
+            autocompletion=complete.results_and_rungs,
+        ),
     ] = None,
     price_per_hour: Price = None,
 ) -> None:
@@ -137,7 +142,11 @@ def show(
 def compare(
     results: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Results files or folders; FILE:RUNG is one rung of them."),
+        typer.Argument(
+            metavar="A B...",
+            help="Results files or folders; FILE:RUNG is one rung of them.",
+            autocompletion=complete.results_and_rungs,
+        ),
     ],
     fail_if: Annotated[
         list[str] | None,

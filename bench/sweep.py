@@ -31,7 +31,7 @@ def sweep(
         typer.Argument(
             metavar="LADDER[:RUNG]",
             help="A ladder, and its rung to vary (default: the last).",
-            autocompletion=complete.ladders,
+            autocompletion=complete.ladders_and_rungs,
         ),
     ],
     over: Annotated[

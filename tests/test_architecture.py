@@ -25,6 +25,7 @@ TORCH_FREE = [
     "gpt2.data",
     "gpt2.prefetch",
     "bench.axis",
+    "bench.bash",
     "bench.candidate",
     "bench.best",
     "bench.checks",
