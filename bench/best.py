@@ -56,7 +56,7 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows]
     most, whole = max(ran), ran.count(max(ran))
     rounds = f"{most} round{'s' if most > 1 else ''}"
-    among = f"{len(ran)} candidates" + (f", {whole} of which ran in all of" if whole < len(ran) else " in")
+    among = f"{len(ran)} candidates" + (f", {whole} of which ran in all" if whole < len(ran) else " in")
     return f"{winner.rung}: {tps}{over}, the most of {among} {rounds} on {board.environment.machine}, by which it won."
 
 
