@@ -234,6 +234,22 @@ def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
     assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
 
 
+def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_that_the_caption_names() -> None:
+    """That is the next smaller batch of the same toggles or else the first row, whatever row stands above."""
+    grid = [(CUDA, 1e3, 8), (replace(CUDA, micro_batch_size=4), 2e3, 16), (BF16, 4e3, 4)]
+    grid.append((replace(BF16, micro_batch_size=4), 5e3, 6))
+    records = []
+    for index, (toggles, tps, size) in enumerate(grid):
+        tokens = 1024 * toggles.micro_batch_size
+        found = measurement(tps, tokens_per_step=tokens, peak_memory_bytes=size * 2**30)
+        records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
+    shown = scoreboard(records)
+    table = board_sheets(shown)[0]
+    assert [each.split(",")[0] for each in column(table, "Over rung before")] == ["-", "2.00x", "4.00x", "1.25x"]
+    assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
+    assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
+
+
 def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
     larger = measurement(1e3, tokens_per_step=4096)
     shown = scoreboard([record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)])

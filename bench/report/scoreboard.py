@@ -47,6 +47,10 @@ class Scoreboard:
         """Of one rung, in all rounds."""
         return self.records.rungs[row.index]
 
+    def before(self, row: Row) -> Row | None:
+        """The rung before, that the row's gain is over."""
+        return next((other for other in self.rows if other.index == row.before), None)
+
     @property
     def file_name(self) -> str:
         """Of its ladder and model, fit for a file's name."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.console import Group
 
@@ -114,7 +113,7 @@ def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
 
 
 def _memory_over_before(row: Row, board: Scoreboard) -> str:
-    before = next((above for above, each in pairwise(board.rows) if each is row), None)
+    before = board.before(row)
     if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
         return DASH
     alike = before.peak_memory_method == row.peak_memory_method

@@ -36,17 +36,17 @@ class Timing:
 def timing(board: Scoreboard) -> list[Timing]:
     """For each rung that was measured."""
     result: list[Timing] = []
-    held = {row.index for row in board.rows if row.gain}  # to the rung before
-    before: tuple[int, float | None] | None = None  # tokens and seconds of a step of the rung before
+    held = {row.index: row.before for row in board.rows if row.gain}
+    known: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
     for rung in cumulative(board.records):
         found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not found:
-            before = None
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
         step, tokens = _median(steps), found[0].tokens_per_step
-        was = before[1] if before and before[0] == tokens and rung[0].rung_index in held else None
-        before = tokens, step
+        before = known.get(held.get(rung[0].rung_index))
+        was = before[1] if before and before[0] == tokens else None
+        known[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
         result.append(
