@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "CPU": machine.cpu,
         "Python": machine.python,
         **machine.versions,
-        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in row.toggles.__dataclass_fields__},
+        **{f"toggles.{name}": str(value) for name, value in asdict(row.toggles).items()},
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
