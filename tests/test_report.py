@@ -609,7 +609,8 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     once = to_markdown(rounds_of((100, 200, 100)))
     assert "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung." in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
-    assert "No rung is surely faster than the first; most tokens per second: b, 1.44x (" in unsure
+    assert "Most tokens per second of those that nothing is held against: b, 1.44x (" in unsure
+    assert "Its lead over baseline does not surely exceed the noise floor of ±1.0%." in unsure
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
@@ -679,8 +680,8 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
             records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
         records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
     assert [row.rung for row in scoreboard(records).as_fast] == ["b"]
-    assert "Fastest of those that nothing is held against: c, 2.01x" in to_markdown(scoreboard(records))
-    assert "; not told from it by this run: b." in to_markdown(scoreboard(records))
+    assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(scoreboard(records))
+    assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(scoreboard(records))
 
 
 def test_rungs_that_failed_alike_are_one_line() -> None:
@@ -697,10 +698,22 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
     assert "10 billion tokens" in to_markdown(scoreboard([record()]), 2.5)
 
 
-def test_beneath_a_loud_noise_floor_no_rung_is_called_the_fastest() -> None:
-    text = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
-    assert "Fastest" not in text
-    assert "Most tokens per second, but with that noise floor no rung is surely the fastest: b, 20.98x" in text
+def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
+    far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
+    assert "Fastest of those that nothing is held against: b, 20.98x" in far
+    near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
+    assert "Fastest" not in near
+    assert "Its lead over baseline does not surely exceed the noise floor of ±" in near
+
+
+def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
+    text = to_markdown(rounds_of((200, 100, 200), (202, 100, 201), (198, 99, 200)))
+    assert "Fastest of those that nothing is held against: baseline, the first rung." in text
+
+
+def test_without_a_control_no_rung_is_surely_the_fastest() -> None:
+    text = to_markdown(scoreboard(ladder()))
+    assert "bfloat16, 2.00x ±0.0% the first rung; without an A/A control of 3 rounds none is surely" in text
 
 
 def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:

@@ -6,7 +6,7 @@ from bench.report.row import Row
 from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Scoreboard
 from bench.report.swept import swept
-from bench.report.text import GIB, plain, ratio, with_interval
+from bench.report.text import GIB, listed, plain, ratio, with_interval
 from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.toggles import HOST
@@ -238,19 +238,21 @@ def _ceilings(board: Scoreboard) -> list[str]:
 
 
 def fastest(board: Scoreboard) -> list[str]:
+    """Which rung that is, as surely as this run tells: nothing of a run with a single sound one."""
     best = board.fastest
-    if best is None or best.speedup is None or best is board.rows[0]:
+    if best is None or len(board.sound) < 2:
         return []
-    fast = f"{plain(best.rung)}, {ratio(best.speedup)} the first rung"
-    if best.speedup.low is None:
+    times = "the first rung" if best is board.rows[0] else f"{ratio(best.speedup)} the first rung"
+    fast = f"{plain(best.rung)}, {times}"
+    if best.tps is None or best.tps.low is None:
         return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
-    if board.delta is not None and board.delta > LOUD:
-        return [f"Most tokens per second, but with that noise floor no rung is surely the fastest: {fast}."]
-    if best.speedup.low <= 1:
-        return [f"No rung is surely faster than the first; most tokens per second: {fast}."]
-    alike = ", ".join(plain(row.rung) for row in board.as_fast)
-    than = f"; not told from it by this run: {alike}" if alike else ""
-    return [f"Fastest of those that nothing is held against: {fast}{than}."]
+    most = f"Most tokens per second of those that nothing is held against: {fast}"
+    if board.delta is None:
+        return [f"{most}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
+    if alike := board.as_fast:
+        over = listed([row.rung for row in alike])
+        return [f"{most}. Its lead over {over} does not surely exceed the noise floor of {_floor(board.delta)}."]
+    return [f"Fastest of those that nothing is held against: {fast}."]
 
 
 def _floor(delta: float) -> str:

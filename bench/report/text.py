@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.stats import Estimate
@@ -79,6 +80,11 @@ def markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, in a table cell too."""
     escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Of rungs, one after another; a name that holds commas itself would run into the next."""
+    return ("; " if any("," in name for name in names) else ", ").join(map(plain, names))
 
 
 MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
