@@ -12,6 +12,7 @@ import yaml
 from conftest import REAL, ROOT
 from samples import MACHINE, measurement, record
 
+from bench.ladder import Protocol
 from bench.published import read_published
 from bench.report.across import sheets
 from bench.report.formats import number_formats
@@ -92,6 +93,18 @@ def test_a_run_that_leaves_only_doubts_is_shown_by_its_ok_rung_and_says_so() -> 
     assert any(note.startswith("In doubt: ") for note in table.notes)
 
 
+def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_are_marked() -> None:
+    once = scoreboard([record("once", measurement=measurement(9e9))], Path("once"))
+    three = asdict(Protocol(repeats=3))
+    torn = [record("torn", 0, n, protocol=three, measurement=measurement(8e9)) for n in (1, 2)]
+    torn = scoreboard([*torn, record("torn", 0, 3, status="interrupted", error="by the user")], Path("torn"))
+    (table,) = hardware([once, torn, SLOW, FAST], [])
+    assert column(table, "Rung") == ["b", "a", "once (1 round)", "torn (interrupted, 2 rounds)"]
+    assert any(note.startswith("Beneath the others: ") for note in table.notes)
+    assert column(sizes([once, torn, SLOW]), "Fastest rung")[0] == "h100: a"
+    assert column(sizes([once, torn]), "Fastest rung")[0] == "h100: once (1 round)"
+
+
 def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
     broken = scoreboard([record("x", status="failed", error="why")], Path("broken.jsonl"))
     (table,) = hardware([SLOW, FAST, broken], [])
@@ -101,7 +114,7 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     derived = measurement(peak_flops_source="derived: cores x clock")
-    cpu = scoreboard([record("d", toggles=Toggles(), measurement=derived)], Path("d"))
+    cpu = scoreboard([record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d"))
     (table,) = hardware([SLOW, cpu], [])
     assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {
         "a": "0.086%",
