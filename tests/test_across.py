@@ -125,6 +125,16 @@ def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     assert any(note.startswith("§ ") for note in table.notes)
 
 
+def test_how_an_mfu_on_ranks_of_one_cpu_follows_from_its_peak_is_said() -> None:
+    """The peak is counted once, though two ranks share it."""
+    two = Toggles(world_size=2)
+    shared = measurement(1e3, tokens_per_step=2048, peak_flops_bf16=5e12, peak_devices=1)
+    cpu = scoreboard([record("d", 0, n, toggles=two, measurement=shared) for n in (1, 2, 3)], Path("d"))
+    (table,) = hardware([SLOW, cpu], [])
+    assert column(table, "MFU (bf16)")[1] == f"{854_438_400 * 1e3 / 5e12:.1%}"
+    assert any("MFU counts each CPU once" in note for note in table.notes)
+
+
 def test_each_size_is_told_with_its_facts_and_its_fastest_rung() -> None:
     table = sizes([SLOW, FAST])
     assert table is not None

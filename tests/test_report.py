@@ -684,6 +684,23 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
     assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(scoreboard(records))
 
 
+def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
+    names = [f"attention=sdpa, micro_batch_size={size}" for size in (1, 4, 4, 4)]
+    records = []
+    for n, size in enumerate((1, 4, 4, 4)):
+        found = measurement(tokens_per_step=1024 * size, attention_kernel="flash" if n else None)
+        toggles = replace(CUDA, micro_batch_size=size, threads=n + 1)
+        records.append(record(names[n], n, toggles=toggles, measurement=found))
+    text = to_markdown(scoreboard(records)).replace("\\", "")
+    assert f"1,024, but 4,096 ({'; '.join(names[1:])})." in text
+    assert f"Attention kernels seen: flash ({'; '.join(names[1:])})." in text
+
+
+def test_a_kernel_that_every_rung_ran_is_said_to_be_that_of_all() -> None:
+    records = [record(name, n, measurement=measurement(attention_kernel="flash")) for n, name in enumerate("abc")]
+    assert "Attention kernels seen: flash (all rungs)." in to_markdown(scoreboard(records))
+
+
 def test_rungs_that_failed_alike_are_one_line() -> None:
     error = "device: cuda: torch finds no CUDA device here; choose cpu"
     rungs = [record(name, n, status="unsupported", error=error) for n, name in enumerate("ab", start=1)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from bench.report.row import Row
 from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Scoreboard
@@ -53,9 +55,11 @@ def caption(board: Scoreboard) -> list[str]:
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
     lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
     if len(steps) > 1:
-        sizes = ", ".join(
-            f"{row.tokens_per_step:,} ({plain(row.rung)})" for row in board.rows if other_step(row, board)
-        )
+        others: dict[int, list[str]] = {}
+        for row in board.rows:
+            if row.tokens_per_step and other_step(row, board):
+                others.setdefault(row.tokens_per_step, []).append(row.rung)
+        sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [*swept(board), _counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
     lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
@@ -79,7 +83,12 @@ def _errors(board: Scoreboard) -> list[str]:
     for row in board.rows:
         if row.error:
             rungs.setdefault(f"{status_of(row)}: {row.error.strip().splitlines()[0]}", []).append(row.rung)
-    return [f"{', '.join(names)}: {error}" for error, names in rungs.items()]
+    return [f"{_all_or(names, board)}: {error}" for error, names in rungs.items()]
+
+
+def _all_or(rungs: Sequence[str], board: Scoreboard) -> str:
+    """Those rungs by name, unless they are all there are."""
+    return "all rungs" if len(rungs) == len(board.rows) > 1 else listed(rungs)
 
 
 def _memory(board: Scoreboard) -> list[str]:
@@ -97,8 +106,8 @@ def _kernels(board: Scoreboard) -> list[str]:
     for records in cumulative(board.records):
         found = measured(records)
         if found and found.attention_kernel:
-            rungs.setdefault(found.attention_kernel, []).append(plain(records[0].rung))
-    each = [f"{kernel} ({', '.join(names)})" for kernel, names in rungs.items()]
+            rungs.setdefault(found.attention_kernel, []).append(records[0].rung)
+    each = [f"{kernel} ({_all_or(names, board)})" for kernel, names in rungs.items()]
     return [f"Attention kernels seen: {'; '.join(each)}."] if each else []
 
 
@@ -274,8 +283,8 @@ def _nodes(board: Scoreboard) -> list[str]:
     over: dict[int, list[str]] = {}
     for records in cumulative(board.records):
         nodes = max(record.toggles.nodes for record in records)
-        over.setdefault(nodes, []).append(plain(records[0].rung))
-    each = [f"{', '.join(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
+        over.setdefault(nodes, []).append(records[0].rung)
+    each = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
     if not board.environment.nodes:
         return []
     return [f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."]

@@ -157,7 +157,9 @@ def lacks_notes(shown: Sequence[Entry]) -> list[str]:
 def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
         return []
-    return ["Devices: on a CPU, ranks; those on one machine share its cores."]
+    return [
+        "Devices: on a CPU, ranks; those on one machine share its cores and its peak, so MFU counts each CPU once."
+    ]
 
 
 def sources(shown: Sequence[Entry]) -> str:
