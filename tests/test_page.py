@@ -157,6 +157,17 @@ def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") <= 390
 
 
+def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> None:
+    """What is wider than its sheet, a browser prints smaller: all of the page."""
+    pdf = shown.pdf(prefer_css_page_size=True)
+    ((width, height), *_) = [map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)]
+    assert width > height
+    shown.emulate_media(media="print")
+    shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not shown.locator("#compare").is_visible()
+
+
 def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
     assert shown.locator("figure:not([aria-label])").count() == 0
     assert shown.evaluate("[...document.querySelectorAll('select, input')].every((each) => each.labels.length)")
