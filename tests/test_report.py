@@ -6,13 +6,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.console import Console
 from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
 from bench.record import CUT_SHORT, RecordError, append
-from bench.report.load import claims_refuted, exit_code, load_boards
+from bench.report.load import claims_refuted, exit_code, load_boards, load_named
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
 from bench.report.text import duration, markdown, number, plain
@@ -652,6 +653,24 @@ def test_nothing_to_show_is_said(content: str | None, tmp_path: Path) -> None:
         (tmp_path / "r.jsonl").write_text(content)
     with pytest.raises(RecordError, match="no results here"):
         load_boards([tmp_path])
+
+
+def test_a_file_without_a_run_is_one_line_that_says_what_it_is(tmp_path: Path) -> None:
+    empty = tmp_path / "empty.jsonl"
+    empty.write_text("")
+    with pytest.raises(RecordError, match=r"^[^\n]*empty\.jsonl: is empty; name other files$"):
+        load_boards([empty])
+    with pytest.raises(RecordError, match=r"^[^\n]*llm\.c\.jsonl: holds figures that others published, and no run; "):
+        load_named(str(ROOT / "results" / "published" / "llm.c.jsonl"))
+
+
+def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
+    shown = io.StringIO()
+    board = scoreboard([record(), record("x" * 300, 1, toggles=BF16)])
+    Console(width=120, file=shown).print(to_terminal(board, width=120))
+    (line,) = [line for line in shown.getvalue().splitlines() if line.startswith("baseline")]
+    assert "device=cuda" in line
+    assert "1,000" in line
 
 
 @pytest.mark.parametrize(

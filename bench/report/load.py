@@ -73,13 +73,17 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
                 found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
-                warnings.append(f"{file}: holds no records of rungs")
+                warnings.append(f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}")
         for runs in found.values():
             chosen = _chosen(runs)
             boards.append(chosen)
             warnings += _passed_over(runs, chosen)
     if not boards and needed:
         shown = ", ".join(str(path) for path in paths)
+        if any(is_published(file) for path in paths for file in _files(path)):
+            raise RecordError(f"{shown}: holds figures that others published, and no run; bench report shows them")
+        if len(paths) == 1 and paths[0].is_file() and len(warnings) == 1:
+            raise RecordError(warnings[0])
         left_out = "".join(f"\nbench: {warning}" for warning in warnings)
         raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
     return boards, warnings
