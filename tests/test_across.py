@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REAL, ROOT
+from rich.console import Console
 from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
@@ -17,6 +19,7 @@ from bench.published import read_published
 from bench.report.across import sheets
 from bench.report.formats import number_formats
 from bench.report.hardware import hardware, mfu_context
+from bench.report.overview import overview
 from bench.report.published import sheets as published_sheets
 from bench.report.scaling import scaling
 from bench.report.scoreboard import Scoreboard, scoreboard
@@ -24,6 +27,7 @@ from bench.report.sheet import Sheet
 from bench.report.sizes import sizes
 from bench.report.tables import sheets as board_sheets
 from bench.report.timing import timing
+from bench.show import show
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -281,6 +285,46 @@ def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
 
 def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> None:
     assert sheets([SLOW], POST) == []
+
+
+def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    show([SLOW, FAST])
+    several = capsys.readouterr().out
+    assert several.startswith("2 runs")
+    assert several.count("Medians over rounds.") == several.count("dense bfloat16 peak of 989.4") == 1
+    _, _, end = several.partition("Notes to several tables\n")
+    assert end.startswith("1. TPS: tokens per second of the timed window")
+    assert several.count("Notes to several tables, at the end: 1, 2, ") == 2
+
+
+def test_the_report_of_one_run_is_complete_in_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    show([SLOW])
+    one = " ".join(capsys.readouterr().out.split())
+    assert "Medians over rounds." in one
+    assert "dense bfloat16 peak of 989.4" in one
+    assert "Notes to several tables" not in one
+    assert "1 runs" not in one
+
+
+def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_rung() -> None:
+    three = asdict(Protocol(repeats=3))
+    torn = scoreboard([record("torn", protocol=three)], Path("torn"))
+    broken = scoreboard([record("x", status="failed", error="why")], Path("broken"))
+    table = overview([FAST, torn, broken])
+    assert column(table, "Rounds") == ["3", "1, interrupted", "1"]
+    assert column(table, "Fastest rung") == ["b", "torn (interrupted, 1 round)", "none is ok"]
+    assert overview([FAST]) is None
+
+
+def test_a_range_is_not_broken_over_lines() -> None:
+    found = measurement(1e3, step_seconds=[4.741] * 40 + [5.126] * 10)
+    shown = scoreboard([record(measurement=found)])
+    lines = io.StringIO()
+    Console(width=80, file=lines).print(*board_sheets(shown)[1].to_terminal(80))
+    assert "4,741 to 5,126" in lines.getvalue()
 
 
 def test_hostile_names_stay_text_in_every_table() -> None:

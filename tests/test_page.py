@@ -109,7 +109,7 @@ def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
 
 
 def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
-    table = shown.locator("section:has(#board-1) table.sortable").first
+    table = shown.locator('[aria-label^="Hardware"] table.sortable').first
     button = table.locator("thead th", has_text="TPS").first.locator("button")
     for _ in ("ascending", "descending"):
         button.click()

@@ -235,8 +235,9 @@ NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.1
 Python 3.12.1, Linux.
 gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
 Largest batch that ran: 1 (baseline); 64 ran out of memory.
-2 processes, each fresh: 1 round over the rungs. TPS: tokens per second of the timed window, geometric mean over \
-rounds; speed-ups paired within rounds; too few rounds for an interval.
+2 processes, each fresh: 1 round over the rungs.
+TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds; too few \
+rounds for an interval.
 """
 
 
@@ -668,7 +669,7 @@ def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
     shown = io.StringIO()
     board = scoreboard([record(), record("x" * 300, 1, toggles=BF16)])
     Console(width=120, file=shown).print(to_terminal(board, width=120))
-    (line,) = [line for line in shown.getvalue().splitlines() if line.startswith("baseline")]
+    line = next(line for line in shown.getvalue().splitlines() if line.strip().startswith("baseline"))
     assert "device=cuda" in line
     assert "1,000" in line
 

@@ -12,6 +12,7 @@ from bench.record import Record
 from bench.report.caption import status_of
 from bench.report.compare import GOOD
 from bench.report.denominators import find_peaks
+from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.rungs import first_by_round, measured, tps_by_round
 from bench.report.scoreboard import Scoreboard
@@ -158,7 +159,7 @@ def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
         return []
     return [
-        "Devices: on a CPU, ranks; those on one machine share its cores and its peak, so MFU counts each CPU once."
+        Method("Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU once.")
     ]
 
 
@@ -171,4 +172,6 @@ def sources(shown: Sequence[Entry]) -> str:
 def derived_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.derived and entry.row.mfu is not None for entry in shown):
         return []
-    return [f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing."]
+    return [
+        Method(f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing.")
+    ]

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from bench.published import Published
 from bench.report import across, chained
 from bench.report.chain import Chain
+from bench.report.overview import overview
 from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
@@ -53,7 +54,8 @@ def page(
 ) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     inliner = Inliner()
-    together = [*([chained.sheet(chain)] if chain else []), *across.sheets(boards, figures)]
+    first = (chained.sheet(chain) if chain else None, overview(boards))
+    together = [*(sheet for sheet in first if sheet), *across.sheets(boards, figures)]
     drawn = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
     sections = []
     if together or drawn:

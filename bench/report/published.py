@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.published import Published
+from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
@@ -67,9 +68,8 @@ def _sheet(rows: Sequence[Published]) -> Sheet:
     notes = [f"Published by {first.source}{place}; not measured by this code."]
     notes += [f"{plain(row.label or row.rung)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
-        notes.append(
-            "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
-        )
+        said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
+        notes.append(Method(said))
     return Sheet(
         title=f"Published: {first.source}, {first.series}",
         head=head,

@@ -71,6 +71,11 @@ def with_interval(text: str, estimate: Estimate | None) -> str:
     return f"{text} ±{estimate.half_width:.1%}"
 
 
+def floor(delta: float) -> str:
+    """How far a noise floor reaches."""
+    return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
+
+
 def plain(text: str) -> str:
     """One line without control characters: no text from a file may steer a terminal."""
     return " ".join("".join(" " if unicodedata.category(c).startswith("C") else c for c in text).split())

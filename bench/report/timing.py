@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.measurement import Measurement
+from bench.report.notes import Method
 from bench.report.rungs import cumulative
 from bench.report.scoreboard import Scoreboard
 
@@ -77,9 +78,12 @@ def _median(values: list[float]) -> float | None:
 def timing_notes() -> list[str]:
     """Of the table of where the time goes."""
     return [
-        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
-        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
-        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
-        "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
-        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
+        Method(
+            "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is "
+            "any; warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the "
+            "device's own clock where it has one; their spread tells how evenly the machine ran, not how certain a "
+            "mean is. Saved: by the medians, where both steps have as many tokens; how certain that is, the "
+            "scoreboard's ratio tells. Making batches: the host's share of the window; a GPU works meanwhile on what "
+            "is queued."
+        )
     ]
