@@ -277,7 +277,8 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
-                what = "is cut off" if line.startswith('{"schema":') else "no result of bench run"
+                cut = line.startswith("{") and "EOF" in error.errors()[0]["msg"]
+                what = "the line is cut off" if cut else "no result of bench run"
                 raise RecordError(f"{path}:{number}: {what}; delete this line, or name other files") from None
             raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {first_problem(error)}") from None
     return records, warnings

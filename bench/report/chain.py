@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Literal
 
@@ -113,7 +112,7 @@ def _row_place(entry: Entry) -> int:
 def _link(entry: Entry, start: Entry, above: Sequence[Entry]) -> Link:
     own = entries(entry.board)
     first = next((each for each in own if each.device == entry.device and each.ranks), None)
-    before = next((each for each, after in pairwise(own) if after.row is entry.row), None)
+    before = next((each for each in own if each.row.index == entry.row.before), None)
     sound = entry.ranks and before is not None and before.ranks
     return Link(
         entry=entry,

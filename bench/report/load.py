@@ -74,7 +74,7 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
                 found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
-                warnings.append(f"{file}: holds no records of rungs")
+                warnings.append(f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}")
         for runs in found.values():
             chosen = _chosen(runs)
             boards.append(chosen)

@@ -15,8 +15,8 @@ from bench.machine import Environment
 from bench.record import ABLATION, Record
 from bench.report.denominators import Ceiling, find_ceilings, find_peaks
 from bench.report.row import Row, row_of
-from bench.report.rungs import Run, cumulative, in_order, measured, toggles_of, tps_by_round
-from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio
+from bench.report.rungs import Run, cumulative, first_by_round, in_order, measured, toggles_of, tps_by_round
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, surely_ahead
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
@@ -47,6 +47,10 @@ class Scoreboard:
         """Of one rung, in all rounds."""
         return self.records.rungs[row.index]
 
+    def before(self, row: Row) -> Row | None:
+        """The rung before, that the row's gain is over."""
+        return next((other for other in self.rows if other.index == row.before), None)
+
     @property
     def file_name(self) -> str:
         """Of its ladder and model, fit for a file's name."""
@@ -60,29 +64,34 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The fastest rung, over the first, of those that nothing is held against and that leave no doubt.
+        """The fastest sound rung, over the first.
 
         For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
         """
-        good = [row for row in self.rows if row.tps and row.status == "ok" and not row.doubts]
-        held = {row.index: row.speedup.value for row in good if row.speedup}
+        held = {row.index: row.speedup.value for row in self.sound if row.speedup}
         if held:
-            return max((row for row in good if row.index in held), key=lambda row: held[row.index])
-        return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+            return max((row for row in self.sound if row.index in held), key=lambda row: held[row.index])
+        return max(self.sound, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+
+    @property
+    def sound(self) -> tuple[Row, ...]:
+        """Rungs that nothing is held against and that leave no doubt."""
+        return tuple(row for row in self.rows if row.tps and row.status == "ok" and not row.doubts)
 
     @property
     def as_fast(self) -> tuple[Row, ...]:
-        """Other rungs that nothing is held against and that this run cannot tell from the fastest."""
-        best = self.fastest
+        """Other sound rungs, over which the lead of the fastest does not surely exceed the noise floor."""
+        best, first = self.fastest, self.rows[0]
         if best is None:
             return ()
-        speeds = {rung[0].rung_index: tps_by_round(rung) for rung in cumulative(self.records)}
-        found = []
-        for row in self.rows:
-            ahead = paired_ratio(speeds[best.index], speeds[row.index]) if row is not best else None
-            if ahead and ahead.low is not None and ahead.low <= 1 and row.status == "ok":
-                found.append(row)
-        return tuple(found)
+        speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
+        if best is not first and first.index in speeds:
+            speeds[first.index] = first_by_round(self.records_of(first), self.records)
+
+        def told(row: Row) -> bool:
+            return surely_ahead(paired_ratio(speeds[best.index], speeds[row.index]), self.delta)
+
+        return tuple(row for row in self.sound if row is not best and not told(row))
 
     @property
     def planned_rounds(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.measurement import Measurement
+from bench.report.notes import Method
 from bench.report.rungs import cumulative
 from bench.report.scoreboard import Scoreboard
 
@@ -36,17 +37,17 @@ class Timing:
 def timing(board: Scoreboard) -> list[Timing]:
     """For each rung that was measured."""
     result: list[Timing] = []
-    held = {row.index for row in board.rows if row.gain}  # to the rung before
-    before: tuple[int, float | None] | None = None  # tokens and seconds of a step of the rung before
+    held = {row.index: row.before for row in board.rows if row.gain}
+    known: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
     for rung in cumulative(board.records):
         found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not found:
-            before = None
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
         step, tokens = _median(steps), found[0].tokens_per_step
-        was = before[1] if before and before[0] == tokens and rung[0].rung_index in held else None
-        before = tokens, step
+        before = known.get(held.get(rung[0].rung_index))
+        was = before[1] if before and before[0] == tokens else None
+        known[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
         result.append(
@@ -77,9 +78,12 @@ def _median(values: list[float]) -> float | None:
 def timing_notes() -> list[str]:
     """Of the table of where the time goes."""
     return [
-        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
-        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
-        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
-        "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
-        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
+        Method(
+            "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is "
+            "any; warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the "
+            "device's own clock where it has one; their spread tells how evenly the machine ran, not how certain a "
+            "mean is. Saved: by the medians, where both steps have as many tokens; how certain that is, the "
+            "scoreboard's ratio tells. Making batches: the host's share of the window; a GPU works meanwhile on what "
+            "is queued."
+        )
     ]
