@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import ROOT
 from rich.console import Console
 from samples import MACHINE, measurement, record
 
