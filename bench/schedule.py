@@ -133,6 +133,8 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
     toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:  # which cannot accumulate; the arithmetic is the same
         toggles = replace(toggles, compile="default")
+    if toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1:  # nor can these; the casts are the same
+        toggles = replace(toggles, weight_casts="forward")
     return toggles
 
 

@@ -22,7 +22,7 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     Raises RuntimeError if the compiled code would have to be compiled anew: it is not what trained then.
     """
     x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
-    parameters = list(training.model.parameters())
+    parameters = training.leaves
 
     def gradients(stance: str) -> Sequence[Tensor]:
         with torch.compiler.set_stance(stance):  # for the backward pass, too: it may compute a block again

@@ -46,7 +46,8 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
 
     with FakeTensorMode():
         model = GPT2(config)
-        weights = {p.untyped_storage()._cdata for p in model.parameters()}
+        copies = model.keep_copies(torch.bfloat16) if toggles.weight_casts == "optimizer" else {}
+        weights = {each.untyped_storage()._cdata for each in (*model.parameters(), *copies.values())}
         tokens = torch.zeros(toggles.micro_batch_size, workload.seq_len, dtype=torch.int64)
         dtype = getattr(torch, toggles.autocast)
         autocast = torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32)
@@ -59,7 +60,11 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
         # Eager code keeps log-probabilities in float32. Compiled code keeps the logits as the product gave them, and
         # their gradient is of that format too. Where gradients are sharded, the lm_head is not compiled.
         logits -= 2 * elements * (4 - dtype.itemsize)
-    return MemoryEstimate(**_state(model, toggles), activations=activations + logits)
+    state = _state(model, toggles)
+    for weight, copy in copies.items():
+        state["weights"] += copy.nbytes
+        state["gradients"] -= weight.nbytes - copy.nbytes if copy.requires_grad else 0
+    return MemoryEstimate(**state, activations=activations + logits)
 
 
 def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
+from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
 __all__ = ["GPT2", "PRESETS", "GPT2Config", "build", "causal_attention", "flops_per_token"]
@@ -36,14 +39,32 @@ def recomputed(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tenso
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing here is random
 
 
+def multiplication(config: GPT2Config) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """What F.linear does, by the products that the config asks for."""
+    return TunedLinear.apply if config.products == "tuned" else F.linear
+
+
+class Linear(nn.Linear):
+    """A linear layer, whose weights may have a copy in another number format that stands for them."""
+
+    copy: Tensor | None = None
+
+    def __init__(self, config: GPT2Config, in_features: int, out_features: int) -> None:
+        super().__init__(in_features, out_features)
+        self.multiply = multiplication(config)
+
+    def forward(self, input: Tensor) -> Tensor:
+        return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
+
+
 class Attention(nn.Module):
     """Multi-head causal self-attention."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
         self.n_head = config.n_head
-        self.c_attn = nn.Linear(config.n_embd, 3 * config.n_embd)
-        self.c_proj = nn.Linear(config.n_embd, config.n_embd)
+        self.c_attn = Linear(config, config.n_embd, 3 * config.n_embd)
+        self.c_proj = Linear(config, config.n_embd, config.n_embd)
 
     def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
         B, T, d = x.shape
@@ -60,9 +81,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd)
+        self.c_fc = Linear(config, config.n_embd, 4 * config.n_embd)
+        self.c_proj = Linear(config, 4 * config.n_embd, config.n_embd)
         self.recompute_gelu = config.recompute == "gelu"
+        self.gelu = SigmoidGelu.apply if config.gelu == "sigmoid" else partial(F.gelu, approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
         wide = self.c_fc(x)
@@ -72,7 +94,7 @@ class MLP(nn.Module):
 
     def project(self, wide: Tensor) -> Tensor:
         """wide: (B, T, 4 d). Returns (B, T, d)."""
-        return self.c_proj(F.gelu(wide, approximate="tanh"))
+        return self.c_proj(self.gelu(wide))
 
 
 class Block(nn.Module):
@@ -95,6 +117,8 @@ class GPT2(nn.Module):
 
     future: Tensor | None
     pad_bias: Tensor | None
+    head_copy: Tensor | None = None
+    """Of the embedding, in another number format, for the lm_head."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -112,18 +136,51 @@ class GPT2(nn.Module):
 
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) int64 with T <= n_ctx. Returns (B, T, padded_vocab_size); padding columns are -inf."""
-        T = tokens.size(1)
-        x = self.wte(tokens) + self.wpe(torch.arange(T, device=tokens.device))
+        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
+        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
+        return multiplication(self.config)(*self.hidden(tokens), self.pad_bias)
+
+    def hidden(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens: (B, T) int64. Returns what the lm_head multiplies: (B, T, d) and (padded_vocab_size, d)."""
+        rows, head = self._embedded(tokens)
+        x = rows + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
         for block in self.h:
             recompute = self.config.recompute == "block"
             x = recomputed(block, x, self.future) if recompute else block(x, self.future)
-        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
-        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
-        return F.linear(self.ln_f(x), self.wte.weight, self.pad_bias)
+        return self.ln_f(x), head
+
+    def _embedded(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        if self.config.tied_gradient == "scatter":
+            return self.wte(tokens), self.wte.weight
+        return TiedEmbedding.apply(self.wte.weight, self.head_copy, tokens)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
         """tokens, targets: (B, T) int64. Returns the mean cross-entropy in nats, a float32 scalar."""
-        return F.cross_entropy(self.logits(tokens).flatten(0, 1).float(), targets.flatten())
+        if self.config.cross_entropy == "linear":
+            x, head = self.hidden(tokens)
+            return F.linear_cross_entropy(
+                x.flatten(0, 1),
+                head,
+                targets.flatten(),
+                linear_bias=self.pad_bias,
+                options=nn.LinearCrossEntropyOptions(),
+            )
+        logits = self.logits(tokens).flatten(0, 1)
+        if self.config.cross_entropy == "closed_form":
+            return CrossEntropy.apply(logits, targets.flatten())
+        return F.cross_entropy(logits.float(), targets.flatten())
+
+    def keep_copies(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
+        """From now on multiply by copies of the matrices in `dtype`; who changes a matrix changes its copy.
+
+        Returns the copy of each. It has the gradient of its matrix, except the embedding's: that has its own.
+        """
+        copies = {}
+        for module in self.modules():
+            if isinstance(module, Linear):
+                copies[module.weight] = module.copy = module.weight.detach().to(dtype).requires_grad_()
+        copies[self.wte.weight] = self.head_copy = self.wte.weight.detach().to(dtype)
+        return copies
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:

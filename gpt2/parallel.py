@@ -7,7 +7,7 @@ import gc
 import hashlib
 import os
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -112,14 +112,6 @@ def keeps_gradients(model: Any) -> bool:
     Let go of, they would come back beside those buffers, a second set, to be copied into them at the end of a step.
     """
     return hasattr(model, "no_sync")
-
-
-def clip_gradients(parameters: Sequence[Tensor], largest: float) -> Tensor:
-    """Scale all gradients down to norm `largest` together; gives their norm before, the same on every rank."""
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-    norm = whole(torch.nn.utils.get_total_norm(gradients))
-    torch.nn.utils.clip_grads_with_norm_(parameters, largest, norm)
-    return norm
 
 
 def whole(tensor: Any) -> Tensor:

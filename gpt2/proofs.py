@@ -15,8 +15,11 @@ from dataclasses import dataclass, fields
 import torch
 
 from gpt2.ops import Op, fused_attention
+from gpt2.optimizer import CompiledAdamW
 from gpt2.parallel import is_shard
-from gpt2.seen import Seen
+from gpt2.products import chosen as arrangements
+from gpt2.seen import Seen, loaded_libraries, page_faults_of_a_tensor
+from gpt2.stages import ALLOCATORS
 from gpt2.stages import threads as wanted_threads
 from gpt2.toggles import Toggles
 from gpt2.train import Training
@@ -92,6 +95,8 @@ def attention(seen: Seen) -> Finding:
 
 def compile(seen: Seen) -> Finding:
     regions = sum(op.name.startswith("Torch-Compiled Region") for op in seen.ops)
+    if isinstance(seen.training.optimizer, CompiledAdamW):
+        regions -= 2  # its norm and its update, whatever the model is
     if seen.toggles.compile == "eager":
         return Finding(not regions, f"{regions} compiled regions ran" if regions else "nothing compiled ran")
     if not regions:
@@ -116,8 +121,10 @@ def adamw(seen: Seen) -> Finding:
     fused = len(seen.named("aten::_fused_adamw_"))
     foreach = len(seen.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
     single = len(seen.named("aten::addcdiv_"))
-    ran = "fused" if fused else "foreach" if foreach else "for_loop" if single else "none"
+    compiled = isinstance(seen.training.optimizer, CompiledAdamW)
+    ran = "fused" if fused else "foreach" if foreach else "for_loop" if single else "compiled" if compiled else "none"
     evidence = {
+        "compiled": "the whole step is a compiled function, no update was seen apart",
         "fused": f"{_count(fused, 'call')} of _fused_adamw_",
         "foreach": f"{_count(foreach, 'call')} of _foreach_addcdiv_, none fused",
         "for_loop": f"{_count(single, 'call')} of addcdiv_, one for each tensor",
@@ -205,6 +212,59 @@ def world_size(seen: Seen) -> Finding:
     return Finding(right, f"{_count(ranks, 'rank')}, {_count(exchanges, name)} seen in the step")
 
 
+def cross_entropy(seen: Seen) -> Finding:
+    return _built_for(seen, "cross_entropy")
+
+
+def gelu(seen: Seen) -> Finding:
+    return _built_for(seen, "gelu")
+
+
+def _built_for(seen: Seen, name: str) -> Finding:
+    built = getattr(seen.training.model.config, name)
+    return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")
+
+
+def tied_gradient(seen: Seen) -> Finding:
+    added = len(seen.named("gpt2::add_rows"))
+    evidence = f"rows added to the lm_head's gradient {_count(added, 'time')}"
+    return Finding(added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence)
+
+
+def products(seen: Seen) -> Finding:
+    shared = [op for op in seen.ops if op.name == "gpt2::product"]
+    if seen.toggles.products == "whole":
+        return Finding(not shared, "each product was handed over whole")
+    shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
+    evidence = f"{_count(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
+    return Finding(bool(shared) and set(arrangements()) != {"whole"}, evidence)
+
+
+def clip(seen: Seen) -> Finding:
+    given = getattr(seen.training.optimizer, "grad_scale", None) is not None
+    evidence = "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
+    return Finding(given == (seen.toggles.clip == "in_step"), evidence)
+
+
+def weight_casts(seen: Seen) -> Finding:
+    copies = getattr(seen.training.optimizer, "copies", {})
+    right = sum(torch.equal(weight.to(copy.dtype), copy) for weight, copy in copies.items())
+    if seen.toggles.weight_casts == "forward":
+        return Finding(not copies, f"{len(copies)} matrices have copies")
+    return Finding(right == len(copies) > 0, f"{right} of {len(copies)} matrices lie as {seen.toggles.autocast}, too")
+
+
+def allocator(seen: Seen) -> Finding:
+    mapped = loaded_libraries()
+    loaded = [name for name, library in ALLOCATORS.items() if f"lib{library}" in mapped]
+    faults, pages = page_faults_of_a_tensor()
+    evidence = f"{', '.join(loaded) or 'the C library'}; a tensor of {pages} pages took {faults} page faults"
+    wanted = seen.toggles.allocator
+    if wanted == "thp":
+        return Finding(not loaded and faults < pages // 8, evidence)
+    return Finding(loaded == ([wanted] if wanted in ALLOCATORS else []), evidence)
+
+
 def threads(seen: Seen) -> Finding:
     count = torch.get_num_threads()
     return Finding(count == wanted_threads(seen.toggles), f"torch computes with {_count(count, 'thread')}")
@@ -229,6 +289,13 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         micro_batch_size,
         grad_accum_steps,
         world_size,
+        cross_entropy,
+        tied_gradient,
+        gelu,
+        products,
+        clip,
+        weight_casts,
+        allocator,
         threads,
     )
 }

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import resource
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 
@@ -11,6 +14,20 @@ from gpt2.ops import Op, Product, kernel_formats, products
 from gpt2.parallel import is_shard, release
 from gpt2.toggles import Toggles
 from gpt2.train import Training
+
+
+def loaded_libraries() -> str:
+    """Paths of all files that this process has mapped; empty where the system does not tell."""
+    with contextlib.suppress(OSError):
+        return Path("/proc/self/maps").read_text()
+    return ""
+
+
+def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
+    """Page faults that it costs to make and fill a tensor of `size` bytes, and how many pages it has."""
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.empty(size, dtype=torch.uint8).fill_(1)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
 @dataclass(frozen=True)
@@ -52,8 +69,11 @@ class Seen:
     @cached_property
     def forward_rows(self) -> list[int]:
         """Tokens of each forward pass."""
-        if self.heads:
+        if self.heads and self.toggles.cross_entropy != "linear":  # which takes the lm_head's product in chunks
             return [head.m for head in self.heads]
+        config = self.training.model.config
+        if layers := [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]:
+            return layers[:: config.n_layer]
         # A compiled graph's inputs are seen even where its kernels are not; tokens and targets are two of them.
         whole = [
             torch.Size(shape).numel()

@@ -11,6 +11,7 @@ import contextlib
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from ctypes.util import find_library
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -49,8 +50,25 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     count = str(threads(toggles, nodes))
     # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    variables |= _allocator(toggles.allocator)
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
+    return variables
+
+
+ALLOCATORS = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc"}
+"""The libraries' names for the linker."""
+
+
+def _allocator(name: str) -> dict[str, str]:
+    if name == "thp":
+        return {"THP_MEM_ALLOC_ENABLE": "1"}  # which torch reads, for blocks of 2 MiB and more
+    if name not in ALLOCATORS or not (library := find_library(ALLOCATORS[name])):
+        return {}
+    others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
+    variables = {"LD_PRELOAD": ":".join([library, *others])}
+    if name == "jemalloc":  # by default it gives memory back after ten seconds, and takes no huge pages
+        variables["MALLOC_CONF"] = "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"
     return variables
 
 
@@ -77,6 +95,10 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
         padded_vocab_size=toggles.padded(config.vocab_size),
         attention="explicit" if toggles.attention == "explicit" else "sdpa",
         recompute=toggles.recompute,
+        cross_entropy=toggles.cross_entropy,
+        tied_gradient=toggles.tied_gradient,
+        gelu=toggles.gelu,
+        products=toggles.products,
     )
 
 
@@ -97,26 +119,24 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     return parallel.replicate(model, device, static_graph=toggles.grad_accum_steps == 1)
 
 
-def make_optimizer(toggles: Toggles, workload: Workload, model: torch.nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.optim.Optimizer:
     """AdamW; weight decay on matrices and embeddings, not on biases and LayerNorms."""
     import torch
 
     from gpt2 import parallel
+    from gpt2.optimizer import CompiledAdamW
 
     parameters = list(model.parameters())
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
+    options: dict[str, Any] = {"lr": workload.lr, "betas": (workload.beta1, workload.beta2), "eps": workload.eps}
+    if toggles.adamw == "compiled":
+        copies = model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
+        return CompiledAdamW(groups, **options, copies=copies)
     make = parallel.sharded_adamw if toggles.sharding == "zero1" else torch.optim.AdamW
-    return make(
-        groups,
-        lr=workload.lr,
-        betas=(workload.beta1, workload.beta2),
-        eps=workload.eps,
-        foreach=toggles.adamw == "foreach",
-        fused=toggles.adamw == "fused",
-    )
+    return make(groups, **options, foreach=toggles.adamw == "foreach", fused=toggles.adamw == "fused")
 
 
 def precision(

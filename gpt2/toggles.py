@@ -6,10 +6,10 @@ gpt2.proofs. Importing this module loads no torch, so that ladders can be read w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, ClassVar, Literal
 
+from gpt2.toggle import Only, UnsupportedToggle, choice
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import STRICT, Workload
 
@@ -27,48 +27,16 @@ EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
 
 
-class UnsupportedToggle(Exception):
-    """A toggle that this device cannot do; the message says why and what to choose instead."""
-
-    def __init__(self, toggle: str, value: object, reason: str) -> None:
-        super().__init__(f"{toggle}: {value}: {reason}")
-
-
-@dataclass(frozen=True)
-class Only:
-    """The kinds of device that can do one value of a toggle, and what to say elsewhere."""
-
-    devices: Collection[str]
-    otherwise: str
-
-
-def _toggle(
-    default: Any,
-    help: str,
-    *,
-    only: Mapping[Any, Only] | None = None,
-    precision: Mapping[Any, str] | None = None,
-    note: Callable[[Toggles, Workload], str] | None = None,
-) -> Any:
-    """A field of Toggles.
-
-    only: values that not every device can do. precision: values that change the arithmetic, with their class (see
-    LOSS_TOLERANCE). note: what a reader of the scoreboard must be told beside the value.
-    """
-    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "note": note}
-    return field(default=default, metadata=metadata)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Toggles:
     """Every optimisation, at its baseline. A rung is replace(previous, **changes)."""
 
     __pydantic_config__: ClassVar = STRICT
 
-    device: Literal["cpu", "cuda", "mps", "xla"] = _toggle(
+    device: Literal["cpu", "cuda", "mps", "xla"] = choice(
         "cpu", "Where the model trains; xla is a TPU, or XLA's own CPU backend."
     )
-    autocast: Literal["float32", "bfloat16", "float16"] = _toggle(
+    autocast: Literal["float32", "bfloat16", "float16"] = choice(
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",
         only={"float16": Only(EAGER, "TPUs have bfloat16 units; choose bfloat16")},
@@ -80,7 +48,7 @@ class Toggles:
             else ""
         ),
     )
-    matmul_precision: Literal["highest", "high", "medium"] = _toggle(
+    matmul_precision: Literal["highest", "high", "medium"] = choice(
         "highest",
         "How float32 products are computed: exactly, as TF32 (high, CUDA) or as bfloat16 (medium, CPU); "
         "on TPUs as six, three (high) or one (medium) of bfloat16.",
@@ -92,7 +60,7 @@ class Toggles:
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math"] = _toggle(
+    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math"] = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one.",
         only={
@@ -101,7 +69,7 @@ class Toggles:
             "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),
         },
     )
-    compile: Literal["eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = _toggle(
+    compile: Literal["eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = choice(
         "eager",
         "Mode of torch.compile for the model's forward and backward pass.",
         note=lambda toggles, workload: (
@@ -120,15 +88,16 @@ class Toggles:
             ),
         },
     )
-    adamw: Literal["for_loop", "foreach", "fused"] = _toggle(
+    adamw: Literal["for_loop", "foreach", "fused", "compiled"] = choice(
         "for_loop",
-        "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), or in one kernel.",
+        "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or compiled.",
         only={
+            "compiled": Only({"cpu", "cuda"}, "torch compiles no optimiser on this device; choose fused"),
             "foreach": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
             "fused": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
         },
     )
-    sharding: Literal["none", "zero1", "zero2", "fsdp2"] = _toggle(
+    sharding: Literal["none", "zero1", "zero2", "fsdp2"] = choice(
         "none",
         "What ranks share out instead of each keeping all of it: optimiser state, gradients too, weights too.",
         only=dict.fromkeys(
@@ -140,14 +109,14 @@ class Toggles:
             "fsdp2": "optimiser state, gradients and weights",
         }.get(toggles.sharding, ""),
     )
-    vocab_multiple: Literal[1, 64, 128] = _toggle(
+    vocab_multiple: Literal[1, 64, 128] = choice(
         1,
         "Pads the vocabulary to a multiple of this; 64 and 128 both make GPT-2's 50257 into 50304.",
         note=lambda toggles, workload: (
             f"{toggles.padded(workload.config.vocab_size)} rows, pad logits masked: same loss"
         ),
     )
-    recompute: Literal["none", "gelu", "block"] = _toggle(
+    recompute: Literal["none", "gelu", "block"] = choice(
         "none",
         "What the backward pass computes again instead of keeping it: nothing, GELU's results, or each block.",
         only={
@@ -155,9 +124,9 @@ class Toggles:
             "block": Only(EAGER, "XLA computes once what it is asked twice; choose none"),
         },
     )
-    micro_batch_size: int = _toggle(1, "Sequences per forward pass and rank.")
-    grad_accum_steps: int = _toggle(1, "Forward and backward passes per optimiser step and rank.")
-    world_size: int = _toggle(
+    micro_batch_size: int = choice(1, "Sequences per forward pass and rank.")
+    grad_accum_steps: int = choice(1, "Forward and backward passes per optimiser step and rank.")
+    world_size: int = choice(
         1,
         "Devices that train together, by DistributedDataParallel unless gradients are sharded; on xla by SPMD.",
         note=lambda toggles, workload: (
@@ -168,7 +137,47 @@ class Toggles:
             else "SPMD, one process"
         ),
     )
-    threads: int | Literal["default"] = _toggle(
+    cross_entropy: Literal["torch", "closed_form", "linear"] = choice(
+        "torch",
+        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; or "
+        "together with the lm_head, in chunks, by torch's linear_cross_entropy.",
+        only={
+            "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
+            "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
+        },
+    )
+    tied_gradient: Literal["scatter", "rows"] = choice(
+        "scatter",
+        "Gradient of the embedding: its rows scattered over zeros and added to the lm_head's, or added to that row by "
+        "row.",
+        only={"rows": Only(EAGER, "XLA arranges its additions by itself; choose scatter")},
+    )
+    gelu: Literal["tanh", "sigmoid"] = choice(
+        "tanh",
+        "GELU's tanh approximation by a tanh, or by the exponential that it equals.",
+        only={"sigmoid": Only(EAGER, "XLA chooses its own arithmetic; choose tanh")},
+    )
+    products: Literal["whole", "tuned"] = choice(
+        "whole",
+        "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their shape here.",
+        only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
+    )
+    clip: Literal["separate", "in_step"] = choice(
+        "separate", "Gradients clipped in a pass of their own, or by AdamW as it reads them."
+    )
+    weight_casts: Literal["forward", "optimizer"] = choice(
+        "forward",
+        "Who casts the weights for the products: autocast in each forward pass, or AdamW as it writes them.",
+        only={"optimizer": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose forward")},
+    )
+    allocator: Literal["system", "thp", "tcmalloc", "jemalloc"] = choice(
+        "system",
+        "Where memory on a CPU comes from: the C library, the same in huge pages by torch (thp), or another library.",
+        only=dict.fromkeys(
+            ("thp", "tcmalloc", "jemalloc"), Only({"cpu"}, "this device has memory of its own; choose system")
+        ),
+    )
+    threads: int | Literal["default"] = choice(
         "default",
         "Threads of each rank on a CPU; default: physical cores divided by the ranks on this machine.",
     )
@@ -255,6 +264,8 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
             raise UnsupportedToggle(toggle.name, value, reason)
     if toggles.threads != "default" and toggles.device != HOST:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
+    if reason := _unmet(toggles):
+        raise UnsupportedToggle(*reason)
     if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
@@ -269,6 +280,26 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
         # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
         reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
         raise UnsupportedToggle("compile", toggles.compile, reason)
+
+
+def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
+    """A toggle that does nothing, or the wrong thing, without another one: its name, its value and what it needs."""
+    if toggles.adamw == "compiled" and toggles.sharding != "none":
+        return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
+    if toggles.clip == "in_step":
+        if toggles.adamw not in ("fused", "compiled"):
+            return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"
+        if toggles.autocast == "float16" or toggles.sharding != "none":
+            return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
+    if toggles.weight_casts == "optimizer":
+        needs = {"autocast": "bfloat16", "adamw": "compiled", "tied_gradient": "rows"}
+        for name, value in needs.items():
+            if getattr(toggles, name) != value:
+                return "weight_casts", toggles.weight_casts, f"it takes {name}: {value}"
+        if toggles.grad_accum_steps > 1 or toggles.world_size > 1:
+            reason = "gradients would be added up in bfloat16; choose forward, or one rank and a larger micro-batch"
+            return "weight_casts", toggles.weight_casts, reason
+    return None
 
 
 def describe(toggles: Toggles, before: Toggles | None, workload: Workload) -> list[str]:

@@ -17,6 +17,7 @@ from gpt2 import parallel, stages
 from gpt2.data import Batches
 from gpt2.device import Device
 from gpt2.model import build
+from gpt2.optimizer import clip_gradients, leaves
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -62,7 +63,7 @@ class Training(Iterator[Step]):
         self.model = build(stages.model_config(toggles, workload.config), workload.seed, device.torch_device)
         self.wrapped = stages.wrap_model(toggles, self.model, device)
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
-        self._parameters = list(self.model.parameters())  # which a module gathers anew each time it is asked
+        self.leaves = leaves(self.optimizer)
         self.autocast, self.scaler = stages.precision(toggles, device)
         device.end_step()  # a step is a program of its own, without what came before it
         self.micro_batch: tuple[Tensor, Tensor] | None = None
@@ -87,7 +88,7 @@ class Training(Iterator[Step]):
                 self.scaler.scale(micro_loss).backward()
             losses.append(micro_loss.detach())
         self.scaler.unscale_(self.optimizer)
-        grad_norm = parallel.clip_gradients(self._parameters, self.workload.grad_clip)
+        grad_norm = clip_gradients(self.optimizer, self.leaves, self.workload.grad_clip, self.toggles.clip)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))

@@ -29,6 +29,11 @@ class GPT2Config:
     """explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention)."""
     recompute: str = "none"
     """What the backward pass computes again instead of keeping it: none, gelu or block."""
+    cross_entropy: str = "torch"
+    tied_gradient: str = "scatter"
+    gelu: str = "tanh"
+    products: str = "whole"
+    """These as the toggles of these names."""
 
     def __post_init__(self) -> None:
         if not self.padded_vocab_size:

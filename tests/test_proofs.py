@@ -11,6 +11,7 @@ import pytest
 import torch
 from trainings import FOUR, every_value, start
 
+import gpt2.products
 from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
 from gpt2.proofs import PROOFS, Finding, prove
 from gpt2.seen import Seen
@@ -27,6 +28,20 @@ def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
         yield
+
+
+@pytest.fixture(autouse=True)
+def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Products so small gain nothing by being shared out, and on one thread none does: here they are nevertheless."""
+    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "rows in 2")
+
+
+def test_products_that_are_all_fastest_whole_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpt2.products, "_chosen", {})
+    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "whole")
+    training = start(replace(FOUR, products="tuned"))
+    found = prove(training, profile(lambda: next(training), training.device))["products"]
+    assert found == Finding(False, "27 products, the fastest way for their shapes: 15 whole")
 
 
 def findings(**changes: object) -> dict[str, Finding]:

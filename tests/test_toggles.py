@@ -10,6 +10,8 @@ from gpt2.toggles import Toggles, UnsupportedToggle, check, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
 
+CASTS = {"autocast": "bfloat16", "adamw": "compiled", "tied_gradient": "rows", "weight_casts": "optimizer"}
+
 
 def test_every_toggle_says_what_it_does() -> None:
     for toggle in fields(Toggles):
@@ -47,6 +49,21 @@ def test_counts_below_one_are_refused(name: str) -> None:
         (
             {"device": "cuda", "attention": "flash"},
             "takes bfloat16 and float16 only; choose efficient, or set autocast",
+        ),
+        ({"device": "mps", "allocator": "thp"}, "this device has memory of its own; choose system"),
+        ({"device": "cuda", "products": "tuned"}, "choose whole"),
+        ({"clip": "in_step"}, "clip: in_step: .* set adamw to fused or compiled"),
+        ({"clip": "in_step", "adamw": "fused", "autocast": "float16"}, "choose separate"),
+        (
+            {"adamw": "compiled", "sharding": "zero1", "world_size": 2},
+            "the compiled step knows no shards; choose fused",
+        ),
+        ({"weight_casts": "optimizer"}, "weight_casts: optimizer: it takes autocast: bfloat16"),
+        ({"weight_casts": "optimizer", "autocast": "bfloat16"}, "it takes adamw: compiled"),
+        ({**CASTS, "tied_gradient": "scatter"}, "it takes tied_gradient: rows"),
+        (
+            {**CASTS, "grad_accum_steps": 2},
+            "added up in bfloat16; choose forward, or one rank and a larger micro-batch",
         ),
         (
             {"device": "cuda", "compile": "reduce-overhead", "grad_accum_steps": 2},

@@ -36,4 +36,5 @@ def every_value() -> list[dict[str, object]]:
             if value != toggle.default:
                 changes.append({toggle.name: value})
     assert {name for change in changes for name in change} >= {"autocast", "attention", "compile", "adamw"}
-    return [change for change in changes if not change.keys() & {"device", "world_size"}]
+    apart = {"device", "world_size", "allocator"}  # which a process must have from its start
+    return [change for change in changes if not change.keys() & apart]

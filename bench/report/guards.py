@@ -127,7 +127,18 @@ def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> 
     return [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
 
 
-TELLING = {"autocast", "matmul_precision", "attention", "adamw", "sharding", "vocab_multiple", "threads", "recompute"}
+TELLING = {
+    "products",
+    "tied_gradient",
+    "autocast",
+    "matmul_precision",
+    "attention",
+    "adamw",
+    "sharding",
+    "vocab_multiple",
+    "threads",
+    "recompute",
+}
 """Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
 torch.compile may differ in ways that one step does not show."""
 

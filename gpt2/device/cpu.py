@@ -9,19 +9,30 @@ import resource
 import subprocess
 import sys
 from collections.abc import Collection
+from ctypes.util import find_library
 from pathlib import Path
 
 import psutil
+import torch
 
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
 from gpt2.peaks import Chip
-from gpt2.stages import usable_cores
+from gpt2.stages import ALLOCATORS, usable_cores
 
 
 class Cpu(Device):
     kind = "cpu"
     shared_by_ranks = True
+
+    def refuses(self, toggle: str, value: object) -> str | None:
+        library = ALLOCATORS.get(str(value)) if toggle == "allocator" else None
+        if library and not find_library(library):
+            package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[str(value)]
+            return f"there is no lib{library} here; apt-get install {package}, or choose thp"
+        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
+        return None
 
     def reset_peak_memory(self) -> None:
         self._run_peak = _resident_peak()

@@ -1,0 +1,122 @@
+"""Matrix products on a CPU, each in the arrangement that is fastest there.
+
+torch hands each product whole to oneDNN, whose way to share it out among the threads suits some shapes badly: on two
+cores a product of 768 columns keeps one of them idle. Shared out by hand, by rows or by columns of the result, both
+work. No sum is cut: each number of the result is the same dot product.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpt2.functions import OWN
+
+ROUNDS = 4
+"""Of timing each arrangement when a shape is first met; the fastest time of each counts."""
+
+Key = tuple[torch.Size, torch.Size, bool, bool, torch.dtype, bool]
+
+_chosen: dict[Key, str] = {}
+
+
+def chosen() -> dict[str, int]:
+    """How many of the shapes met so far run in each arrangement."""
+    found = list(_chosen.values())
+    return {name: found.count(name) for name in sorted(set(found))}
+
+
+OWN.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """a: (m, k); b: (k, n), either perhaps transposed; bias: (n,) or None. Returns (m, n)."""
+    key = (a.shape, b.shape, a.stride(-1) == 1, b.stride(-1) == 1, a.dtype, bias is not None)
+    name = _chosen.get(key)
+    if name is None:
+        name = _chosen[key] = _fastest(a, b, bias)
+    out = a.new_empty(a.size(0), b.size(1))
+    _arranged(name, a, b, bias, out)
+    return out
+
+
+def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a.new_empty(a.size(0), b.size(1))
+
+
+OWN.impl("product", _product, "CPU")
+torch.library.register_fake("gpt2::product", _product_shape, lib=OWN)
+
+
+def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
+    out = a.new_empty(a.size(0), b.size(1))
+    names = ["whole", *(f"{side} in {parts}" for side in ("rows", "columns") for parts in _parts())]
+    best = dict.fromkeys(names, float("inf"))
+    for _ in range(ROUNDS):
+        for name in names:
+            start = time.perf_counter()
+            _arranged(name, a, b, bias, out)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return min(best, key=lambda name: best[name])
+
+
+def _parts() -> list[int]:
+    threads = torch.get_num_threads()
+    return [threads, 2 * threads] if threads > 1 else [2, 4]
+
+
+def _arranged(name: str, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    side, _, parts = name.partition(" in ")
+    if side == "whole":
+        return _multiply(a, b, bias, out)
+    size = out.size(0 if side == "rows" else 1)
+    for start, end in _cuts(size, int(parts)):
+        if side == "rows":
+            _multiply(a[start:end], b, bias, out[start:end])
+        else:
+            _multiply(a, b[:, start:end], None if bias is None else bias[start:end], out[:, start:end])
+
+
+def _cuts(size: int, parts: int) -> Iterator[tuple[int, int]]:
+    bounds = [size * part // parts for part in range(parts + 1)]
+    return ((start, end) for start, end in pairwise(bounds) if end > start)
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
+
+
+class TunedLinear(Function):
+    """A linear layer by such products, forward and backward, under autocast in its number format."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
+        kind = x.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        x_cast, weight_cast = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(x_cast, weight_cast)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        flat = x_cast.reshape(-1, x.size(-1))
+        y = torch.ops.gpt2.product(flat, weight_cast.t(), None if bias is None else bias.to(dtype))
+        return y.view(*x.shape[:-1], weight.size(0))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        (gradient,) = grad_outputs
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.dtypes
+        flat = gradient.reshape(-1, gradient.size(-1))
+        to_x = torch.ops.gpt2.product(flat, weight, None).view(x.shape).to(of_x)
+        to_weight = torch.ops.gpt2.product(flat.t(), x.reshape(-1, x.size(-1)), None).to(of_weight)
+        to_bias = flat.sum(0).to(of_bias) if ctx.needs_input_grad[2] else None
+        return to_x, to_weight, to_bias

@@ -1,0 +1,145 @@
+"""What gpt2.functions, gpt2.products and gpt2.optimizer write out, against what torch derives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from trainings import FOUR, WORKLOAD, start
+
+from gpt2 import products
+from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
+from gpt2.optimizer import CompiledAdamW, clip_gradients
+from gpt2.toggles import Toggles
+
+FAST = Toggles(
+    autocast="bfloat16",
+    attention="sdpa",
+    compile="default",
+    adamw="compiled",
+    cross_entropy="closed_form",
+    tied_gradient="rows",
+    gelu="sigmoid",
+    products="tuned",
+    clip="in_step",
+    weight_casts="optimizer",
+    micro_batch_size=4,
+)
+
+
+def with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
+    """Its result, and the gradients of its floating-point inputs for an arbitrary gradient of the result."""
+    leaves = [each.detach().clone().requires_grad_(each.is_floating_point()) for each in inputs]
+    result = function(*leaves)
+    result.backward(torch.linspace(-1, 2, result.numel()).view(result.shape).to(result.dtype))
+    return [result.detach(), *(leaf.grad for leaf in leaves if leaf.grad is not None)]
+
+
+def assert_alike(mine: list[Tensor], torchs: list[Tensor]) -> None:
+    for a, b in zip(mine, torchs, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=2e-5, atol=1e-6)
+
+
+def test_gelu_by_an_exponential_is_torchs_tanh_approximation_also_where_it_overflows() -> None:
+    x = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-8, 8, 4001)])
+    assert_alike(with_gradients(SigmoidGelu.apply, x), with_gradients(lambda x: F.gelu(x, approximate="tanh"), x))
+
+
+def test_cross_entropy_in_closed_form_is_torchs_with_masked_classes_too() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(7, 40, generator=generator)
+    logits[:, 37:] = float("-inf")
+    targets = torch.tensor([0, 36, 5, 5, 9, 1, 2])
+    assert_alike(with_gradients(CrossEntropy.apply, logits, targets), with_gradients(F.cross_entropy, logits, targets))
+
+
+def test_the_tied_embeddings_gradient_is_the_sum_of_both_uses_with_tokens_that_repeat() -> None:
+    generator = torch.Generator().manual_seed(0)
+    weight, tokens = torch.randn(11, 4, generator=generator), torch.tensor([[1, 1, 10], [1, 0, 3]])
+
+    def tied(weight: Tensor) -> Tensor:
+        rows, head = TiedEmbedding.apply(weight, None, tokens)
+        return rows @ head.t()
+
+    assert_alike(with_gradients(tied, weight), with_gradients(lambda w: F.embedding(tokens, w) @ w.t(), weight))
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_linear_layer_by_tuned_products_is_torchs(bias: bool) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight, b = (torch.randn(*shape, generator=generator) for shape in ((2, 8, 24), (40, 24), (40,)))
+    inputs = (x, weight, b) if bias else (x, weight)
+
+    def tuned(x: Tensor, weight: Tensor, b: Tensor | None = None) -> Tensor:
+        return products.TunedLinear.apply(x, weight, b)
+
+    assert_alike(with_gradients(tuned, *inputs), with_gradients(F.linear, *inputs))
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 7, 100])
+@pytest.mark.parametrize("side", ["rows", "columns"])
+def test_a_product_shared_out_is_the_whole_product(side: str, parts: int) -> None:
+    a, b, bias = torch.randn(13, 5), torch.randn(6, 5).t(), torch.randn(6)
+    out = torch.full((13, 6), float("nan"))
+    products._arranged(f"{side} in {parts}", a, b, bias, out)
+    torch.testing.assert_close(out, torch.addmm(bias, a, b))
+
+
+@pytest.mark.parametrize("clip", ["separate", "in_step"])
+def test_compiled_adamw_is_torchs_adamw_with_its_clipping(clip: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes, decays = [(6, 4), (4,)], (0.1, 0.0)
+    first = [torch.randn(shape, generator=generator) for shape in shapes]
+    mine, torchs = ([torch.nn.Parameter(each.clone()) for each in first] for _ in range(2))
+    options = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
+    compiled = CompiledAdamW(
+        [{"params": [p], "weight_decay": d} for p, d in zip(mine, decays, strict=True)], **options, copies={}
+    )
+    oracle = torch.optim.AdamW(
+        [{"params": [p], "weight_decay": d} for p, d in zip(torchs, decays, strict=True)], **options
+    )
+    for size in (0.1, 3.0, 0.5):
+        for a, b in zip(mine, torchs, strict=True):
+            b.grad = size * torch.randn(a.shape, generator=generator)
+            a.grad = b.grad.clone()
+        expected = torch.nn.utils.clip_grad_norm_(torchs, 1.0)
+        torch.testing.assert_close(clip_gradients(compiled, compiled.leaves, 1.0, clip), expected)
+        compiled.step()
+        oracle.step()
+        torch.testing.assert_close(mine, torchs)
+    for a, b in zip(mine, torchs, strict=True):
+        assert compiled.state[a].keys() == oracle.state[b].keys()
+        torch.testing.assert_close(compiled.state[a]["exp_avg_sq"], oracle.state[b]["exp_avg_sq"])
+
+
+def test_weights_cast_by_the_optimiser_train_as_weights_cast_by_autocast() -> None:
+    losses = []
+    for casts in ("optimizer", "forward"):
+        unclipped = replace(WORKLOAD, grad_clip=1e6)  # a norm is added up in another order for another format
+        training = start(replace(FAST, compile="eager", weight_casts=casts), unclipped)
+        losses.append([next(training).loss.item() for _ in range(4)])
+    assert losses[0] == losses[1]  # bit for bit: the same numbers are cast at another time
+
+
+def test_copies_of_weights_are_no_parameters_and_are_written_by_each_step() -> None:
+    training = start(FAST)
+    names = [name for name, _ in training.model.named_parameters()]
+    assert names == [name for name, _ in start(FOUR).model.named_parameters()]
+    next(training)
+    copies = training.optimizer.copies  # type: ignore[attr-defined]
+    assert len(copies) == 4 * training.model.config.n_layer + 1
+    assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies.items())
+    assert all(leaf.grad is None for leaf in training.leaves)
+
+
+def test_all_of_them_together_learn_what_the_baseline_learns() -> None:
+    fast, plain = start(FAST), start(FOUR, WORKLOAD)
+    for _ in range(8):
+        mine, baseline = next(fast), next(plain)
+        assert mine.loss.item() == pytest.approx(baseline.loss.item(), rel=5e-3)
+        assert mine.grad_norm.item() == pytest.approx(baseline.grad_norm.item(), rel=2e-2)
