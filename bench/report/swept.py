@@ -22,7 +22,7 @@ def swept(board: Scoreboard) -> Iterator[str]:
         if fewer:
             yield f"Far slower in the first round, or cut off by the time budget: {'; '.join(fewer)}."
     groups: dict[Toggles, list[Row]] = {}
-    for row in board.rows:
+    for row in board.own.rows:
         groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
     for rows in groups.values():
         fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]

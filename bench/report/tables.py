@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 
 from rich.console import Group
 
@@ -19,6 +18,7 @@ from bench.report.caption import (
     other_step,
     status_of,
 )
+from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
@@ -60,6 +60,8 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequ
     result = [_scoreboard(board, name)]
     if attributed:
         result.append(_attribution(attributed, board, name))
+    if against := peers(board):
+        result.append(against)
     if times := timing(board):
         result.append(_timing(times, name))
     if any(row.tps and (price is not None or row.joules_per_token is not None) for row in board.rows):
@@ -114,7 +116,7 @@ def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
 
 
 def _memory_over_before(row: Row, board: Scoreboard) -> str:
-    before = next((above for above, each in pairwise(board.rows) if each is row), None)
+    before = board.before(row)
     if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
         return DASH
     alike = before.peak_memory_method == row.peak_memory_method
@@ -162,7 +164,7 @@ def _timing(times: Sequence[Timing], name: str) -> Sheet:
             ]
         )
     title = f"Where the time goes: {name}"
-    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=timing_notes())
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=timing_notes(times))
 
 
 def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:

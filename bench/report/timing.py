@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.measurement import Measurement
-from bench.report.rungs import cumulative
+from bench.report.rungs import cumulative, is_external
 from bench.report.scoreboard import Scoreboard
 
 
@@ -31,6 +32,8 @@ class Timing:
     """Below it are 95 in 100 steps."""
     batches: float | None
     """Share of the window that the host took to make batches; median."""
+    external: bool
+    """Whether it is another trainer, of which start-up and first step are one."""
 
 
 def timing(board: Scoreboard) -> list[Timing]:
@@ -41,25 +44,28 @@ def timing(board: Scoreboard) -> list[Timing]:
     for rung in cumulative(board.records):
         found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not found:
-            before = None
+            before = before if is_external(rung) else None
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
         step, tokens = _median(steps), found[0].tokens_per_step
+        theirs = is_external(rung)
         was = before[1] if before and before[0] == tokens and rung[0].rung_index in held else None
-        before = tokens, step
+        before = before if theirs else (tokens, step)
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
+        firsts = [(each.compile_cache, each.first_step_seconds) for each in found]
         result.append(
             Timing(
                 rung=rung[0].rung,
                 startup=median(each.startup_seconds for each in found),
-                first_step=_median([e.first_step_seconds for e in found if e.compile_cache != "warm"]),
-                first_step_warm=_median([e.first_step_seconds for e in found if e.compile_cache == "warm"]),
+                first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
+                first_step_warm=_median([took for cache, took in firsts if took is not None and cache == "warm"]),
                 step=step,
                 saved=was - step if was is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
-                batches=_median([making / seconds for making, seconds in windows if seconds]),
+                batches=_median([making / seconds for making, seconds in windows if seconds and making is not None]),
+                external=theirs,
             )
         )
     return result
@@ -74,12 +80,14 @@ def _median(values: list[float]) -> float | None:
     return median(values) if values else None
 
 
-def timing_notes() -> list[str]:
+def timing_notes(times: Sequence[Timing]) -> list[str]:
     """Of the table of where the time goes."""
+    external = ["External rungs: start-up is until the first progress line, first step and compilation included."]
     return [
         "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
         "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
         "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
         "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
-        "batches: the host's share of the window; a GPU works meanwhile on what is queued."
+        "batches: the host's share of the window; a GPU works meanwhile on what is queued.",
+        *(external if any(each.external for each in times) else []),
     ]
