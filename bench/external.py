@@ -24,7 +24,7 @@ from bench.child_side import Progress, compile_cache, give_way, leave, leave_wit
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Measurement, Rank
-from bench.peers import CANNOT_RUN, PEERS, Line, MissingPeer, Peer, PeerRung, commit, located
+from bench.peers import CANNOT_RUN, PEERS, Line, MissingPeer, Peer, PeerRung, commit, located, unlike
 from bench.record import AFTER, Outcome, Status
 from gpt2.stages import environment, threads
 from gpt2.toggles import HOST
@@ -75,15 +75,58 @@ class Log:
     shown: str
     """In place of that."""
     last: list[str] = field(default_factory=list)
-    version: str | None = None
 
-    def take(self, text: str, pattern: str | None) -> str:
+    def take(self, text: str) -> str:
         text = text.replace(str(self.folder), self.shown)
         print(text, flush=True)
         self.last = [*self.last, text][-ERROR_LINES:]
-        if pattern and (match := re.search(pattern, text)):
-            self.version = match.group(1)
         return text
+
+
+@dataclass
+class Watch:
+    """One peer while it trains."""
+
+    external: PeerRung
+    program: Program
+    usage: Usage
+    log: Log
+    arrivals: Arrivals
+    tell: Progress
+    version: str | None
+
+    @property
+    def peer(self) -> Peer:
+        return PEERS[self.external.peer]
+
+    def follow(self, deadline: float) -> None:
+        """Take its lines until the window is complete, it ends, or time is up. Raises ArrivalError."""
+        self.tell("first step", 0, None)
+        for at, text in self.program.lines(deadline):
+            text = self.log.take(text)
+            if line := self.peer.read(text, at):
+                self._heed(line)
+                if self.arrivals.complete:
+                    return
+            elif (tokens := self.peer.tokens_of(text)) not in (None, self.external.tokens_per_step):
+                wanted = f"{self.external.tokens_per_step:,}"
+                raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
+            self.version = self.peer.version_of(text) or self.version
+
+    def _heed(self, line: Line) -> None:
+        """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
+        arrivals = self.arrivals
+        timed, blocks = arrivals.timing, len(arrivals.block_seconds)
+        arrivals.take(line)
+        if not arrivals.timing:
+            self.tell("warm-up", line.step, None)
+        elif not timed:
+            self.usage.begin()
+            self.tell("window", line.step, None)
+        elif len(arrivals.block_seconds) > blocks and arrivals.block_steps:
+            self.usage.look()
+            tokens = self.external.tokens_per_step * arrivals.block_steps
+            self.tell("window", line.step, tokens / arrivals.block_seconds[-1])
 
 
 def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
@@ -92,56 +135,35 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         folder, words = located(external, ladder.path)
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
-    log = Log(folder, external.folder)
-    log.version = None if peer.version else commit(folder)
+    version = None if peer.version else commit(folder)
+    if unedited := unlike(external, version):
+        return Outcome(status="unsupported", error=unedited, peer_version=version)
     environ = {**os.environ, **environment(rung.toggles), "PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
-    kills, cache = kernel_kills(), compile_cache()
-    started = time.perf_counter()
+    kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
     with Program(words, folder, environ) as program:
         leave_with_runner(program.end)
-        usage = Usage(program, on_gpu=rung.toggles.device != HOST)
-        arrivals, tell = Arrivals(ladder.protocol), Progress(out)
-        tell("first step", 0, None)
-        status: Status = "ok"
+        usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
+        watch = Watch(external, program, usage, log, Arrivals(ladder.protocol), Progress(out), version)
         try:
-            for at, text in program.lines(deadline):
-                if line := peer.read(log.take(text, peer.version), at):
-                    _heed(line, arrivals, usage, tell, external.tokens_per_step)
-                    if arrivals.complete:
-                        break
+            watch.follow(deadline)
         except ArrivalError as error:
-            status, error_said = "failed", str(error)
-        else:
-            error_said = ""
-            if not arrivals.enough:
-                status, error_said = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
-        if status != "ok":
-            return Outcome(status=status, error=error_said, peer_version=log.version)
+            return Outcome(status="failed", error=f"{peer.title}: {error}", peer_version=watch.version)
+        arrivals = watch.arrivals
+        if not arrivals.enough:
+            status, error = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
+            return Outcome(status=status, error=error, peer_version=watch.version)
         warnings = _warnings(peer, program, arrivals)
         cache = cache if compile_cache() == "warm" else None  # nothing was compiled
+    startup = arrivals.lines[0].at - started
     return Outcome(
         status="ok",
-        measurement=_measurement(ladder, external, arrivals, usage, arrivals.lines[0].at - started, cache),
+        measurement=_measurement(ladder, external, arrivals, usage, startup, cache),
         resolved={"threads": threads(rung.toggles)},
         warnings=warnings,
-        peer_version=log.version,
+        peer_version=watch.version,
     )
-
-
-def _heed(line: Line, arrivals: Arrivals, usage: Usage, tell: Progress, tokens_per_step: int) -> None:
-    """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
-    timed, blocks = arrivals.timing, len(arrivals.block_seconds)
-    arrivals.take(line)
-    if not arrivals.timing:
-        tell("warm-up", line.step, None)
-    elif not timed:
-        usage.begin()
-        tell("window", line.step, None)
-    elif len(arrivals.block_seconds) > blocks and arrivals.block_steps:
-        usage.look()
-        tell("window", line.step, tokens_per_step * arrivals.block_steps / arrivals.block_seconds[-1])
 
 
 def _unfinished(

@@ -20,6 +20,8 @@ from gpt2.workload import STRICT
 
 CANNOT_RUN = 69
 """Exit code by which a peer says that it cannot run here (EX_UNAVAILABLE); its last line says why."""
+EDITED = " (edited)"
+"""Ends the version of a checkout whose tracked files differ from its commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +47,8 @@ class Peer:
     """How to come by it."""
     lines: tuple[str, ...]
     """Regular expressions of its progress lines: step and loss, and where it prints them norm and ms."""
+    tokens: str | None = None
+    """Of the line by which it tells how many tokens a step is of."""
     version: str | None = None
     """Of the line by which it tells its version; None: its checkout's commit."""
 
@@ -63,6 +67,16 @@ class Peer:
                 )
         return None
 
+    def tokens_of(self, text: str) -> int | None:
+        """Per step, where a line of its log says so."""
+        match = re.search(self.tokens, text) if self.tokens else None
+        return int(match.group(1).replace(",", "")) if match else None
+
+    def version_of(self, text: str) -> str | None:
+        """Where a line of its log says so."""
+        match = re.search(self.version, text) if self.version else None
+        return match.group(1) if match else None
+
 
 NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
 
@@ -78,12 +92,15 @@ def _pattern(text: str) -> str:
 OURS = _pattern(r"step (STEP): loss (LOSS)")
 """Of the scripts in ladders/peers, each of which tells its library's version too."""
 OUR_VERSION = r"^version (.+)$"
+OUR_TOKENS = r"^tokens per step (\d+)$"
+DESIRED = r"^total desired batch size: (\d+)"
 
 PEERS: dict[str, Peer] = {
     "nanogpt": Peer(
         title="nanoGPT",
         get="git clone https://github.com/karpathy/nanoGPT",
         lines=(_pattern(r"iter (STEP): loss (LOSS), time (MS)ms"),),
+        tokens=r"^tokens per iteration will be: ([\d,]+)",
     ),
     "llmc": Peer(
         title="llm.c",
@@ -92,24 +109,32 @@ PEERS: dict[str, Peer] = {
             _pattern(r"step (STEP): train loss (LOSS) \(took (MS) ms\)"),  # train_gpt2.c
             _pattern(r"step +(STEP)/\d+ \| loss +(LOSS) .*\| norm +(NORM) .*\| (MS) ms \|"),  # train_gpt2.cu
         ),
+        tokens=r"^\| total batch size +\| (\d+)",
     ),
     "build-nanogpt": Peer(
         title="build-nanogpt",
         get="git clone https://github.com/karpathy/build-nanogpt",
         lines=(_pattern(r"step +(STEP) \| loss: (LOSS) \|.* norm: (NORM) \| dt: (MS)ms \|"),),
+        tokens=DESIRED,
     ),
     "gollem": Peer(
         title="gollem",
         get="git clone https://github.com/Jjschwartz/gollem",
         lines=(_pattern(r"Step (STEP): train_loss: (LOSS), norm: (NORM), .*time_per_step: (MS)$"),),
+        tokens=DESIRED,
     ),
     "transformers": Peer(
-        title="transformers.Trainer", get="pip install transformers accelerate", lines=(OURS,), version=OUR_VERSION
+        title="transformers.Trainer",
+        get="pip install transformers accelerate",
+        lines=(OURS,),
+        tokens=OUR_TOKENS,
+        version=OUR_VERSION,
     ),
     "jax": Peer(
         title="JAX",
         get="python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
         lines=(OURS,),
+        tokens=OUR_TOKENS,
         version=OUR_VERSION,
     ),
 }
@@ -129,6 +154,8 @@ class PeerRung:
     """Tokens per optimiser step that the command makes it take: the author of the ladder vouches for it."""
     folder: str
     """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
+    edited: bool = False
+    """Whether the command trains as the rung says only where the checkout was edited: as published it is not run."""
 
     def __post_init__(self) -> None:
         if self.peer not in PEERS:
@@ -141,6 +168,16 @@ class PeerRung:
             raise ValueError(f"command {self.command!r} cannot be split into words: {error}") from None
         if _program(words) >= len(words):
             raise ValueError(f"command {self.command!r} names no program")
+
+
+def unlike(rung: PeerRung, version: str | None) -> str | None:
+    """Why a checkout of this version would not train what the rung says; None where nothing is known against it."""
+    if rung.edited and version is not None and not version.endswith(EDITED):
+        return (
+            f"{PEERS[rung.peer].title} in {rung.folder} is as published, and this rung needs the edit that "
+            "docs/peers.md gives"
+        )
+    return None
 
 
 class MissingPeer(Exception):
@@ -198,4 +235,4 @@ def commit(folder: Path) -> str | None:
         except (OSError, subprocess.SubprocessError):
             return None
         told.append(done.stdout.strip())
-    return f"{told[0]} (edited)" if told[1] else told[0]
+    return told[0] + EDITED if told[1] else told[0]

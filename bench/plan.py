@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
-from bench.peers import MissingPeer, PeerRung, located
+from bench.peers import MissingPeer, PeerRung, commit, located, unlike
 from bench.report.text import DASH, GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
@@ -138,10 +138,11 @@ def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[
     if reason := missing.get(rung.toggles.device):
         return f"unsupported: {reason}"
     try:
-        located(external, ladder.path)
+        folder, _ = located(external, ladder.path)
     except MissingPeer as error:
         return f"unsupported: {error}"
-    return "yes"
+    unedited = unlike(external, commit(folder))
+    return f"unsupported: {unedited}" if unedited else "yes"
 
 
 def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:

@@ -194,6 +194,14 @@ def test_a_script_of_ours_tells_its_version(peer) -> None:
     assert (outcome.status, outcome.peer_version) == ("ok", "jax 0.1")
 
 
+def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(peer) -> None:
+    outcome, _ = timed(peer(f"print('tokens per iteration will be: 40,960')\n{program()}"))
+    assert outcome.status == "failed"
+    assert outcome.error is not None
+    said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
+    assert outcome.error.splitlines()[0] == said
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
     timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -12,7 +12,7 @@ from rich.console import Console
 from bench.arrivals import ArrivalError, Arrivals
 from bench.command import Options, external_command
 from bench.ladder import LadderError, Protocol, load
-from bench.peers import PEERS, Line, MissingPeer, commit, located
+from bench.peers import PEERS, Line, MissingPeer, commit, located, unlike
 from bench.plan import table
 from bench.schedule import Schedule
 
@@ -45,6 +45,21 @@ def test_nanogpt_s_log_is_read() -> None:
     first, second = read("nanogpt", NANOGPT)
     assert (first.step, first.loss, first.claimed_seconds, first.grad_norm) == (0, 10.8024, 0.0366, None)
     assert (second.step, second.loss) == (10, 10.818)
+
+
+@pytest.mark.parametrize(
+    ("peer", "text"),
+    [
+        ("nanogpt", "tokens per iteration will be: 65,536"),
+        ("llmc", f"| total batch size      | {65536:<50d} |"),
+        ("build-nanogpt", "total desired batch size: 65536"),
+        ("gollem", "total desired batch size: 65536"),
+        ("jax", "tokens per step 65536"),
+    ],
+)
+def test_what_a_log_says_of_its_steps_size_is_read(peer: str, text: str) -> None:
+    assert PEERS[peer].tokens_of(text) == 65536
+    assert PEERS[peer].tokens_of("iter 0: loss 1.0, time 1.00ms") is None
 
 
 def test_the_log_of_llm_c_in_c_is_read() -> None:
@@ -188,6 +203,16 @@ def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None
     assert commit(tmp_path) == version
     (tmp_path / "train.py").write_text("2")
     assert commit(tmp_path) == f"{version} (edited)"
+
+
+def test_a_rung_that_needs_an_edit_does_not_take_a_checkout_as_published(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('command', 'edited: true, command')}]"))
+    external = ladder.rungs[1].external
+    assert external
+    assert unlike(external, "3adf61e (edited)") is None
+    assert unlike(external, None) is None  # a copy without git, of which nothing is known
+    said = unlike(external, "3adf61e")
+    assert said == "nanoGPT in $NANOGPT is as published, and this rung needs the edit that docs/peers.md gives"
 
 
 # --- windows ------------------------------------------------------------------------------------------------------

@@ -118,6 +118,7 @@ def main() -> None:
     arguments = parser.parse_args()
     layers, heads, d, vocabulary = SIZES[arguments.model]
     print(f"version jax {jax.__version__} on {jax.devices()[0].device_kind}", flush=True)
+    print(f"tokens per step {arguments.batch * arguments.seq_len}", flush=True)
     params = weights(jax.random.key(1337), layers, d, vocabulary, arguments.seq_len)
     state = tuple(jax.tree.map(jnp.zeros_like, params) for _ in range(2))
     dtype = jnp.bfloat16 if arguments.bf16 else jnp.float32

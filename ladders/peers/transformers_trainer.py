@@ -45,6 +45,7 @@ def main() -> None:
 
     versions = f"transformers {transformers.__version__}, accelerate {accelerate.__version__}"
     print(f"version {versions}, torch {torch.__version__}", flush=True)
+    print(f"tokens per step {arguments.batch * arguments.seq_len}", flush=True)
     trainer(arguments).train()
 
 
