@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -69,7 +68,7 @@ def climb(board: Scoreboard) -> Figure | None:
             continue
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
-        bar = axes.barh(y, now - start, left=start, height=0.62, color=_colour(row, before), lw=0, **_look(row, axes))
+        bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
         tip(bar, f"{row.rung}: {with_interval(number(now), row.tps)} tokens/s; {', '.join(row.changed)}")
         bars(axes, [y], [(now, row.tps.low, row.tps.high)])
         factor = f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
@@ -85,9 +84,11 @@ def climb(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _look(row: Row, axes: Axes) -> dict[str, Any]:
-    """Another trainer is no step of the climb, and hatched."""
-    return {"hatch": "////", "edgecolor": axes.get_facecolor()} if row.external else {}
+def _look(row: Row, colour: str) -> dict[str, Any]:
+    """Another trainer is no step of the climb: its bar is an outline."""
+    if row.external:
+        return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
+    return {"color": colour, "lw": 0}
 
 
 def _colour(row: Row, before: float | None) -> str:
@@ -116,7 +117,7 @@ def panels(board: Scoreboard) -> Figure | None:
             if value is None:
                 instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, value[0], height=0.62, color=colour, lw=0, **_look(row, axes))
+            bar = axes.barh(y, value[0], height=0.62, **_look(row, colour))
             tip(bar, f"{row.rung}: {number(value[0])}, {label}")
             bars(axes, [y], [value])
             beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
