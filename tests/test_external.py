@@ -15,8 +15,9 @@ import pytest
 from conftest import ROOT
 from test_runner import Silent
 
-from bench import runner
+from bench import foreign, runner
 from bench.command import Options
+from bench.foreign import Program, Usage
 from bench.ladder import load
 from bench.probe import Answer, probe
 from bench.record import Outcome, Record, read
@@ -115,6 +116,19 @@ def test_the_peak_memory_is_that_of_the_window(peer) -> None:
     assert found.run_peak_memory_bytes is not None
     assert 100 * 2**20 < found.peak_memory_bytes < 300 * 2**20
     assert found.run_peak_memory_bytes > 400 * 2**20
+
+
+def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a driver that tells of two GPUs, of which the second is somebody else's."""
+    told = iter([[1000, 500], [5000, 400], [7000, 500], [6000, 500]])
+    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(told))
+    with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
+        usage = Usage(program, on_gpu=True)
+        usage.begin()
+        usage.look()
+        usage.look()
+    assert usage.peak_memory_bytes == 6000
+    assert usage.method == "whole GPU, beyond what was used before (NVML, sampled)"
 
 
 def test_a_peer_that_holds_its_output_back_at_a_pipe_writes_it_at_once_here(peer) -> None:
