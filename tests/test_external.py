@@ -94,7 +94,7 @@ def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> No
     assert found is not None
     assert (found.tokens_per_step, len(found.block_seconds)) == (64, 5)
     assert found.block_steps is not None
-    assert all(seconds >= 0.02 * found.block_steps for seconds in found.block_seconds)
+    assert len(found.losses) == found.warmup_steps + 5 * found.block_steps
     assert found.losses[:2] == [10.0, 9.99]
     assert found.grad_norms == []
     assert (found.first_step_seconds, found.recompiles, found.data_wait_seconds) == (None, None, None)
@@ -144,14 +144,14 @@ def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
 
 
 def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:
-    outcome, _ = timed(peer(program(steps=12), blocks=10, block_seconds=0.001))
+    outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
     assert outcome.status == "ok"
     assert outcome.measurement is not None
     assert len(outcome.measurement.block_seconds) == 9
 
 
 def test_a_peer_that_takes_too_few_steps_is_told_to_take_more(peer) -> None:
-    outcome, _ = timed(peer(program(steps=6), block_seconds=0.001))
+    outcome, _ = timed(peer(program(steps=6, seconds=0.1), block_seconds=0.001))
     assert outcome.status == "failed"
     assert outcome.error == (
         "nanoGPT ended with exit code 0, after 6 progress lines and 3 blocks, too few for a window: tell it to take "
