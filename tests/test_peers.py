@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+from samples import record
 
 from bench.arrivals import ArrivalError, Arrivals
 from bench.command import Options, external_command
@@ -159,6 +160,13 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
     ]
     assert tasks[-1].rung.toggles.attention == "explicit"  # as the rung of ours before it, and not the external one's
     assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
+
+
+def test_a_peer_that_is_left_of_an_interrupted_round_gets_a_control_to_be_held_to(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.resume([record("a")])
+    assert [(task.kind, task.rung.name) for task in schedule.round(1)] == [("external", "n"), ("control", "a")]
 
 
 def test_a_peer_without_its_variable_is_missing_with_what_to_do(
