@@ -23,6 +23,8 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
     rungs: list[dict[str, Any]] = []
     before = Toggles()
     for rung in ladder.rungs[: base.index + 1]:
+        if rung.external:
+            continue
         rungs.append(_rung(rung.name, before, rung.toggles, ladder, rung.expect))
         before = rung.toggles
     if winner.toggles != before:

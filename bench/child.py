@@ -50,7 +50,7 @@ def supervise(
     """
     log = out.with_suffix(".log")
     progress = progress_path(out)
-    kills = _kernel_kills()
+    kills = kernel_kills()
     deadline = time.monotonic() + timeout
     reason: Literal["exit", "timeout", "interrupted"] = "exit"
     with log.open("wb") as sink:
@@ -76,7 +76,7 @@ def supervise(
             end_marked(str(out))
     output = log.read_text(encoding="utf-8", errors="replace")
     code = process.returncode if reason == "exit" else None
-    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=_kernel_kills() > kills)
+    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills)
 
 
 def end_marked(mark: str) -> None:
@@ -98,7 +98,7 @@ def _mark(process: psutil.Process) -> str | None:
         return None
 
 
-def _kernel_kills() -> int:
+def kernel_kills() -> int:
     """Processes that the Linux kernel has killed for want of memory since it started; 0 elsewhere."""
     with contextlib.suppress(OSError):
         if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):

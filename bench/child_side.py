@@ -11,7 +11,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -33,8 +35,11 @@ def give_way() -> None:
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
-def leave_with_runner() -> None:
-    """End this process when the runner that started it is gone: nobody would read what it measures."""
+def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
+    """End this process when the runner that started it is gone: nobody would read what it measures.
+
+    last: what is done before.
+    """
     runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
 
     def watch() -> None:
@@ -43,10 +48,19 @@ def leave_with_runner() -> None:
             # Where nobody waits for it, as in a container without an init, a killed runner stays as a zombie.
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(2.0)
+        last()
         os._exit(1)
 
     if runner:
         threading.Thread(target=watch, daemon=True).start()
+
+
+def compile_cache() -> Literal["cold", "warm"] | None:
+    """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
+    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if cache is None:
+        return None
+    return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
 
 
 def write(out: Path, outcome: Outcome) -> None:

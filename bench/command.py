@@ -62,6 +62,12 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     return command
 
 
+def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
+    """Arguments of the interpreter that times an external rung, --out excepted."""
+    sets = [part for override in options.overrides for part in ("--set", override)]
+    return ["-m", "bench.external", str(ladder.path), task.rung.name, *sets]
+
+
 MOST_TOKENS = 16384
 """Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already."""
 

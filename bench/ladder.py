@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Literal
 
 import yaml
 
+from bench.peers import PEERS, PeerRung
 from bench.validation import LadderError, near, near_file, validate
 from gpt2 import peaks
 from gpt2.toggles import Toggles, describe, resolve
@@ -81,6 +82,8 @@ class Rung:
     """Of a sweep's candidate: the ladder's rung that it is but for its settings."""
     settings: tuple[str, ...] = ()
     """What the candidate changes of that, as overrides."""
+    external: PeerRung | None = None
+    """Another trainer in place of ours; of its toggles only the device and the threads say something of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +101,7 @@ class Ladder:
     @property
     def hash(self) -> str:
         """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added."""
-        content = {"workload": asdict(self.workload), "rungs": [[r.name, asdict(r.toggles)] for r in self.rungs]}
+        content = {"workload": asdict(self.workload), "rungs": [_hashed(rung) for rung in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -112,10 +115,21 @@ class Ladder:
             return None
         return f"{self.path} is written for {self.chip.name}, and this is {chip}: its batches may not suit it"
 
+    @property
+    def own(self) -> tuple[Rung, ...]:
+        """Without external rungs."""
+        return tuple(rung for rung in self.rungs if not rung.external)
+
     def chosen(self, names: Sequence[str]) -> list[Rung]:
         """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""
         wanted = {self.rung(name).index for name in names}
-        return [rung for rung in self.rungs if rung.index in wanted or not names]
+        found = [rung for rung in self.rungs if rung.index in wanted or not names]
+        if found[0].external:
+            raise LadderError(
+                f"--rungs: {found[0].name!r} is external, and the first rung is what all are held to: name one of "
+                f"{self.path}'s own too, such as {self.rungs[0].name!r}"
+            )
+        return found
 
     def rung(self, name: str) -> Rung:
         """The rung called `name`. Raises LadderError."""
@@ -134,6 +148,7 @@ class _RungFile:
     name: str
     set: dict[str, Any] = field(default_factory=dict)
     expect: Literal["inert", "out_of_memory"] | None = None
+    external: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,6 +194,9 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
             raise LadderError(f"{where}: a rung's name is {what}")
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
+        if rung.external is not None:
+            rungs.append(_external(rung, rungs, where))
+            continue
         validate(Toggles, rung.set, where, "toggle")
         try:
             toggles = replace(toggles, **rung.set)
@@ -186,7 +204,8 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
             resolved = _resolve(workload, replace(toggles, **changes))
         except ValueError as error:
             raise LadderError(f"{where}: {error}") from None
-        changed = describe(resolved, rungs[-1].toggles if rungs else None, workload)
+        before = next((each.toggles for each in reversed(rungs) if not each.external), None)
+        changed = describe(resolved, before, workload)
         rungs.append(Rung(name=rung.name, index=index, changed=changed, expect=rung.expect, toggles=resolved))
     return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs), chip=chip)
 
@@ -200,6 +219,27 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
             f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it out"
         )
     return resolved
+
+
+def _external(rung: _RungFile, above: Sequence[Rung], where: str) -> Rung:
+    """Toggles pass it by: it has the device and the threads of the rungs above it, for no other are known of it."""
+    external = validate(PeerRung, rung.external, f"{where}: external")
+    if rung.set or rung.expect:
+        key = "set" if rung.set else "expect"
+        raise LadderError(f"{where}: an external rung has no {key!r}; what it computes, its command says")
+    if not above:
+        raise LadderError(f"{where}: the first rung is what all are held to; put one of ours, without external, first")
+    before = next(each for each in reversed(above) if not each.external)
+    toggles = Toggles(device=before.toggles.device, threads=before.toggles.threads)
+    changed = [f"external: {PEERS[external.peer].title}"]
+    return Rung(name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external)
+
+
+def _hashed(rung: Rung) -> list[Any]:
+    """What a rung is; of an external one not where its folder lies."""
+    told = [rung.name, asdict(rung.toggles)]
+    external = rung.external
+    return [*told, [external.peer, external.tokens_per_step, external.command]] if external else told
 
 
 class _Loader(yaml.SafeLoader):

@@ -38,17 +38,21 @@ class Measurement(Plain):
     step_seconds: list[Rate] | None = None
     """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells how
     evenly one process runs; it is no measure of certainty. Null in older records and where nothing was timed."""
+    claimed_step_seconds: list[Rate] | None = None
+    """Of an external rung: durations of steps of the window by its own account, where it printed them."""
     startup_seconds: Amount
-    """From the start of the process to the first step: imports, data, weights."""
-    first_step_seconds: Amount
-    """The first optimiser step, compilation included."""
+    """From the start of the process to the first step: imports, data, weights. Of an external rung to its first
+    progress line, first step and compilation included."""
+    first_step_seconds: Amount | None
+    """The first optimiser step, compilation included; null for an external rung, as all that only we look for is."""
     compile_cache: Literal["cold", "warm"] | None
     """State of the compiler's cache at the start; null where nothing was compiled."""
     warmup_steps: Count
     """Untimed steps before the window, the first one included."""
     losses: list[float] = Field(min_length=1)
-    """Of every step from step 0, mean over ranks."""
-    grad_norms: list[float] = Field(min_length=1)
+    """Of every step from step 0, mean over ranks; of an external rung those that it printed, one per progress line."""
+    grad_norms: list[float]
+    """Likewise; empty where an external rung prints none."""
     peak_memory_bytes: AtLeastOne | None
     """Of the window, on the rank that needed most."""
     peak_memory_method: str
@@ -56,13 +60,13 @@ class Measurement(Plain):
     run_peak_memory_bytes: Count | None
     """Of the whole process, initialisation and compilation included."""
     alloc_retries: Count | None
-    recompiles: Count
+    recompiles: Count | None
     """Compilations during the window."""
     gc_collections: Count | None = None
     """Of Python's garbage collector during the window, on the rank where they took longest."""
     gc_seconds: Amount | None = None
     """What they took."""
-    data_wait_seconds: Amount
+    data_wait_seconds: Amount | None
     """Time of the window spent waiting for batches, on the rank that waited most."""
     ranks: list[Rank]
     parameters: AtLeastOne
@@ -102,6 +106,17 @@ class Measurement(Plain):
     """Just after it."""
     proofs: dict[str, Proof] | None = None
     """By toggle, from one profiled step after the window; null where none was taken."""
+
+    @property
+    def lacks(self) -> str | None:
+        """What our own rungs measure and this does not tell; None where that is nothing."""
+        known = {
+            "first_step_seconds": self.first_step_seconds is not None,
+            "recompiles": self.recompiles is not None,
+            "data_wait_seconds": self.data_wait_seconds is not None,
+            "grad_norms": bool(self.grad_norms),
+        }
+        return next((name for name, there in known.items() if not there), None)
 
     @property
     def tokens_per_second(self) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from rich.console import Group
@@ -12,7 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
-from bench.report.text import GIB, plain
+from bench.peers import MissingPeer, PeerRung, commit, located, unlike
+from bench.report.text import DASH, GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import Device, DeviceError, find
@@ -40,6 +41,11 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
     result.add_column(f"On {held.name}" if held else "Here", overflow="fold")
     before = None
     for rung in rungs:
+        if rung.external:
+            changed, size = ", ".join(rung.changed), f"{rung.external.tokens_per_step:,}"
+            here = DASH if held else _peer_here(ladder, rung, rung.external, missing)
+            result.add_row(Text(plain(rung.name)), Text(plain(changed)), size, DASH, Text(plain(here)))
+            continue
         memory = estimate(workload, rung.toggles)
         changed = describe(rung.toggles, before, workload)
         before = rung.toggles
@@ -126,6 +132,17 @@ def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
     if memory.total * ranks <= here:
         return f"perhaps: tight in {_gib(here / ranks)}"
     return _too_large(workload, rung.toggles, memory, here / ranks)
+
+
+def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:
+    if reason := missing.get(rung.toggles.device):
+        return f"unsupported: {reason}"
+    try:
+        folder, _ = located(external, ladder.path)
+    except MissingPeer as error:
+        return f"unsupported: {error}"
+    unedited = unlike(external, commit(folder))
+    return f"unsupported: {unedited}" if unedited else "yes"
 
 
 def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:

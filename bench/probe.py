@@ -6,7 +6,6 @@ Run by bench.runner; alone too: python -m bench.probe cpu ladders/smoke.yaml
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import subprocess
 import sys
@@ -39,6 +38,8 @@ class Answer(BaseModel):
     """As a process sees it that trains on the last rung's device, or on the last that is here."""
     memory_bytes: dict[str, int]
     """By bench.schedule.Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
+    missing: dict[str, str] = {}
+    """Kinds of device that were looked for and are not here, with the reason."""
 
 
 def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False) -> Answer:
@@ -70,22 +71,29 @@ def main() -> None:
     ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
     try:
-        device = _first_here(dict.fromkeys([arguments.device, *others]))  # XLA aborts at a second attempt
+        missing: dict[str, str] = {}
+        device = _first_here(dict.fromkeys([arguments.device, *others]), missing)  # XLA aborts at a second attempt
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
-    print(Answer(environment=describe(device), memory_bytes=memory).model_dump_json())
+    print(Answer(environment=describe(device), memory_bytes=memory, missing=missing).model_dump_json())
 
 
-def _first_here(devices: Iterable[str]) -> Device:
-    """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError."""
+def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:
+    """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError.
+
+    missing: takes those looked for before it, with the reason.
+    """
     from gpt2.device import DEVICES, Cpu
     from gpt2.toggles import UnsupportedToggle
 
     for name in devices:
-        with contextlib.suppress(UnsupportedToggle):
+        try:
             if name in DEVICES:
                 return DEVICES[name]()
+        except UnsupportedToggle as error:
+            if missing is not None:
+                missing[name] = str(error)
     return Cpu()
 
 
@@ -97,7 +105,7 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
     schedule = Schedule(ladder, ladder.rungs, ablate)
     for task in schedule.round(1):
         toggles = task.rung.toggles
-        if task.is_ceiling or toggles.device != HOST:
+        if task.is_ceiling or task.rung.external or toggles.device != HOST:
             continue
         # The same for all that changes nothing of what is kept.
         kept = replace(toggles, adamw="for_loop")

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.child import classify, supervise
-from bench.command import Options, anonymous, ceiling_command, worker_command
+from bench.command import Options, anonymous, ceiling_command, external_command, worker_command
 from bench.doctor import warnings
 from bench.joint import Joint, Part, part_shown
 from bench.ladder import Ladder
@@ -21,7 +21,7 @@ from bench.machine import State
 from bench.nodes import Team
 from bench.place import nodes_for
 from bench.probe import Answer
-from bench.record import NOT_BEGUN, Outcome, Record, ToggleValues
+from bench.record import NOT_BEGUN, External, Outcome, Record, ToggleValues
 from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
@@ -76,6 +76,9 @@ class Processes:
         """Measure one rung once, in a process of its own, or in several on each of the nodes that it takes."""
         started = datetime.now(UTC).isoformat(timespec="seconds")
         nodes = 1
+        missing = self.asked.missing.get(task.rung.toggles.device) if task.rung.external else None
+        if missing:  # a peer would say so at length
+            return self._record(task, started, nodes, Observed(outcome=Outcome(status="unsupported", error=missing)))
         try:
             if self.team:
                 nodes = self._nodes(task, self.team)
@@ -164,6 +167,8 @@ class Processes:
     def _command(self, task: Task, part: Part | None) -> list[str]:
         if task.is_ceiling:
             return ceiling_command(self.ladder, task.rung.toggles.device)
+        if task.rung.external:
+            return external_command(self.ladder, task, self.options)
         return worker_command(self.ladder, task, self.options, part)
 
     def _record(self, task: Task, started: str, nodes: int, seen: Observed) -> Record:
@@ -197,6 +202,7 @@ class Processes:
             environment=machine,
             measurement=outcome.measurement,
             ceiling=outcome.ceiling,
+            external=_external(task, outcome),
             before=seen.before,
             during=seen.during,
             after=seen.after,
@@ -217,6 +223,11 @@ class Processes:
             places[str(self.ladder.path)] = "LADDER"
         parts = ["python", *command, "--out", "m.json"]
         return anonymous(shlex.join(places.get(part, part) for part in parts))
+
+
+def _external(task: Task, outcome: Outcome) -> External | None:
+    rung = task.rung.external
+    return External(peer=rung.peer, version=outcome.peer_version, command=rung.command) if rung else None
 
 
 def _under_load(during: list[State], after: State) -> State:

@@ -64,7 +64,9 @@ class Progress:
             result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
         elif measured and record.status == "ok":
             tps = measured.tokens_per_second
-            first = f"first step {number(measured.first_step_seconds)} s"
+            took = measured.first_step_seconds
+            begun = f"first line after {number(measured.startup_seconds)} s"
+            first = f"first step {number(took)} s" if took is not None else begun
             result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
         else:
             reason = (record.error or "").strip().splitlines()

@@ -38,8 +38,8 @@ NOT_BEGUN = "not begun: "
 """The warning of a process that the user ended before its proofs were taken."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
-RUNGS: tuple[Kind, ...] = ("cumulative", "sweep")
-"""What has a row of its own in a scoreboard: a ladder's rungs, or a sweep's candidates."""
+RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
+"""What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's candidates."""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 """What `bench run --ablate` adds."""
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
@@ -58,6 +58,8 @@ class Outcome(Plain):
     warnings: list[str] = Field(default_factory=list)
     ceiling: Ceiling | None = None
     """From a process that measures it and nothing else."""
+    peer_version: str | None = None
+    """From one that times another trainer (see External)."""
 
 
 def progress_path(out: Path) -> Path:
@@ -111,6 +113,17 @@ class ToggleValues(Plain):
         return _checked(Toggles, _text(self.all))
 
 
+class External(Plain):
+    """The other trainer that a rung measured."""
+
+    peer: str
+    """A key of bench.peers.PEERS."""
+    version: str | None
+    """Commit of its checkout, and whether that was edited, or what it printed; null where neither tells."""
+    command: str
+    """As the ladder has it."""
+
+
 class Record(Plain):
     """One process run of one rung, however it ended."""
 
@@ -151,6 +164,8 @@ class Record(Plain):
     environment: Environment
     measurement: Measurement | None
     ceiling: Ceiling | None = None
+    external: External | None = None
+    """Of a record of that kind alone."""
     before: State | None = None
     during: State | None = None
     """Within the window, when it was last looked at; its throttle reasons are all that were seen within it."""
@@ -177,11 +192,19 @@ class Record(Plain):
             raise ValueError("is not in UTC: it must end in +00:00")
         return value
 
+    @model_validator(mode="after")
+    def _as_its_kind_has_it(self) -> Self:
+        if (self.kind == "external") != (self.external is not None):
+            raise ValueError("external: a record of that kind names the peer, and no other does")
+        if self.kind != "external" and self.measurement and (lacking := self.measurement.lacks):
+            raise ValueError(f"measurement.{lacking}: only an external rung may lack it")
+        return self
+
     @property
     def cut_short(self) -> bool:
         """Whether the user ended it before it was done, so that resuming runs it again. A window that was complete by
         then counts meanwhile; what is missing is the proof."""
-        unproved = self.measurement is not None and self.measurement.proofs is None
+        unproved = self.measurement is not None and self.measurement.proofs is None and not self.external
         return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
 
     @property

@@ -224,6 +224,8 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
     try:
         corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data)
         for rung in rungs:
+            if rung.external:  # which reads its own
+                continue
             where = f"{ladder.path}: rung {rung.name!r}"
             tokens = rung.toggles.tokens_per_step(workload.seq_len)
             Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from bench.ladder import Ladder, LadderError, Rung
-from bench.record import ABLATION, CEILING, Kind, Record
+from bench.record import ABLATION, CEILING, RUNGS, Kind, Record
 from bench.stats import LEAST_ROUNDS_UNTIL
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import Workload
@@ -71,7 +71,10 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     """
     if kind not in (*ABLATION, "parity"):
         return rung
-    before = ladder.rungs[rung.index - 1].toggles if rung.index else None
+    if rung.external:
+        return None
+    above = [each for each in ladder.rungs[: rung.index] if not each.external]
+    before = above[-1].toggles if above else None
     if before is None and kind == "parity" and rung.toggles.world_size > 1:
         before = replace(rung.toggles, world_size=1, sharding="none")
     if before is None:
@@ -82,10 +85,10 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
             return None
     else:
         try:
-            rungs = full_set(ladder.rungs)
+            rungs = full_set(ladder.own)
             if rung not in rungs:
                 return None
-            toggles = ablated([each.toggles for each in rungs], rung.index, kind, ladder.workload)
+            toggles = ablated([each.toggles for each in rungs], len(above), kind, ladder.workload)
         except ValueError as error:
             raise LadderError(f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}") from None
         before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
@@ -146,9 +149,9 @@ def ceiling_rung(device: str, index: int = -1) -> Rung:
 
 def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
     """Each rung's changes alone, then each left out, except where some other process is the same."""
-    known = [rung.toggles for rung in ladder.rungs]
+    known = [rung.toggles for rung in ladder.own]
     for kind in ABLATION:
-        for rung in ladder.rungs[1:]:
+        for rung in ladder.own[1:]:
             changed = None
             with contextlib.suppress(LadderError):  # steps of a given size that these toggles cannot take
                 changed = variant(ladder, rung, kind)
@@ -172,7 +175,9 @@ class Schedule:
     _skipped: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._each: list[tuple[Kind, Rung]] = [("cumulative", rung) for rung in self.rungs]
+        self._each: list[tuple[Kind, Rung]] = [
+            ("external" if rung.external else "cumulative", rung) for rung in self.rungs
+        ]
         if self.ablate:
             self._each += _ablation(self.ladder)
         protocol = self.ladder.protocol
@@ -182,7 +187,7 @@ class Schedule:
         first = self.rungs[0]
         # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks itself.
         sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
-        for rung in self.rungs:
+        for rung in self._own:
             size = rung.toggles.tokens_per_step(1)
             child = variant(self.ladder, rung, "parity") if size not in sizes else None
             sizes.add(size)
@@ -192,6 +197,10 @@ class Schedule:
         if protocol.ceiling_seconds:
             devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
             self._ceilings = [("control", ceiling_rung(device, -1 - place)) for place, device in enumerate(devices)]
+
+    @property
+    def _own(self) -> list[Rung]:
+        return [rung for rung in self.rungs if not rung.external]
 
     @property
     def _control(self) -> tuple[Kind, Rung]:
@@ -209,7 +218,7 @@ class Schedule:
         for record in records:
             self.ended(record)
         rest = {task.kind for task in self.round(1)}
-        if records and "cumulative" in rest and self._control not in self._each:
+        if records and rest.intersection(RUNGS) and self._control not in self._each:
             self._each.append(self._control)
 
     def round(self, repetition: int) -> Iterator[Task]:
@@ -230,7 +239,7 @@ class Schedule:
     def _wanted(self, task: Task) -> bool:
         """Whether some rung is there to be held to it: what this machine does not support needs no loss parity."""
         size = task.rung.toggles.tokens_per_step(1)
-        alike = [rung for rung in self.rungs if rung.toggles.tokens_per_step(1) == size]
+        alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
         return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)
 
     def ended(self, record: Record, seconds: float | None = None) -> None:

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from bench.ladder import LONGEST_NAME, Protocol
+from bench.peers import PEERS, PeerRung
 from bench.record import Record
 from gpt2 import peaks
 from gpt2.toggles import Toggles
@@ -29,12 +30,15 @@ def ladder() -> dict[str, Any]:
         toggles["properties"][toggle.name]["description"] = toggle.metadata["help"]
     workload = _closed(Workload)
     workload["properties"]["model"]["enum"] = list(PRESETS)
+    external = _closed(PeerRung)
+    external["properties"]["peer"]["enum"] = list(PEERS)
     name = {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
     rung = {
         "type": "object",
         "properties": {
             "name": {**name, "pattern": "^[^,]+$"},
             "set": {**toggles, "description": "What it changes; it keeps everything set above it."},
+            "external": {**external, "description": "Another trainer in place of ours; see docs/peers.md."},
             "expect": {"enum": ["inert", "out_of_memory"], "description": "An outcome that is the point of the rung."},
         },
         "required": ["name"],

@@ -224,7 +224,7 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
     Asks the driver by NVML, which opens no CUDA context and takes no memory on the GPU.
     """
     found = []
-    for nvml, index, handle in _nvml_handles():
+    for nvml, index, handle in nvml_handles():
         bits = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle)
         processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
         ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
@@ -250,11 +250,11 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
 
 def persistence_modes() -> dict[int, bool | None]:
     """By index: whether the driver stays awake while nobody uses the GPU."""
-    modes = {index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in _nvml_handles()}
+    modes = {index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()}
     return {index: None if mode is None else bool(mode) for index, mode in modes.items()}
 
 
-def _nvml_handles() -> Iterator[tuple[Any, int, Any]]:
+def nvml_handles() -> Iterator[tuple[Any, int, Any]]:
     """NVML, and number and handle of each GPU that CUDA_VISIBLE_DEVICES leaves."""
     import pynvml as nvml  # here because importing it is slow and most machines have no such GPU
 

@@ -134,7 +134,7 @@ def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
 def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_Task]:
     """Of the whole grid. Raises LadderError."""
     from bench.candidate import as_ladder
-    from bench.ladder import load
+    from bench.ladder import LadderError, load
     from bench.schedule import full_set
 
     path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
@@ -144,7 +144,9 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
         overrides = (*given, *(f"workload.{each}" for each in what))
         ladder = load(Path(path), overrides)
-        base = ladder.rung(rung) if rung else full_set(ladder.rungs)[-1]
+        base = ladder.rung(rung) if rung else full_set(ladder.own)[-1]
+        if base.external:
+            raise LadderError(f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none")
         yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
 
 

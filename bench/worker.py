@@ -15,11 +15,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 import psutil
 
-from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
+from bench.child_side import (
+    Progress,
+    cause,
+    compile_cache,
+    enter_environment,
+    give_way,
+    leave,
+    leave_with_runner,
+    write,
+)
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Proof
 from bench.record import Kind, Outcome
@@ -44,7 +53,7 @@ def main() -> int:
     try:
         ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
-        if rung is None:
+        if rung is None or rung.external:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
     except LadderError as error:
         print(error, file=sys.stderr)
@@ -116,10 +125,10 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
     data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
     agree = _agreement(toggles.processes, device)
-    compile_cache = _compile_cache()
+    cache = compile_cache()
     steps = train(workload, toggles, device, data)
-    if agree(float(compile_cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
-        compile_cache = "cold"
+    if agree(float(cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
+        cache = "cold"
     startup_seconds = time.time() - psutil.Process().create_time()
     progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     losses_only = arguments.losses or arguments.kind == "parity"
@@ -134,7 +143,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     facts: dict[str, Any] = {
         "tokens_per_step": tokens_per_step,
         "startup_seconds": startup_seconds,
-        "compile_cache": compile_cache if device.compilations() else None,
+        "compile_cache": cache if device.compilations() else None,
         "parameters": workload.config.parameters,
         "flops_per_token": workload.flops_per_token,
         "flops_formula": FLOPS_FORMULA,
@@ -228,14 +237,6 @@ def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | 
         traceback.print_exc()
         warnings.append(f"{without}: {cause(error)}")
         return None
-
-
-def _compile_cache() -> Literal["cold", "warm"] | None:
-    """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    if cache is None:
-        return None
-    return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
 
 
 def _agreement(processes: int, device: Device) -> Callable[[float], float]:

@@ -15,5 +15,6 @@ from bench.report.sizes import sizes
 
 def sheets(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Sheet]:
     """figures: of others, beneath ours and labelled."""
+    boards = [board.own for board in boards]  # what differs by toggles is ours alone
     found = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
     return [*hardware(boards, figures), *(sheet for sheet in found if sheet)]

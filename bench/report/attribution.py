@@ -61,7 +61,7 @@ class Attribution:
 def attribution(board: Scoreboard) -> list[Attribution]:
     """One entry for each rung but the first; empty where the run was not told to find out."""
     records = [record for record in board.records if record.kind in ("cumulative", *ABLATION)]
-    rows = full_set(board.rows)
+    rows = full_set(board.own.rows)
     if board.has_gaps or not any(record.ablate or record.kind in ABLATION for record in records):
         return []
     toggles = [row.toggles for row in rows]

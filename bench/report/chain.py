@@ -17,7 +17,7 @@ from bench.report.scoreboard import Scoreboard
 from bench.stats import Estimate, Verdict
 from bench.validation import near
 
-Group = Literal["Hardware", "Software", "Distributed"]
+Group = Literal["Hardware", "Software", "Distributed", "External"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +111,7 @@ def _row_place(entry: Entry) -> int:
 
 def _link(entry: Entry, start: Entry, above: Sequence[Entry]) -> Link:
     own = entries(entry.board)
-    first = next((each for each in own if each.device == entry.device and each.ranks), None)
+    first = next((e for e in own if e.device == entry.device and e.ranks and not e.row.external), None)
     before = next((each for each in own if each.row.index == entry.row.before), None)
     sound = entry.ranks and before is not None and before.ranks
     return Link(
@@ -132,6 +132,8 @@ def _group(entry: Entry, above: Sequence[Entry]) -> Group:
     More chips of a kind that the chain has had are not new hardware where the rung trains on several of them.
     """
     several = entry.row.toggles.world_size > 1
+    if entry.row.external:
+        return "External"
     if entry.device not in [each.device for each in above]:
         return "Hardware"
     if entry.machine not in [each.machine for each in above] and not several:

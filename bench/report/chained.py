@@ -134,9 +134,10 @@ def _notes(chain: Chain) -> Iterator[str]:
     if chain.unlike:
         others = [f"{first.board.ladder} ({first.task[0]} at T = {first.task[1]})" for first in chain.unlike]
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
+    external = "External: other trainers; " if any(entry.row.external for entry in shown) else ""
     yield (
         "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device of its "
-        "own); Distributed: several devices; Software: all others."
+        f"own); Distributed: several devices; {external}Software: all others."
     )
     yield (
         "TPS: geometric mean over rounds. Orders of magnitude: log10 of Over baseline. First on device: the first "

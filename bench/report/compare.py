@@ -17,7 +17,7 @@ from bench.report.text import DASH, GIB, letter, listed, plain
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
 from gpt2.toggles import Toggles
 
-GOOD = ("ok", "inert")
+GOOD = ("ok", "inert", "external")
 """Statuses of rungs whose speed means what it says."""
 
 
@@ -103,7 +103,7 @@ def compare(first: Side, other: Side) -> Comparison:
     if first.rung and other.rung:
         pairs.append((mine.pop(), theirs.pop()))
     for row in list(mine):
-        alike = [each for each in theirs if each.toggles == row.toggles]
+        alike = [each for each in theirs if _what(each) == _what(row)]
         if alike:
             match = next((each for each in alike if each.rung == row.rung), alike[0])
             pairs.append((row, match))
@@ -121,6 +121,11 @@ def compare(first: Side, other: Side) -> Comparison:
         pairs=tuple(_pair(first, a, other, b) for a, b in pairs),
         alone=tuple(alone),
     )
+
+
+def _what(row: Row) -> tuple[object, ...]:
+    """By which rungs are paired: what they switch on, or the other trainer and its command."""
+    return (row.external.peer, row.external.command) if row.external else (row.toggles,)
 
 
 def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
@@ -178,6 +183,8 @@ def _loss_flaw(one: Sequence[Record], two: Sequence[Record]) -> str | None:
     """Only where both had to compute the same."""
     mine, theirs = measured(one), measured(two)
     alike = ("model", "data", "seq_len", "seed", "lr")
+    if one[0].external or two[0].external:
+        return None
     if not mine or not theirs or mine.tokens_per_step != theirs.tokens_per_step:
         return None
     if any(one[0].workload[key] != two[0].workload[key] for key in alike) or one[0].data_sha256 != two[0].data_sha256:

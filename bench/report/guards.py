@@ -30,6 +30,9 @@ def judge(
         failed = []  # the round that the user ended is missing, and no more
     if failed:
         return failed[-1].status, failed[-1].error
+    if rung[0].external:  # whose speed is all that is known of it
+        error = _other_environment(rung, first) or _other_checkout(rung)
+        return ("not_comparable", error) if error else ("external", None)
     for status, error in (
         ("not_comparable", _other_environment(rung, first)),
         ("ranks_differ", _ranks_differ(rung)),
@@ -58,6 +61,12 @@ def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str |
             if there and here and there != here:
                 return f"{what} {here}, but {there} for {first[0].rung}"
     return None
+
+
+def _other_checkout(rung: Sequence[Record]) -> str | None:
+    """A peer that was changed between rounds, of which a mean would be of nothing."""
+    versions = dict.fromkeys(each.external.version for each in rung if each.external and each.measurement)
+    return f"the peer was changed meanwhile: {' and '.join(map(str, versions))}" if len(versions) > 1 else None
 
 
 def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, float]:

@@ -81,7 +81,7 @@ function compare() {
   place.replaceChildren();
   if (!a || !b) return;
   const unlike = Object.keys(a.task).filter((key) => a.task[key] !== b.task[key]);
-  const bad = [a, b].filter((each) => !["ok", "inert"].includes(each.status));
+  const bad = [a, b].filter((each) => !["ok", "inert", "external"].includes(each.status));
   const found = !unlike.length && !bad.length ? ratio(a, b) : null;
   if (found) {
     const text = `B is ${found.value.toFixed(2)} times as fast as A` +

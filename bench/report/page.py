@@ -132,6 +132,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "Python": machine.python,
         **machine.versions,
         **{f"toggles.{name}": str(value) for name, value in asdict(row.toggles).items()},
+        **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,

@@ -106,7 +106,7 @@ def beside(board: Scoreboard, figures: Iterable[Published]) -> Sheet | None:
     """Our rungs beside those of others of the same name, model, kind and number of devices; None where none are."""
     model = board.records[0].workload["model"]
     rows = []
-    for row in board.rows:
+    for row in board.own.rows:
         for figure in figures:
             if row.tps and figure.tps and figure.model == model and _alike(row, figure, board):
                 rows.append(

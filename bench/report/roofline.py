@@ -36,7 +36,7 @@ Line = tuple[str, Bound, float | None]
 def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[Line]:
     """A line for each rung. device: that of the ceiling. board: results of the ladder, where there are any."""
     lines = []
-    for rung in ladder.rungs:
+    for rung in ladder.own:
         least = bound(ladder.workload, rung.toggles, ceiling)
         if rung.toggles.device != device:
             reason = f"it trains on {rung.toggles.device}, the ceiling is that of {device}"

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.record import Record
+from bench.peers import PEERS
+from bench.record import External, Record
 from bench.report.denominators import Ceiling, Peaks, share
 from bench.report.guards import doubts, judge
 from bench.report.rungs import (
     first_by_round,
+    is_external,
     line_of,
     measured,
     on_fewer_ranks,
@@ -70,6 +72,8 @@ class Row:
     """Why it is not ok."""
     expect: str | None
     """The outcome that the ladder calls the point of this rung."""
+    external: External | None = None
+    """The other trainer that it is, whose toggles tell its device alone."""
 
 
 def row_of(
@@ -88,12 +92,14 @@ def row_of(
     above: the rows before it. peaks, ceiling, delta: what it is held to. loss_step: whose loss is shown.
     """
     toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
-    before = last = rungs[len(above) - 1] if above else None
+    theirs = is_external(rung)
+    own = [each for each in rungs[: len(above)] if not is_external(each)]
+    before = last = own[-1] if own and not theirs else None
     if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
         alike = line_of(toggles_of(last), last[0].workload) == line_of(toggles, rung[0].workload)
         before, last = rungs[0], last if alike else rungs[0]
     mean = geometric_mean(list(tps.values())) if tps else None
-    reference = parity_reference(rung, records)
+    reference = None if theirs else parity_reference(rung, records)
     status, error = judge(rung, rungs[0], before, reference)
     if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
@@ -110,7 +116,7 @@ def row_of(
         rung=rung[0].rung,
         index=rung[0].rung_index,
         toggles=toggles,
-        changed=tuple(describe(toggles, toggles_of(before) if before else None, Workload(**rung[0].workload))),
+        changed=tuple(_changed(rung, before)),
         tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
         speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
@@ -125,13 +131,29 @@ def row_of(
         ceiling_share=share(rate, found, ceiling and ceiling.flops_per_second),
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
-        loss=found.losses[loss_step - 1] if found and loss_step else None,
-        doubts=(*doubts(rung, before, reference), *_dropped(rung, rungs, records)),
+        loss=found.losses[loss_step - 1] if found and loss_step and not theirs else None,
+        doubts=() if theirs else (*doubts(rung, before, reference), *_dropped(rung, rungs, records)),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
         expect=rung[0].expect,
+        external=max(rung, key=lambda record: bool(record.external and record.external.version)).external,
     )
+
+
+def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
+    """What a reader is told of it: the toggles that are not those of the rung before, or who trains in our place."""
+    named = [record.external for record in rung if record.external]
+    if not named:
+        workload = Workload(**rung[0].workload)
+        return describe(toggles_of(rung), toggles_of(before) if before else None, workload)
+    version = next((each.version for each in named if each.version), None)
+    return [f"external: {peer_title(named[0])}{f' at {version}' if version else ''}"]
+
+
+def peer_title(external: External) -> str:
+    """As its authors call it; one that this version of bench does not know by its key."""
+    return PEERS[external.peer].title if external.peer in PEERS else external.peer
 
 
 def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> list[str]:

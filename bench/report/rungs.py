@@ -51,14 +51,24 @@ class Run(tuple[Record, ...]):
     def references(self) -> dict[int, list[Record]]:
         """By tokens per step, the first whose losses others can be held to: a parity process, else a rung."""
         found: dict[int, list[Record]] = {}
-        for other in (*([record] for record in self if record.kind == "parity"), *self.rungs.values()):
+        for other in (*([record] for record in self if record.kind == "parity"), *self.own):
             if theirs := measured(other):
                 found.setdefault(theirs.tokens_per_step, other)
         return found
 
     @cached_property
     def first_measured(self) -> list[Record] | None:
-        return next((rung for rung in self.rungs.values() if measured(rung)), None)
+        return next((rung for rung in self.own if measured(rung)), None)
+
+    @cached_property
+    def own(self) -> list[list[Record]]:
+        """Those of each rung but the external ones."""
+        return [rung for rung in self.rungs.values() if not is_external(rung)]
+
+
+def is_external(rung: Sequence[Record]) -> bool:
+    """Whether a rung's records are of another trainer."""
+    return rung[0].kind == "external"
 
 
 def cumulative(records: Sequence[Record]) -> list[list[Record]]:

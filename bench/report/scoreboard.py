@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.machine import Environment
@@ -118,7 +118,7 @@ class Scoreboard:
         for (kind, index), done in rounds.items():
             if index < 0 and not {1, wanted} <= done:  # a ceiling
                 return True
-            if kind == "cumulative" and len(done) < wanted:
+            if kind in ("cumulative", "external") and len(done) < wanted:
                 return True
             if kind in ABLATION and len(done) < max(done):
                 return True
@@ -130,7 +130,12 @@ class Scoreboard:
     @property
     def has_gaps(self) -> bool:
         """Whether rungs below the last one shown are missing."""
-        return len(self.rows) <= max(record.rung_index for record in self.records)
+        return len(self.records.rungs) <= max(record.rung_index for record in self.records)
+
+    @property
+    def own(self) -> Scoreboard:
+        """Without the rows of external rungs."""
+        return replace(self, rows=tuple(row for row in self.rows if row.external is None))
 
 
 def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()) -> Scoreboard:
@@ -140,7 +145,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     """
     records = Run(in_order(_latest(records)))
     rungs = cumulative(records)
-    curves = [len(found.losses) for rung in rungs if (found := measured(rung))]
+    curves = [len(found.losses) for rung in records.own if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
     delta = noise_floor(control)

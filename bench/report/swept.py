@@ -26,7 +26,7 @@ def swept(board: Scoreboard) -> Iterator[str]:
         if cut := [plain(row.rung) for row in fewer if row not in dropped]:
             yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(cut)}."
     groups: dict[Toggles, list[Row]] = {}
-    for row in board.rows:
+    for row in board.own.rows:
         groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
     for rows in groups.values():
         fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]

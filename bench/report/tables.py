@@ -17,6 +17,7 @@ from bench.report.caption import (
     status_of,
 )
 from bench.report.notes import Method
+from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
@@ -58,6 +59,8 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequ
     result = [_scoreboard(board, name)]
     if attributed:
         result.append(_attribution(attributed, board, name))
+    if against := peers(board):
+        result.append(against)
     if times := timing(board):
         result.append(_timing(times, name))
     if any(row.tps and (price is not None or row.joules_per_token is not None) for row in board.rows):
@@ -160,7 +163,7 @@ def _timing(times: Sequence[Timing], name: str) -> Sheet:
             ]
         )
     title = f"Where the time goes: {name}"
-    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=timing_notes())
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=timing_notes(times))
 
 
 def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:

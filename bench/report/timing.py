@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.measurement import Measurement
 from bench.report.notes import Method
-from bench.report.rungs import cumulative
+from bench.report.rungs import cumulative, is_external
 from bench.report.scoreboard import Scoreboard
 
 
@@ -32,6 +33,8 @@ class Timing:
     """Below it are 95 in 100 steps."""
     batches: float | None
     """Share of the window that the host took to make batches; median."""
+    external: bool
+    """Whether it is another trainer, of which start-up and first step are one."""
 
 
 def timing(board: Scoreboard) -> list[Timing]:
@@ -50,17 +53,19 @@ def timing(board: Scoreboard) -> list[Timing]:
         known[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
+        firsts = [(each.compile_cache, each.first_step_seconds) for each in found]
         result.append(
             Timing(
                 rung=rung[0].rung,
                 startup=median(each.startup_seconds for each in found),
-                first_step=_median([e.first_step_seconds for e in found if e.compile_cache != "warm"]),
-                first_step_warm=_median([e.first_step_seconds for e in found if e.compile_cache == "warm"]),
+                first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
+                first_step_warm=_median([took for cache, took in firsts if took is not None and cache == "warm"]),
                 step=step,
                 saved=was - step if was is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
-                batches=_median([making / seconds for making, seconds in windows if seconds]),
+                batches=_median([making / seconds for making, seconds in windows if seconds and making is not None]),
+                external=is_external(rung),
             )
         )
     return result
@@ -75,8 +80,9 @@ def _median(values: list[float]) -> float | None:
     return median(values) if values else None
 
 
-def timing_notes() -> list[str]:
+def timing_notes(times: Sequence[Timing]) -> list[str]:
     """Of the table of where the time goes."""
+    external = ["External rungs: start-up is until the first progress line, first step and compilation included."]
     return [
         Method(
             "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is "
@@ -85,5 +91,6 @@ def timing_notes() -> list[str]:
             "mean is. Saved: by the medians, where both steps have as many tokens; how certain that is, the "
             "scoreboard's ratio tells. Making batches: the host's share of the window; a GPU works meanwhile on what "
             "is queued."
-        )
+        ),
+        *(external if any(each.external for each in times) else []),
     ]

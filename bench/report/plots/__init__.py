@@ -40,6 +40,8 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "block-times": block_times,
 }
 """None where a run has nothing to show of it."""
+WITH_PEERS = ("climb", "rungs", "block-times")
+"""The other pictures are of toggles, and so of our own rungs."""
 NOT_ON_PAGE = ("rungs", "loss-by-step-devices", "loss-by-time-devices")
 """The page has these figures in its table, and these curves among those of all rungs."""
 
@@ -53,15 +55,23 @@ OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
 
 def pictures(board: Scoreboard) -> dict[str, str]:
     """What the page shows of a run, as SVG on light paper."""
-    drawn = {what: picture for what, picture in OF_A_RUN.items() if what not in NOT_ON_PAGE}
+    shown = [what for what in OF_A_RUN if what not in NOT_ON_PAGE]
     with theme("light"):
-        return {what: svg(figure) for what, picture in drawn.items() if (figure := picture(board))}
+        return {what: svg(figure) for what in shown if (figure := _of_a_run(what, board))}
+
+
+def _of_a_run(what: str, board: Scoreboard) -> Figure | None:
+    return OF_A_RUN[what](board if what in WITH_PEERS else board.own)
 
 
 def of_all(boards: Sequence[Scoreboard]) -> dict[str, str]:
     """What several runs have to show together, likewise."""
     with theme("light"):
-        return {what: svg(figure) for what, picture in OF_ALL.items() if (figure := picture(boards))}
+        return {what: svg(figure) for what, picture in OF_ALL.items() if (figure := picture(_own(boards)))}
+
+
+def _own(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
+    return [board.own for board in boards]
 
 
 def _stems(boards: Sequence[Scoreboard]) -> list[str]:
@@ -82,10 +92,10 @@ def draw(boards: Sequence[Scoreboard], out: Path) -> list[Path]:
         suffix = "" if name == "light" else f"-{name}"
         with theme(name):
             for board, stem in zip(boards, _stems(boards), strict=True):
-                for what, picture in OF_A_RUN.items():
-                    if figure := picture(board):
+                for what in OF_A_RUN:
+                    if figure := _of_a_run(what, board):
                         files += save(figure, folder / f"{stem}-{what}{suffix}")
             for what, picture_of_all in OF_ALL.items():
-                if figure := picture_of_all(boards):
+                if figure := picture_of_all(_own(boards)):
                     files += save(figure, folder / f"{what}{suffix}")
     return files

@@ -32,7 +32,7 @@ def block_times(board: Scoreboard) -> Figure | None:
         middle = median(seconds for _, found in blocks for seconds in found.block_seconds)
         points = []
         for minutes, found in blocks:
-            begun = minutes + (found.startup_seconds + found.first_step_seconds) / 60
+            begun = minutes + (found.startup_seconds + (found.first_step_seconds or 0.0)) / 60
             for seconds in found.block_seconds:
                 points.append((begun, seconds / middle))
                 begun += seconds / 60

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
@@ -52,7 +54,8 @@ def is_sweep(board: Scoreboard) -> bool:
 def climb(board: Scoreboard) -> Figure | None:
     """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not climb."""
     rows = [row for row in board.rows if row.tps]
-    if len(rows) < 2 or is_sweep(board):
+    own = [row for row in rows if not row.external]
+    if len(rows) < 2 or not own or is_sweep(board):
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
@@ -67,15 +70,15 @@ def climb(board: Scoreboard) -> Figure | None:
             instead(axes, y, status_of(row))
             continue
         now = row.tps.value
-        start = before if before is not None else axes.get_xlim()[0]
-        bar = axes.barh(y, now - start, left=start, height=0.62, color=_colour(row, before), lw=0)
+        start = before if before is not None and not row.external else axes.get_xlim()[0]
+        bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
         tip(bar, f"{row.rung}: {with_interval(number(now), row.tps)} tokens/s; {', '.join(row.changed)}")
         bars(axes, [y], [(now, row.tps.low, row.tps.high)])
         beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
-        before = now
+        before = before if row.external else now
     plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
-    first, last = rows[0], rows[-1]
+    first, last = own[0], own[-1]
     ends = f"{shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
     times = f": {last.speedup.value:.1f}x from {ends}" if last.speedup else ""
     axes.set_title(f"{board.ladder}{times}\n{about(board)}", fontsize=10)
@@ -83,7 +86,16 @@ def climb(board: Scoreboard) -> Figure | None:
 
 
 def _factor(row: Row) -> str:
+    if row.external:
+        return ", external"
     return f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
+
+
+def _look(row: Row, colour: str) -> dict[str, Any]:
+    """Another trainer is no step of the climb: its bar is an outline."""
+    if row.external:
+        return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
+    return {"color": colour, "lw": 0}
 
 
 def _colour(row: Row, before: float | None) -> str:
@@ -112,7 +124,7 @@ def panels(board: Scoreboard) -> Figure | None:
             if value is None:
                 instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
-            bar = axes.barh(y, value[0], height=0.62, color=colour, lw=0)
+            bar = axes.barh(y, value[0], height=0.62, **_look(row, colour))
             tip(bar, f"{row.rung}: {number(value[0])}, {label}")
             bars(axes, [y], [value])
             beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))

@@ -1,0 +1,258 @@
+"""Time another trainer by the progress lines that it prints, and write the Outcome to a file.
+
+Run by bench.runner in a fresh process per repetition; alone too, where its checkout is at hand:
+    python -m bench.external ladders/peers-cpu.yaml "nanoGPT float32" --out m.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+import psutil
+
+from bench.arrivals import ArrivalError, Arrivals
+from bench.child import ERROR_LINES, kernel_kills
+from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
+from bench.foreign import Program, Usage
+from bench.ladder import Ladder, LadderError, Rung, load
+from bench.measurement import Measurement, Rank
+from bench.peers import CANNOT_RUN, PEERS, Line, MissingPeer, Peer, PeerRung, commit, located, unlike
+from bench.record import AFTER, Outcome, Status
+from gpt2.stages import environment, threads
+from gpt2.toggles import HOST
+from gpt2.workload import FLOPS_FORMULA
+
+CLAIM_TOLERANCE = 0.05
+"""Relative difference of a peer's own step times from ours above which a warning says so."""
+LAST_SECONDS = 3.0
+"""Before the time limit, at which the runner ends this process: to say what is known by then."""
+OUT_OF_MEMORY = re.compile(
+    r"OutOfMemoryError|out of memory|MemoryError|can't allocate memory|Memory allocation failed|std::bad_alloc|"
+    r"RESOURCE_EXHAUSTED|CUBLAS_STATUS_ALLOC_FAILED"
+)
+"""In the last lines of a program that has failed."""
+
+
+def main() -> int:
+    """Returns 0 when the peer was measured, 1 when it could not be, 2 when the ladder is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m bench.external", description="Measure a ladder's external rung.")
+    parser.add_argument("ladder", type=Path)
+    parser.add_argument("rung", help="its name")
+    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    arguments = parser.parse_args()
+    try:
+        ladder = load(arguments.ladder, arguments.set)
+        rung = ladder.rung(arguments.rung)
+        if rung.external is None:
+            raise LadderError(f"{ladder.path}: rung {rung.name!r} is no external one; bench.worker measures it")
+    except LadderError as error:
+        print(error, file=sys.stderr)
+        return 2
+    arguments.out.unlink(missing_ok=True)  # of an earlier run
+    give_way()
+    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # in order, with the peer
+    outcome = _run(ladder, rung, rung.external, arguments.out)
+    write(arguments.out, outcome)
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
+
+
+@dataclass
+class Log:
+    """What a peer has printed: passed on, for whoever wants to see it, without the place where its checkout lies."""
+
+    folder: Path
+    shown: str
+    """In place of that."""
+    last: list[str] = field(default_factory=list)
+
+    def take(self, text: str) -> str:
+        text = text.replace(str(self.folder), self.shown)
+        print(text, flush=True)
+        self.last = [*self.last, text][-ERROR_LINES:]
+        return text
+
+
+@dataclass
+class Watch:
+    """One peer while it trains."""
+
+    external: PeerRung
+    program: Program
+    usage: Usage
+    log: Log
+    arrivals: Arrivals
+    tell: Progress
+    version: str | None
+
+    @property
+    def peer(self) -> Peer:
+        return PEERS[self.external.peer]
+
+    def follow(self, deadline: float) -> None:
+        """Take its lines until the window is complete, it ends, or time is up. Raises ArrivalError."""
+        self.tell("first step", 0, None)
+        for at, text in self.program.lines(deadline):
+            text = self.log.take(text)
+            if line := self.peer.read(text, at):
+                self._heed(line)
+                if self.arrivals.complete:
+                    return
+            elif (tokens := self.peer.tokens_of(text)) not in (None, self.external.tokens_per_step):
+                wanted = f"{self.external.tokens_per_step:,}"
+                raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
+            self.version = self.peer.version_of(text) or self.version
+
+    def _heed(self, line: Line) -> None:
+        """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
+        arrivals = self.arrivals
+        timed, blocks = arrivals.timing, len(arrivals.block_seconds)
+        arrivals.take(line)
+        if not arrivals.timing:
+            self.tell("warm-up", line.step, None)
+        elif not timed:
+            self.usage.begin()
+            self.tell("window", line.step, None)
+        elif len(arrivals.block_seconds) > blocks and arrivals.block_steps:
+            self.usage.look()
+            tokens = self.external.tokens_per_step * arrivals.block_steps
+            self.tell("window", line.step, tokens / arrivals.block_seconds[-1])
+
+
+def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
+    peer, limit = PEERS[external.peer], ladder.protocol.timeout_seconds
+    try:
+        folder, words = located(external, ladder.path)
+    except MissingPeer as error:
+        return Outcome(status="unsupported", error=str(error))
+    version = None if peer.version else commit(folder)
+    if unedited := unlike(external, version):
+        return Outcome(status="unsupported", error=unedited, peer_version=version)
+    environ = {**os.environ, **environment(rung.toggles), "PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    begun = time.time() - psutil.Process().create_time()
+    deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
+    kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
+    with Program(words, folder, environ) as program:
+        leave_with_runner(program.end)
+        usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
+        watch = Watch(external, program, usage, log, Arrivals(ladder.protocol), Progress(out), version)
+        try:
+            watch.follow(deadline)
+        except ArrivalError as error:
+            return Outcome(status="failed", error=f"{peer.title}: {error}", peer_version=watch.version)
+        arrivals = watch.arrivals
+        if not arrivals.enough:
+            status, error = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
+            return Outcome(status=status, error=error, peer_version=watch.version)
+        warnings = _warnings(peer, program, arrivals)
+        cache = cache if compile_cache() == "warm" else None  # nothing was compiled
+    startup = arrivals.lines[0].at - started
+    return Outcome(
+        status="ok",
+        measurement=_measurement(ladder, external, arrivals, usage, startup, cache),
+        resolved={"threads": threads(rung.toggles)},
+        warnings=warnings,
+        peer_version=watch.version,
+    )
+
+
+def _unfinished(
+    peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float, kernel_killed: bool
+) -> tuple[Status, str]:
+    """How a peer ended that has not trained for a whole window, or did not end."""
+    title, last = peer.title, log.last
+    done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
+    if program.exit_code is None:
+        tail = "\n".join(["its last output:", *last] if last else ["it printed nothing"])
+        if not arrivals.lines:
+            return "timeout", f"{title} printed no progress line within protocol.timeout_seconds {limit:g}; {tail}"
+        return "timeout", f"{title} had printed {done} at protocol.timeout_seconds {limit:g}; {tail}"
+    end = f"{title} {_how(program.exit_code, kernel_killed)}"
+    if program.exit_code == CANNOT_RUN:
+        return "unsupported", f"{title}: {last[-1]}" if last else end
+    if program.exit_code == -signal.SIGKILL and kernel_killed:
+        return "out_of_memory", end
+    if program.exit_code and (said := next((text for text in reversed(last) if OUT_OF_MEMORY.search(text)), None)):
+        return "out_of_memory", f"{end}: {said}"
+    if program.exit_code:
+        return "failed", f"{end}, after {done}{f': {last[-1]}' if last else ''}"
+    more = "tell it to take more steps" if arrivals.lines else "is it the command that trains?"
+    return "failed", f"{end}, after {done}, too few for a window: {more}"
+
+
+def _how(exit_code: int, kernel_killed: bool) -> str:
+    if exit_code == -signal.SIGKILL and kernel_killed:
+        return "was killed by the kernel for want of memory"
+    if exit_code < 0:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    return f"ended with exit code {exit_code}"
+
+
+def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
+    found = []
+    steps, claims = arrivals.block_steps, arrivals.claimed_seconds
+    if steps and claims:
+        ours = sum(arrivals.block_seconds) / len(arrivals.block_seconds) / steps
+        theirs = sum(claims) / len(claims)
+        if abs(ours / theirs - 1) > CLAIM_TOLERANCE:
+            found.append(
+                f"{peer.title}'s own log says {1e3 * theirs:.4g} ms per step, and by the arrival of its lines a step "
+                f"took {1e3 * ours:.4g} ms: what it does between steps counts here"
+            )
+    if program.exit_code:
+        found.append(f"{AFTER}{peer.title} {_how(program.exit_code, False)}")
+    return found
+
+
+def _measurement(
+    ladder: Ladder,
+    external: PeerRung,
+    arrivals: Arrivals,
+    usage: Usage,
+    startup_seconds: float,
+    cache: Literal["cold", "warm"] | None,
+) -> Measurement:
+    seconds, peak = arrivals.block_seconds, usage.peak_memory_bytes
+    norms = [line.grad_norm for line in arrivals.lines if line.grad_norm is not None]
+    workload = ladder.workload
+    return Measurement(
+        tokens_per_step=external.tokens_per_step,
+        block_steps=arrivals.block_steps,
+        block_seconds=seconds,
+        step_seconds=arrivals.step_seconds,
+        claimed_step_seconds=arrivals.claimed_seconds,
+        startup_seconds=startup_seconds,
+        first_step_seconds=None,
+        compile_cache=cache,
+        warmup_steps=arrivals.warmup_steps,
+        losses=[line.loss for line in arrivals.lines],
+        grad_norms=norms,
+        peak_memory_bytes=peak,
+        peak_memory_method=usage.method,
+        reserved_memory_bytes=None,
+        run_peak_memory_bytes=usage.run_peak_memory_bytes,
+        alloc_retries=None,
+        recompiles=None,
+        other_cores=usage.other_cores,
+        data_wait_seconds=None,
+        ranks=[Rank(block_seconds=seconds, peak_memory_bytes=peak)],
+        parameters=workload.config.parameters,
+        flops_per_token=workload.flops_per_token,
+        flops_formula=FLOPS_FORMULA,
+        peak_flops_bf16=None,
+        peak_flops_source="that of the ladder's own rungs",
+    )
+
+
+if __name__ == "__main__":
+    leave(main())

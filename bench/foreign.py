@@ -1,0 +1,196 @@
+"""A program that is not ours, run at a terminal of its own so that it writes out each line when it prints it.
+
+By a pipe, C's and Python's libraries would hold lines back; and when this process ends, however it does, the terminal
+goes and the program with it. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pty
+import re
+import select
+import signal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+
+from bench.state import cpu_times, nvml_handles
+
+LAST_SECONDS = 2.0
+"""Between SIGTERM and SIGKILL."""
+VM_HWM = "resident, window (VmHWM)"
+"""As bench.worker's processes on a CPU call the same thing: the most that one process held since the window began."""
+NVML = "whole GPU, beyond what was used before (NVML, sampled)"
+NOT_MEASURED = "not measured"
+
+
+class Program:
+    """One program from start to end; use it as a context manager, which ends it with all that it started."""
+
+    def __init__(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+        self.exit_code: int | None = None
+        """Minus the signal's number where one ended it; None while it runs."""
+        self._pid, self._terminal = pty.fork()  # before any thread is started
+        if not self._pid:
+            _become(words, folder, environ)
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    def lines(self, deadline: float) -> Iterator[tuple[float, str]]:
+        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time is up."""
+        rest = b""
+        while (left := deadline - time.perf_counter()) > 0:
+            if not select.select([self._terminal], [], [], left)[0]:
+                continue
+            try:
+                read = os.read(self._terminal, 65536)
+            except OSError:  # Linux says so where others give nothing
+                read = b""
+            at = time.perf_counter()
+            *whole, rest = re.split(rb"[\r\n]+", rest + read)
+            yield from ((at, text) for line in whole if (text := line.decode(errors="replace").strip()))
+            if not read:
+                self._wait(LAST_SECONDS)
+                break
+        if text := rest.decode(errors="replace").strip():
+            yield time.perf_counter(), text
+
+    def processes(self) -> list[psutil.Process]:
+        """The program and all that it started and that still runs."""
+        with contextlib.suppress(psutil.Error):
+            program = psutil.Process(self._pid)
+            return [program, *program.children(recursive=True)]
+        return []
+
+    def end(self) -> None:
+        """By SIGTERM, and SIGKILL where that does not do."""
+        left = self.processes() if self.exit_code is None else []
+        if self.exit_code is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self._pid, signal.SIGTERM)
+            self._wait(LAST_SECONDS)
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        self._wait(LAST_SECONDS)
+        with contextlib.suppress(OSError):
+            os.close(self._terminal)
+
+    def _wait(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None:
+            pid, status = os.waitpid(self._pid, os.WNOHANG)
+            if pid:
+                self.exit_code = os.waitstatus_to_exitcode(status)
+            elif time.monotonic() > deadline:
+                return
+            else:
+                time.sleep(0.02)
+
+
+def _become(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+    """In the forked process: never returns."""
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks for input would wait for ever
+        os.chdir(folder)
+        os.execvpe(words[0], list(words), dict(environ))
+    except OSError as error:
+        os.write(2, f"{words[0]}: {error.strerror}\n".encode())
+    finally:
+        os._exit(127)
+
+
+@dataclass
+class Usage:
+    """What a program takes of the machine while it is timed, looked at between its lines."""
+
+    program: Program
+    on_gpu: bool
+    peak_memory_bytes: int | None = None
+    """Of the window, of the process that needed most."""
+    run_peak_memory_bytes: int | None = None
+    """Of all up to the end of the window."""
+    other_cores: float | None = None
+    """Cores that other processes kept busy during the window, on average."""
+
+    def __post_init__(self) -> None:
+        self._gpus_before = gpu_memory_used() if self.on_gpu else []
+        self._cleared = False
+
+    @property
+    def method(self) -> str:
+        """Of peak_memory_bytes."""
+        if self.peak_memory_bytes is None:
+            return NOT_MEASURED
+        return NVML if self.on_gpu else VM_HWM
+
+    def begin(self) -> None:
+        """The window begins."""
+        if not self.on_gpu:
+            self.run_peak_memory_bytes = self._resident_peak()
+            self._cleared = self._clear()
+        self._times, self._own = cpu_times(), self._cpu_seconds()
+        self.look()
+
+    def look(self) -> None:
+        """A block has ended; the program may be gone when the next one should."""
+        if (now := self._memory()) is not None:
+            self.peak_memory_bytes = max(now, self.peak_memory_bytes or 0)
+            self.run_peak_memory_bytes = max(now, self.run_peak_memory_bytes or 0)
+        times, own = cpu_times(), self._cpu_seconds()
+        if own is not None and self._own is not None and times.clock > self._times.clock:
+            others = times.other_cores_since(self._times) - (own - self._own) / (times.clock - self._times.clock)
+            self.other_cores = max(0.0, others)
+
+    def _memory(self) -> int | None:
+        if self.on_gpu:
+            used = zip(gpu_memory_used(), self._gpus_before, strict=False)
+            return max((now - before for now, before in used if now > before), default=None)
+        return self._resident_peak() if self._cleared else None
+
+    def _resident_peak(self) -> int | None:
+        """VmHWM of the process that has the highest; None where the system does not tell."""
+        found = []
+        for process in self.program.processes():
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{process.pid}/status").read_text()
+                found += [int(kib) * 1024 for kib in re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)]
+        return max(found, default=None)
+
+    def _clear(self) -> bool:
+        """Begin the peaks anew; some containers forbid it."""
+        with contextlib.suppress(OSError):
+            for process in self.program.processes():
+                Path(f"/proc/{process.pid}/clear_refs").write_text("5")
+            return True
+        return False
+
+    def _cpu_seconds(self) -> float | None:
+        """Of the program and all that it started, those included that are gone and were waited for."""
+        total = 0.0
+        for process in (processes := self.program.processes()):
+            with contextlib.suppress(psutil.Error):
+                times = process.cpu_times()
+                total += sum(times[:4])  # its own, and its children's that it has waited for
+        return total if processes else None
+
+
+def gpu_memory_used() -> list[int]:
+    """Bytes, of each NVIDIA GPU, by whomever: in a container the driver's process numbers are not ours."""
+    used = []
+    for nvml, _, handle in nvml_handles():
+        with contextlib.suppress(nvml.NVMLError):
+            used.append(int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
+    return used

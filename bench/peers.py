@@ -1,0 +1,238 @@
+"""Other GPT-2 trainers that a ladder can hold its rungs to: how each is found, started, and what its log says.
+
+None of their code is here; each is a checkout of the user's, or a script of ours around a library. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from bench.validation import near
+from gpt2.workload import STRICT
+
+CANNOT_RUN = 69
+"""Exit code by which a peer says that it cannot run here (EX_UNAVAILABLE); its last line says why."""
+EDITED = " (edited)"
+"""Ends the version of a checkout whose tracked files differ from its commit."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One progress line of a peer's log."""
+
+    at: float
+    """When it arrived, by our clock."""
+    step: int
+    """As the peer numbers them: only differences count."""
+    loss: float
+    grad_norm: float | None = None
+    claimed_seconds: float | None = None
+    """Of one step, by the peer's own account."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """One trainer, and how its log is read."""
+
+    title: str
+    get: str
+    """How to come by it."""
+    lines: tuple[str, ...]
+    """Regular expressions of its progress lines: step and loss, and where it prints them norm and ms."""
+    tokens: str | None = None
+    """Of the line by which it tells how many tokens a step is of."""
+    version: str | None = None
+    """Of the line by which it tells its version; None: its checkout's commit."""
+
+    def read(self, text: str, at: float) -> Line | None:
+        """What a line of its log says; None where that is no progress line."""
+        for pattern in self.lines:
+            if match := re.search(pattern, text):
+                found = match.groupdict()
+                norm, ms = found.get("norm"), found.get("ms")
+                return Line(
+                    at=at,
+                    step=int(found["step"]),
+                    loss=float(found["loss"]),
+                    grad_norm=float(norm) if norm else None,
+                    claimed_seconds=float(ms) / 1e3 if ms else None,
+                )
+        return None
+
+    def tokens_of(self, text: str) -> int | None:
+        """Per step, where a line of its log says so."""
+        match = re.search(self.tokens, text) if self.tokens else None
+        return int(match.group(1).replace(",", "")) if match else None
+
+    def version_of(self, text: str) -> str | None:
+        """Where a line of its log says so."""
+        match = re.search(self.version, text) if self.version else None
+        return match.group(1) if match else None
+
+
+NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
+
+
+def _pattern(text: str) -> str:
+    """With a number of its name for each (STEP), (LOSS), (NORM) and (MS), and one without a name for each #."""
+    text = text.replace("(STEP)", r"(?P<step>\d+)").replace("#", NUMBER)
+    for name in ("loss", "norm", "ms"):
+        text = text.replace(f"({name.upper()})", f"(?P<{name}>{NUMBER})")
+    return f"^{text}"
+
+
+OURS = _pattern(r"step (STEP): loss (LOSS)")
+"""Of the scripts in ladders/peers, each of which tells its library's version too."""
+OUR_VERSION = r"^version (.+)$"
+OUR_TOKENS = r"^tokens per step (\d+)$"
+DESIRED = r"^total desired batch size: (\d+)"
+
+PEERS: dict[str, Peer] = {
+    "nanogpt": Peer(
+        title="nanoGPT",
+        get="git clone https://github.com/karpathy/nanoGPT",
+        lines=(_pattern(r"iter (STEP): loss (LOSS), time (MS)ms"),),
+        tokens=r"^tokens per iteration will be: ([\d,]+)",
+    ),
+    "llmc": Peer(
+        title="llm.c",
+        get="git clone https://github.com/karpathy/llm.c",
+        lines=(
+            _pattern(r"step (STEP): train loss (LOSS) \(took (MS) ms\)"),  # train_gpt2.c
+            _pattern(r"step +(STEP)/\d+ \| loss +(LOSS) .*\| norm +(NORM) .*\| (MS) ms \|"),  # train_gpt2.cu
+        ),
+        tokens=r"^\| total batch size +\| (\d+)",
+    ),
+    "build-nanogpt": Peer(
+        title="build-nanogpt",
+        get="git clone https://github.com/karpathy/build-nanogpt",
+        lines=(_pattern(r"step +(STEP) \| loss: (LOSS) \|.* norm: (NORM) \| dt: (MS)ms \|"),),
+        tokens=DESIRED,
+    ),
+    "gollem": Peer(
+        title="gollem",
+        get="git clone https://github.com/Jjschwartz/gollem",
+        lines=(_pattern(r"Step (STEP): train_loss: (LOSS), norm: (NORM), .*time_per_step: (MS)$"),),
+        tokens=DESIRED,
+    ),
+    "transformers": Peer(
+        title="transformers.Trainer",
+        get="pip install transformers accelerate",
+        lines=(OURS,),
+        tokens=OUR_TOKENS,
+        version=OUR_VERSION,
+    ),
+    "jax": Peer(
+        title="JAX",
+        get="python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
+        lines=(OURS,),
+        tokens=OUR_TOKENS,
+        version=OUR_VERSION,
+    ),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeerRung:
+    """What a ladder says of an external rung."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    peer: str
+    """A key of PEERS."""
+    command: str
+    """Started in the folder, by no shell; `python` is the interpreter that bench runs on."""
+    tokens_per_step: int
+    """Tokens per optimiser step that the command makes it take: the author of the ladder vouches for it."""
+    folder: str
+    """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
+    edited: bool = False
+    """Whether the command trains as the rung says only where the checkout was edited: as published it is not run."""
+
+    def __post_init__(self) -> None:
+        if self.peer not in PEERS:
+            raise ValueError(f"peer {self.peer!r} is not known{near(self.peer, list(PEERS))}")
+        if self.tokens_per_step < 1:
+            raise ValueError(f"tokens_per_step {self.tokens_per_step} is less than 1")
+        try:
+            words = shlex.split(self.command)
+        except ValueError as error:
+            raise ValueError(f"command {self.command!r} cannot be split into words: {error}") from None
+        if _program(words) >= len(words):
+            raise ValueError(f"command {self.command!r} names no program")
+
+
+def unlike(rung: PeerRung, version: str | None) -> str | None:
+    """Why a checkout of this version would not train what the rung says; None where nothing is known against it."""
+    if rung.edited and version is not None and not version.endswith(EDITED):
+        return (
+            f"{PEERS[rung.peer].title} in {rung.folder} is as published, and this rung needs the edit that "
+            "docs/peers.md gives"
+        )
+    return None
+
+
+class MissingPeer(Exception):
+    """A peer that is not here; the message says how to get it, in one line."""
+
+
+def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
+    """The folder to start a peer in, and the words of its command. Raises MissingPeer. ladder: its file."""
+    peer = PEERS[rung.peer]
+    text = os.path.expanduser(_expanded(rung.folder, peer, "the folder of its checkout"))
+    folder = (ladder.parent / text).resolve()
+    if not folder.is_dir():
+        variable = next(iter(_variables(rung.folder)), None)
+        place = f"set {variable} to its folder" if variable else f"put it into {rung.folder}"
+        raise MissingPeer(f"{peer.title} is not in {rung.folder}: {peer.get}, and {place}")
+    words = [_expanded(word, peer, "what its command needs") for word in shlex.split(rung.command)]
+    place = _program(words)
+    program = words[place]
+    if program == "python":
+        words[place] = sys.executable
+    elif not shutil.which(folder / program if "/" in program else program):
+        raise MissingPeer(f"{peer.title}: {shlex.split(rung.command)[place]} is no program here: {peer.get}")
+    return folder, words
+
+
+def _expanded(text: str, peer: Peer, what: str) -> str:
+    expanded = os.path.expandvars(text)
+    for name in _variables(text):
+        if not os.environ.get(name):
+            raise MissingPeer(f"{peer.title}: set {name} to {what}; to get it: {peer.get}")
+    return expanded
+
+
+def _variables(text: str) -> list[str]:
+    """Names of the environment's variables in a text."""
+    return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
+
+
+def _program(words: list[str]) -> int:
+    """Where in a command the program stands: behind `env` and its assignments."""
+    place = 0
+    if words[:1] == ["env"]:
+        place = 1
+        while place < len(words) and "=" in words[place]:
+            place += 1
+    return place
+
+
+def commit(folder: Path) -> str | None:
+    """Of a checkout, and whether its tracked files were edited; None where git does not tell."""
+    told = []
+    for words in (("log", "-1", "--format=%h", "--abbrev=7"), ("status", "--porcelain", "--untracked-files=no", ".")):
+        try:
+            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError):
+            return None
+        told.append(done.stdout.strip())
+    return told[0] + EDITED if told[1] else told[0]

@@ -1,0 +1,164 @@
+"""Other trainers in reports: rows of their own, beside which ours stand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from samples import MACHINE, measurement, record
+
+from bench.record import External, Record
+from bench.report.compare import Side, compare
+from bench.report.frame import frame
+from bench.report.load import exit_code
+from bench.report.peers import against
+from bench.report.plots import pictures
+from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.tables import sheets, to_markdown
+from gpt2.toggles import Toggles
+
+WITHOUT: dict[str, Any] = {
+    "first_step_seconds": None,
+    "recompiles": None,
+    "data_wait_seconds": None,
+    "grad_norms": [],
+    "peak_flops_bf16": None,
+    "proofs": None,
+    "losses": [9.0, 8.0, 7.0, 6.0],
+}
+"""Of what is looked at from outside."""
+FIRST, TOP = Toggles(device="cuda"), Toggles(device="cuda", attention="sdpa")
+
+
+def peer(tps: float, index: int = 1, repetition: int = 1, **changes: Any) -> Record:
+    named = External(peer="nanogpt", version="3adf61e (edited)", command="python train.py")
+    facts = {
+        "kind": "external",
+        "external": named,
+        "toggles": FIRST,
+        "measurement": measurement(tps, **{**WITHOUT, **changes.pop("measured", {})}),
+    }
+    return record("nanoGPT", index, repetition, **{**facts, **changes})
+
+
+def board(*peers: float, ours: float = 2000.0, rounds: int = 3, **changes: Any) -> Scoreboard:
+    """A baseline, a peer of these speeds by round, and a rung of ours above it."""
+    records = []
+    for n in range(rounds):
+        drift = 1 + 0.001 * n
+        records += [
+            record(repetition=n + 1, toggles=FIRST, measurement=measurement(1000.0 * drift)),
+            peer(peers[n % len(peers)], repetition=n + 1, **changes),
+            record("SDPA", 2, n + 1, toggles=TOP, measurement=measurement(ours / drift)),
+            record(repetition=n + 1, kind="control", toggles=FIRST, measurement=measurement(1000.0)),
+        ]
+    return scoreboard(records)
+
+
+def test_a_peer_has_a_row_with_its_version_and_its_own_status() -> None:
+    row = board(1500.0).rows[1]
+    assert (row.status, row.changed) == ("external", ("external: nanoGPT at 3adf61e (edited)",))
+    assert row.speedup is not None
+    assert row.speedup.value == pytest.approx(1.5, rel=0.01)
+    assert (row.gain, row.verdict, row.loss, row.doubts) == (None, None, None, ())
+    assert row.mfu is not None  # by the ladder's one peak
+
+
+def test_the_rung_after_a_peer_is_held_to_the_one_of_ours_before_it() -> None:
+    row = board(1500.0).rows[2]
+    assert row.gain is not None
+    assert row.gain.value == pytest.approx(2.0, rel=0.01)
+    assert row.verdict == "faster"
+    assert row.changed == ("attention=sdpa",)
+    assert row.status != "parity_failed"  # the peer's losses are no reference
+
+
+def test_a_peer_is_never_the_fastest() -> None:
+    found = board(5000.0)
+    assert found.fastest is None or found.fastest.rung != "nanoGPT"
+    assert "Fastest of those that nothing is held against: nanoGPT" not in to_markdown(found)
+
+
+def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
+    ours, (only,) = against(board(1500.0))
+    assert ours is not None
+    assert ours.row.rung == "SDPA"
+    assert only.over is not None
+    assert only.over.value == pytest.approx(2000 / 1500, rel=0.01)
+    assert only.clear
+    assert only.memory == 1.0
+    text = to_markdown(board(1500.0))
+    assert "#### Against peers: h100 on h100-80gb-hbm3-x1" in text
+    assert "Ours is faster than every peer: no interval reaches 1." in text
+
+
+@pytest.mark.parametrize(
+    ("speeds", "said"),
+    [
+        ((2000.0, 1500.0, 2600.0), "Ours is not surely faster than nanoGPT: the interval reaches 1 or lies below it."),
+        ((5000.0,), "Ours is not surely faster than nanoGPT"),
+    ],
+)
+def test_what_is_not_clear_is_not_claimed(speeds: tuple[float, ...], said: str) -> None:
+    assert said in to_markdown(board(*speeds))
+
+
+def test_one_round_claims_nothing() -> None:
+    assert "Not replicated: whether ours is faster needs" in to_markdown(board(1500.0, rounds=1))
+
+
+def test_memory_is_not_compared_where_it_was_found_out_otherwise() -> None:
+    _, (only,) = against(board(1500.0, measured={"peak_memory_method": "whole GPU"}))
+    assert only.memory is None
+
+
+def test_a_peer_that_is_not_here_is_no_failure_and_is_said() -> None:
+    records = [
+        record(repetition=1),
+        peer(1.0, status="unsupported", measurement=None, error="nanoGPT: set NANOGPT to the folder of its checkout"),
+    ]
+    assert exit_code(records) == 0
+    text = to_markdown(scoreboard(records))
+    assert "nanoGPT: unsupported: nanoGPT: set NANOGPT" in text
+    assert "No peer was measured." in text
+
+
+def test_a_checkout_that_was_changed_between_rounds_is_not_comparable() -> None:
+    other = External(peer="nanogpt", version="3adf61e", command="python train.py")
+    records = [record(), record(repetition=2), peer(1500.0), peer(1500.0, repetition=2, external=other)]
+    row = scoreboard(records).rows[1]
+    assert row.status == "not_comparable"
+    assert row.error == "the peer was changed meanwhile: 3adf61e (edited) and 3adf61e"
+
+
+def test_peers_of_two_runs_are_paired_by_their_command() -> None:
+    first, other = board(1500.0), board(1600.0)
+    found = compare(Side(letter="A", board=first), Side(letter="B", board=other))
+    assert [(pair.first.rung, pair.other.rung) for pair in found.pairs][1] == ("nanoGPT", "nanoGPT")
+    assert found.pairs[1].loss_flaw is None
+    unlike = board(1600.0, external=External(peer="nanogpt", version=None, command="python train.py --compile=False"))
+    found = compare(Side(letter="A", board=first), Side(letter="B", board=unlike))
+    assert found.alone == ("Only in A: nanoGPT.", "Only in B: nanoGPT.")
+
+
+def test_only_a_peer_s_record_may_lack_what_we_look_for() -> None:
+    with pytest.raises(ValidationError, match=r"measurement\.recompiles: only an external rung may lack it"):
+        record(measurement=measurement(recompiles=None))
+    with pytest.raises(ValidationError, match="a record of that kind names the peer, and no other does"):
+        record(kind="external")
+
+
+def test_pictures_show_peers_apart_from_the_climb() -> None:
+    drawn = pictures(board(1500.0))
+    assert "1,500, external" in drawn["climb"]
+    assert "2.0x from baseline to SDPA" in drawn["climb"]
+    assert "url(#h" not in drawn["climb"]  # a hatch would be lost on the page, which keeps no patterns
+
+
+def test_tables_and_frames_name_the_peer_of_a_row() -> None:
+    found = board(1500.0)
+    assert list(frame([found])["external"].fillna("")) == ["", "nanoGPT at 3adf61e (edited)", ""]
+    timing = next(sheet for sheet in sheets(found) if sheet.title.startswith("Where the time goes"))
+    assert timing.notes[-1].startswith("External rungs: start-up is until the first progress line")
+    assert MACHINE.machine in timing.title

@@ -1,0 +1,300 @@
+"""Timing another trainer: real processes of a stand-in that prints nanoGPT's lines, and each way to end badly."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import ROOT
+from test_runner import Silent
+
+from bench import foreign, runner
+from bench.command import Options
+from bench.foreign import Program, Usage
+from bench.ladder import load
+from bench.probe import Answer, probe
+from bench.record import Outcome, Record, read
+from bench.report.scoreboard import scoreboard
+from bench.runner import run
+
+STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.00%')\n"
+SILENT = "import time\nprint('loading the data')\ntime.sleep(600)\n"
+
+
+def program(steps: int = 1000, seconds: float = 0.02) -> str:
+    """A trainer that prints a line for each of its steps."""
+    return f"import time\nfor step in range({steps}):\n    time.sleep({seconds})\n    {STEP}"
+
+
+@pytest.fixture
+def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A ladder whose second rung is this Python program."""
+
+    def write(text: str, command: str = "python train.py", peer: str = "nanogpt", **protocol: float) -> Path:
+        folder = tmp_path / "checkout"
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(text)
+        monkeypatch.setenv("CHECKOUT", str(folder))
+        what = f"{{peer: {peer}, folder: $CHECKOUT, tokens_per_step: 64, command: {json.dumps(command)}}}"
+        rungs = f"[{{name: a, set: {{device: cpu}}}}, {{name: other, external: {what}}}]"
+        return write_ladder(rungs, **{"block_seconds": 0.05, "timeout_seconds": 60, **protocol})
+
+    return write
+
+
+def command(ladder: Path) -> list[str]:
+    return [sys.executable, "-m", "bench.external", str(ladder), "other", "--out", str(ladder.with_name("m.json"))]
+
+
+def timed(ladder: Path, environ: dict[str, str] | None = None) -> tuple[Outcome, str]:
+    """The outcome, and what was printed."""
+    variables = {**os.environ, **(environ or {})}
+    done = subprocess.run(command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+    outcome = Outcome.model_validate_json(ladder.with_name("m.json").read_text())
+    assert (done.returncode == 0) == (outcome.status == "ok")
+    return outcome, done.stdout
+
+
+def children_of(folder: Path) -> list[psutil.Process]:
+    """Processes that run in a peer's folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def await_peer(folder: Path) -> None:
+    deadline = time.monotonic() + 30
+    while not children_of(folder) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert children_of(folder)
+
+
+def none_left(folder: Path, seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while (left := children_of(folder)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return not left
+
+
+def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> None:
+    outcome, printed = timed(peer(program()))
+    found = outcome.measurement
+    assert found is not None
+    assert (found.tokens_per_step, len(found.block_seconds)) == (64, 5)
+    assert found.block_steps is not None
+    assert len(found.losses) == found.warmup_steps + 5 * found.block_steps
+    assert found.losses[:2] == [10.0, 9.99]
+    assert found.grad_norms == []
+    assert (found.first_step_seconds, found.recompiles, found.data_wait_seconds) == (None, None, None)
+    assert found.claimed_step_seconds is not None
+    assert set(found.claimed_step_seconds) == {0.02}
+    assert "iter 0: loss" in printed
+    assert not children_of(tmp_path / "checkout")  # it was ended, though it wanted to train on
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the most that another process held")
+def test_the_peak_memory_is_that_of_the_window(peer) -> None:
+    """What was held before and given back does not count; what is held within does."""
+    mib = "2**20"
+    text = f"held = bytearray(400 * {mib})\ndel held\nkept = bytearray(100 * {mib})\n{program()}"
+    found = timed(peer(text))[0].measurement
+    assert found is not None
+    assert found.peak_memory_method == "resident, window (VmHWM)"
+    assert found.peak_memory_bytes is not None
+    assert found.run_peak_memory_bytes is not None
+    assert 100 * 2**20 < found.peak_memory_bytes < 300 * 2**20
+    assert found.run_peak_memory_bytes > 400 * 2**20
+
+
+def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a driver that tells of two GPUs, of which the second is somebody else's."""
+    told = iter([[1000, 500], [5000, 400], [7000, 500], [6000, 500]])
+    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(told))
+    with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
+        usage = Usage(program, on_gpu=True)
+        usage.begin()
+        usage.look()
+        usage.look()
+    assert usage.peak_memory_bytes == 6000
+    assert usage.method == "whole GPU, beyond what was used before (NVML, sampled)"
+
+
+def test_a_peer_that_holds_its_output_back_at_a_pipe_writes_it_at_once_here(peer) -> None:
+    """As C programs do: the terminal that they are run at makes their lines come one by one."""
+    as_c_does = "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=sys.stdout.isatty())"
+    assert timed(peer(f"import io, sys\n{as_c_does}\n{program()}"))[0].status == "ok"
+
+
+def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
+    outcome, _ = timed(peer(program(seconds=0.06)))
+    (warning,) = outcome.warnings
+    assert warning.startswith("nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took ")
+
+
+def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:
+    outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
+    assert outcome.status == "ok"
+    assert outcome.measurement is not None
+    assert len(outcome.measurement.block_seconds) == 9
+
+
+def test_a_peer_that_takes_too_few_steps_is_told_to_take_more(peer) -> None:
+    outcome, _ = timed(peer(program(steps=6, seconds=0.1), block_seconds=0.001))
+    assert outcome.status == "failed"
+    assert outcome.error == (
+        "nanoGPT ended with exit code 0, after 6 progress lines and 3 blocks, too few for a window: tell it to take "
+        "more steps"
+    )
+
+
+def test_a_peer_that_dies_is_told_by_its_last_line_without_the_place_of_its_checkout(peer, tmp_path: Path) -> None:
+    outcome, printed = timed(peer(f"{program(steps=2)}raise ValueError('no such data')\n"))
+    assert outcome.status == "failed"
+    assert outcome.error is not None
+    assert outcome.error.startswith("nanoGPT ended with exit code 1, after 2 progress lines and 0 blocks: ValueError:")
+    assert "$CHECKOUT/train.py" in printed
+    assert str(tmp_path) not in printed
+
+
+@pytest.mark.parametrize(
+    "error", ["MemoryError", "RuntimeError('CUDA error: out of memory')", "RuntimeError('RESOURCE_EXHAUSTED: x')"]
+)
+def test_a_peer_without_memory_is_out_of_memory(peer, error: str) -> None:
+    outcome, _ = timed(peer(f"raise {error}"))
+    assert outcome.status == "out_of_memory", outcome.error
+
+
+def test_a_peer_that_says_that_it_cannot_run_here_is_unsupported(peer) -> None:
+    outcome, _ = timed(peer("print('jax is not installed; pip install jax')\nraise SystemExit(69)\n"))
+    assert outcome.status == "unsupported"
+    assert outcome.error == "nanoGPT: jax is not installed; pip install jax"
+
+
+def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
+    outcome, _ = timed(peer("", command="env A=1 ./train_gpt2"))
+    assert outcome.status == "unsupported"
+    assert outcome.error == "nanoGPT: ./train_gpt2 is no program here: git clone https://github.com/karpathy/nanoGPT"
+
+
+def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer, tmp_path: Path) -> None:
+    outcome, _ = timed(peer(SILENT, timeout_seconds=4))
+    assert outcome.status == "timeout"
+    assert outcome.error == (
+        "nanoGPT printed no progress line within protocol.timeout_seconds 4; its last output:\nloading the data"
+    )
+    assert not children_of(tmp_path / "checkout")
+
+
+def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
+    found = "assert os.environ['A'] == '1' and os.environ['OMP_NUM_THREADS'] and not sys.stdin.read()"
+    assert timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status == "ok"
+
+
+def test_a_script_of_ours_tells_its_version(peer) -> None:
+    text = program().replace("iter {step}", "step {step}")
+    outcome, _ = timed(peer(f"print('version jax 0.1')\n{text}", peer="jax"))
+    assert (outcome.status, outcome.peer_version) == ("ok", "jax 0.1")
+
+
+def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(peer) -> None:
+    outcome, _ = timed(peer(f"print('tokens per iteration will be: 40,960')\n{program()}"))
+    assert outcome.status == "failed"
+    assert outcome.error is not None
+    said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
+    assert outcome.error.splitlines()[0] == said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
+    timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await_peer(tmp_path / "checkout")
+    timing.send_signal(number)
+    timing.wait(timeout=10)
+    assert none_left(tmp_path / "checkout", 5)
+
+
+def test_a_peer_dies_with_the_runner(peer, tmp_path: Path) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    words = command(peer(SILENT))
+    environ = {**os.environ, "BENCH_RUNNER_PID": str(holder.pid)}
+    with subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL) as timing:
+        await_peer(tmp_path / "checkout")
+        holder.kill()
+        holder.wait()
+        assert timing.wait(timeout=15) == 1
+    assert none_left(tmp_path / "checkout", 5)
+
+
+# --- in a run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def asked() -> Answer:
+    return probe("cpu")
+
+
+@pytest.fixture
+def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is looked at once for all runs here."""
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
+    monkeypatch.setattr(runner, "costly_page_faults", tuple)
+
+
+def ran(ladder: Path, out: Path) -> list[Record]:
+    result = run(load(ladder), Options(out=out), Silent())
+    records, _ = read(result.path)
+    assert records == result.records
+    return records
+
+
+def test_an_external_rung_is_run_among_the_others_and_its_command_can_be_pasted(
+    peer, tmp_path: Path, quick_start: None
+) -> None:
+    ladder = peer(program())
+    records = ran(ladder, tmp_path / "results")
+    assert [(r.kind, r.rung, r.status) for r in records] == [("cumulative", "a", "ok"), ("external", "other", "ok")]
+    record = records[1]
+    assert record.external is not None
+    assert (record.external.peer, record.external.command) == ("nanogpt", "python train.py")
+    assert record.toggles.all["device"] == "cpu"
+    row = scoreboard(records).rows[1]
+    assert (row.status, row.gain, row.loss) == ("external", None, None)
+    assert row.speedup is not None
+    pasted = record.command.replace("python", sys.executable, 1).replace("LADDER", str(ladder))
+    pasted = pasted.replace("m.json", str(tmp_path / "pasted.json"))
+    subprocess.run(pasted, shell=True, check=True, capture_output=True, timeout=60, cwd=ROOT)
+    assert Outcome.model_validate_json((tmp_path / "pasted.json").read_text()).status == "ok"
+
+
+def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_start: None) -> None:
+    records = ran(peer("raise ValueError('no data')"), tmp_path / "results")
+    assert [record.status for record in records] == ["ok", "failed"]
+    assert records[1].error is not None
+    assert "ValueError: no data" in records[1].error.splitlines()[0]
+
+
+def test_the_trainer_of_transformers_is_measured_as_a_rung(write_ladder, tmp_path: Path, quick_start: None) -> None:
+    pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
+    script = ROOT / "ladders" / "peers"
+    trains = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"
+    what = f"{{peer: transformers, folder: {script}, tokens_per_step: 64, command: {trains}}}"
+    ladder = write_ladder(f"[{{name: a, set: {{device: cpu}}}}, {{name: trainer, external: {what}}}]")
+    record = ran(ladder, tmp_path / "results")[1]
+    assert record.status == "ok", record.error
+    assert record.measurement is not None
+    assert 5.5 < record.measurement.losses[0] < 7.0  # of 512 tokens that no step has told apart yet: 6.24
+    assert record.external is not None
+    assert record.external.version is not None
+    assert record.external.version.startswith("transformers ")

@@ -1,0 +1,274 @@
+"""Other trainers' logs, the rungs that name them, and the windows that their progress lines make."""
+
+from __future__ import annotations
+
+import subprocess
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from samples import record
+
+from bench.arrivals import ArrivalError, Arrivals
+from bench.command import Options, external_command
+from bench.ladder import LadderError, Protocol, load
+from bench.peers import PEERS, Line, MissingPeer, commit, located, unlike
+from bench.plan import table
+from bench.schedule import Schedule
+
+NANOGPT = """\
+number of parameters: 0.81M
+using fused AdamW: False
+step 0: train loss 10.8204, val loss 10.8273
+iter 0: loss 10.8024, time 36.60ms, mfu -100.00%
+iter 10: loss 10.8180, time 12.31ms, mfu 0.00%"""
+"""Recorded: nanoGPT 3adf61e with one layer, on a CPU."""
+
+LLMC = """\
+num_activations: 73347840
+val loss 10.892318
+step 0: train loss 10.869716 (took 7182.090594 ms)
+step 10: train loss 9.746651 (took 6416.826133 ms)"""
+"""Recorded: llm.c f1e2ace, train_gpt2.c; the step of its second line changed."""
+
+LLMC_CUDA = "step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% bf16 MFU | %.0f tok/s"
+BUILD = "step {:5d} | loss: {:.6f} | lr {:.4e} | norm: {:.4f} | dt: {:.2f}ms | tok/sec: {:.2f}"
+GOLLEM = {"train_loss": 10.9, "norm": 2.5, "lr": 6e-4, "tokens_per_second": 419000.0, "time_per_step": 156.4}
+
+
+def read(peer: str, log: str) -> list[Line]:
+    lines = [PEERS[peer].read(text, at=1.0) for text in log.splitlines()]
+    return [line for line in lines if line]
+
+
+def test_nanogpt_s_log_is_read() -> None:
+    first, second = read("nanogpt", NANOGPT)
+    assert (first.step, first.loss, first.claimed_seconds, first.grad_norm) == (0, 10.8024, 0.0366, None)
+    assert (second.step, second.loss) == (10, 10.818)
+
+
+@pytest.mark.parametrize(
+    ("peer", "text"),
+    [
+        ("nanogpt", "tokens per iteration will be: 65,536"),
+        ("llmc", f"| total batch size      | {65536:<50d} |"),
+        ("build-nanogpt", "total desired batch size: 65536"),
+        ("gollem", "total desired batch size: 65536"),
+        ("jax", "tokens per step 65536"),
+    ],
+)
+def test_what_a_log_says_of_its_steps_size_is_read(peer: str, text: str) -> None:
+    assert PEERS[peer].tokens_of(text) == 65536
+    assert PEERS[peer].tokens_of("iter 0: loss 1.0, time 1.00ms") is None
+
+
+def test_the_log_of_llm_c_in_c_is_read() -> None:
+    first, second = read("llmc", LLMC)
+    assert (first.step, first.loss) == (0, 10.869716)
+    assert first.claimed_seconds == pytest.approx(7.182090594)
+    assert second.step == 10
+
+
+def test_the_log_of_llm_c_on_cuda_is_read() -> None:
+    """A line made by the printf of train_gpt2.cu."""
+    text = LLMC_CUDA % (3, 18865, 10.5, 0.1, 2.25, -0.3, 6e-4, 1234.5, 40.1, 412345)
+    (line,) = read("llmc", text)
+    assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.5, 2.25, 1.2345)
+
+
+def test_a_loss_that_is_no_number_is_read_as_such() -> None:
+    nan = float("nan")
+    (line,) = read("llmc", LLMC_CUDA % (3, 18865, nan, nan, nan, nan, 6e-4, 12.0, 40.1, 412345))
+    assert line.loss != line.loss
+    assert line.claimed_seconds == 0.012
+
+
+def test_build_nanogpt_s_log_is_read() -> None:
+    """A line made by the print of its train_gpt2.py."""
+    (line,) = read("build-nanogpt", BUILD.format(3, 9.5, 6e-4, 1.5, 123.45, 4321.0))
+    assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 9.5, 1.5, 0.12345)
+
+
+def test_gollem_s_log_is_read() -> None:
+    """A line made as its logger.py makes it of a dict."""
+    (line,) = read("gollem", "Step 3: " + ", ".join(f"{k}: {v:.4f}" for k, v in GOLLEM.items()))
+    assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.9, 2.5, 0.1564)
+
+
+# --- in a ladder --------------------------------------------------------------------------------------------------
+
+FIRST = "{name: a, set: {device: cpu, threads: 1}}"
+OTHER = "{name: n, external: {peer: nanogpt, folder: $NANOGPT, tokens_per_step: 64, command: python train.py}}"
+
+
+def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}, {{name: b, set: {{attention: sdpa}}}}]"))
+    other, last = ladder.rungs[1:]
+    assert (other.toggles.device, other.toggles.threads, other.toggles.attention) == ("cpu", 1, "explicit")
+    assert other.changed == ["external: nanoGPT"]
+    assert last.changed == ["attention=sdpa"]
+    assert last.toggles.threads == 1
+
+
+@pytest.mark.parametrize(
+    ("rungs", "said"),
+    [
+        (f"[{OTHER}]", "rung 'n': the first rung is what all are held to; put one of ours, without external, first"),
+        (f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]", "peer 'nanogtp' is not known; did you mean 'nanogpt'?"),
+        (f"[{FIRST}, {OTHER.replace('python train.py', 'env A=1')}]", "command 'env A=1' names no program"),
+        (f"[{FIRST}, {OTHER.replace('python train.py', '''python 'x''')}]", "cannot be split into words"),
+        (f"[{FIRST}, {OTHER.replace('64', '0')}]", "tokens_per_step 0 is less than 1"),
+        (f"[{FIRST}, {OTHER.replace('external', 'set: {autocast: bfloat16}, external')}]", "has no 'set'"),
+        (f"[{FIRST}, {OTHER.replace('folder: $NANOGPT, ', '')}]", "external: key 'folder' is missing"),
+    ],
+)
+def test_a_wrong_external_rung_is_refused_with_what_to_do(write_ladder, rungs: str, said: str) -> None:
+    with pytest.raises(LadderError) as refused:
+        load(write_ladder(rungs))
+    assert said in str(refused.value)
+
+
+def test_an_external_rung_alone_is_refused(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
+    with pytest.raises(LadderError, match="--rungs: 'n' is external, and the first rung is what all are held to"):
+        ladder.chosen(["n"])
+    assert [rung.name for rung in ladder.chosen(["n", "a"])] == ["a", "n"]
+
+
+def test_the_hash_knows_an_external_rung_s_command_and_not_its_place(write_ladder) -> None:
+    def hash_of(other: str) -> str:
+        return load(write_ladder(f"[{FIRST}, {other}]")).hash
+
+    assert hash_of(OTHER) == hash_of(OTHER.replace("$NANOGPT", "$ELSEWHERE"))
+    assert hash_of(OTHER) != hash_of(OTHER.replace("train.py", "train.py --compile=False"))
+    assert hash_of(OTHER) != hash_of(OTHER.replace("64", "128"))
+
+
+def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parity(write_ladder) -> None:
+    last = "{name: b, set: {attention: sdpa, micro_batch_size: 2}}"
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}, {last}]", repeats=2))
+    schedule = Schedule(ladder, ladder.rungs, ablate=True)
+    tasks = list(schedule.round(1))
+    assert [task.kind for task in tasks if task.rung.name == "n"] == ["external"]
+    assert [(task.kind, task.rung.name) for task in tasks] == [
+        ("cumulative", "a"),
+        ("external", "n"),
+        ("cumulative", "b"),
+        ("control", "a"),
+        ("parity", "b"),
+    ]
+    assert tasks[-1].rung.toggles.attention == "explicit"  # as the rung of ours before it, and not the external one's
+    assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
+
+
+def test_a_peer_that_is_left_of_an_interrupted_round_gets_a_control_to_be_held_to(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.resume([record("a")])
+    assert [(task.kind, task.rung.name) for task in schedule.round(1)] == [("external", "n"), ("control", "a")]
+
+
+def test_a_peer_without_its_variable_is_missing_with_what_to_do(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
+    external = ladder.rungs[1].external
+    assert external
+    monkeypatch.delenv("NANOGPT", raising=False)
+    with pytest.raises(MissingPeer, match=r"set NANOGPT to .*git clone https://github.com/karpathy/nanoGPT"):
+        located(external, ladder.path)
+    monkeypatch.setenv("NANOGPT", str(tmp_path / "nowhere"))
+    with pytest.raises(MissingPeer, match=r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"):
+        located(external, ladder.path)
+
+
+def test_a_plan_lists_external_rungs_and_what_they_lack(write_ladder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NANOGPT", raising=False)
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
+    console = Console(width=200, file=StringIO())
+    with console.capture() as capture:
+        console.print(table(ladder, ladder.rungs))
+    text = capture.get()
+    assert "external: nanoGPT" in text
+    assert "unsupported: nanoGPT: set NANOGPT" in text
+
+
+def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None:
+    def git(*words: str) -> None:
+        name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+        subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    assert commit(tmp_path) is None
+    git("init", "-q")
+    (tmp_path / "train.py").write_text("1")
+    git("add", "train.py")
+    git("commit", "-qm", "x")
+    version = commit(tmp_path)
+    assert version is not None
+    assert len(version) == 7
+    (tmp_path / "train.bin").write_text("data that it made")
+    assert commit(tmp_path) == version
+    (tmp_path / "train.py").write_text("2")
+    assert commit(tmp_path) == f"{version} (edited)"
+
+
+def test_a_rung_that_needs_an_edit_does_not_take_a_checkout_as_published(write_ladder) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('command', 'edited: true, command')}]"))
+    external = ladder.rungs[1].external
+    assert external
+    assert unlike(external, "3adf61e (edited)") is None
+    assert unlike(external, None) is None  # a copy without git, of which nothing is known
+    said = unlike(external, "3adf61e")
+    assert said == "nanoGPT in $NANOGPT is as published, and this rung needs the edit that docs/peers.md gives"
+
+
+# --- windows ------------------------------------------------------------------------------------------------------
+
+
+def arrive(protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, start: float = 50.0) -> Arrivals:
+    """Lines after `start` seconds of compiling, and then `seconds_per_step` each."""
+    arrivals = Arrivals(protocol)
+    for step in steps:
+        if arrivals.complete:
+            break
+        arrivals.take(Line(at=start + (step - steps[0]) * seconds_per_step, step=step, loss=1.0))
+    return arrivals
+
+
+def test_a_window_begins_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
+    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6), list(range(100)))
+    assert arrivals.warmup_steps == 3
+    assert arrivals.block_steps == 1
+    assert arrivals.block_seconds == [1.0] * 6
+    assert len(arrivals.lines) == 3 + 6
+    assert arrivals.step_seconds == [1.0] * 6
+
+
+def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
+    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
+    assert arrivals.block_steps == 8
+    assert arrivals.warmup_steps == 3 + 8
+    assert arrivals.block_seconds == [1.0] * 5
+
+
+def test_a_peer_that_logs_every_tenth_step_is_timed_by_the_steps_between_its_lines() -> None:
+    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=2.0, blocks=5), list(range(0, 1000, 10)), 0.1)
+    assert arrivals.block_steps == 20
+    assert arrivals.block_seconds == pytest.approx([2.0] * 5)
+    assert arrivals.step_seconds is None
+
+
+def test_a_window_that_lasts_too_long_ends_after_five_blocks() -> None:
+    arrivals = arrive(Protocol(max_window_seconds=20, blocks=10), list(range(100)), 10.0)
+    assert arrivals.block_seconds == [10.0] * 5
+
+
+def test_lines_of_several_ranks_are_refused() -> None:
+    with pytest.raises(ArrivalError, match="printed step 1 after step 1; let one process alone print"):
+        arrive(Protocol(), [0, 1, 1])
+
+
+def test_uneven_lines_are_refused() -> None:
+    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 4 came st"):
+        arrive(Protocol(), [0, 1, 2, 3, 4, 6, 9])
