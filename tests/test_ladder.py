@@ -63,7 +63,7 @@ BAD = {
     ),
     "unknown value": (
         "rungs: [{name: b, set: {adamw: fuzed}}]",
-        "rung 'b': toggle 'adamw': 'fuzed' is not one of for_loop, foreach, fused; did you mean 'fused'?",
+        "rung 'b': toggle 'adamw': 'fuzed' is not one of for_loop, foreach, fused, compiled; did you mean 'fused'?",
     ),
     "unknown key": ("workloads: {}\nrungs: [{name: b}]", "unknown key 'workloads'; did you mean 'workload'?"),
     "unknown key in the workload": (
