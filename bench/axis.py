@@ -13,6 +13,8 @@ from gpt2.workload import Workload
 
 DOUBLED = "micro_batch_size"
 """The toggle whose values may go on doubling: of all others none ends at the device's memory."""
+DOTS = ("...", "\u2026")
+"""What stands for values that go on doubling."""
 SECTIONS: dict[str, type] = {"toggles": Toggles, "workload": Workload}
 
 
@@ -46,10 +48,15 @@ def parse(text: str) -> Axis:
     if key not in known:
         raise LadderError(f"--over {text}: {section} has no {key!r}{near(key, known)}")
     words = [word.strip() for word in listed.split(",")]
-    doubling = words[-1] in ("...", "\u2026")
-    values = [_value(word, text) for word in (words[:-1] if doubling else words)]
-    if not values:
+    doubling = words[-1] in DOTS
+    words = words[:-1] if doubling else words
+    if not any(words):
         raise LadderError(f"--over {text}: give at least one value")
+    if "" in words:
+        raise LadderError(f"--over {text}: there is no value before or after a comma; null stands for none")
+    if dots := [word for word in words if word in DOTS]:
+        raise LadderError(f"--over {text}: {dots[0]} stands for all that follow, so nothing comes after it")
+    values = [_value(word, text) for word in words]
     for value in values:
         if section == "toggles":  # whether a workload's value fits the others, only the ladder can tell
             validate(Toggles, {key: value}, f"--over {text}", "toggle")

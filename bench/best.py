@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import asdict
 from typing import Any
 
 import yaml
 
-from bench.ladder import Ladder, Rung
+from bench.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
-from bench.report.text import number, plain, with_interval
+from bench.report.text import number, plain, ratio, with_interval
+from bench.report.warnings import disturbed, ended_early
 from gpt2.toggles import Toggles
 
 
@@ -26,24 +29,37 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         before = rung.toggles
     if winner.toggles != before:
         rungs.append(_rung(winner.rung, before, winner.toggles, ladder))
+    workload = asdict(ladder.workload)
+    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this one.
+    own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]
     content = {
-        "name": f"{ladder.name}-best",
+        "name": f"{ladder.name[:80]}-best-{own}",
         **({"chip": ladder.chip.name} if ladder.chip else {}),
-        "workload": asdict(ladder.workload),
+        "workload": workload,
         "protocol": asdict(ladder.protocol),
         "rungs": rungs,
     }
-    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
     source = board.source.as_posix() if board.source else "a sweep"
-    tps = with_interval(number(winner.tps.value), winner.tps) if winner.tps else "?"
     head = [
-        f"{winner.rung}: {tps} tokens/s, the most of {len(board.rows)} candidates on {board.environment.machine} in "
-        f"{rounds}, by which it was chosen.",
+        _chosen(winner, board),
         *fastest(board),
+        *(f"Chosen from measurements that were disturbed: {each}." for each in disturbed(board)),
+        *(f"Chosen before the end: {each}." for each in ended_early(board)),
         f"From {source}, torch {board.environment.torch}.",
     ]
     lines = "".join(f"# {plain(line)}\n" for line in head)
     return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
+
+
+def _chosen(winner: Row, board: Scoreboard) -> str:
+    """By which figure, among how many."""
+    tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
+    over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
+    ran = [row.tps.rounds if row.tps else 0 for row in board.rows]
+    most, whole = max(ran), ran.count(max(ran))
+    rounds = f"{most} round{'s' if most > 1 else ''}"
+    among = f"{len(ran)} candidates" + (f", {whole} of which ran in all" if whole < len(ran) else " in")
+    return f"{winner.rung}: {tps}{over}, the most of {among} {rounds} on {board.environment.machine}, by which it won."
 
 
 def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None) -> dict[str, Any]:
@@ -51,5 +67,5 @@ def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str 
     was = asdict(before)
     changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
     # A name stands in --rungs, where a comma parts two.
-    rung = {"name": name.replace(",", " and"), "set": changes}
+    rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
     return {**rung, "expect": expect} if expect else rung

@@ -10,6 +10,7 @@ import psutil
 
 from bench import state as machine
 from bench.machine import GpuState, State
+from bench.record import OTHER_WORK
 from bench.report.text import GIB
 from gpt2.stages import usable_cores
 
@@ -94,10 +95,10 @@ def battery() -> Finding:
 def other_work(cores: float | None, busy: int) -> Finding:
     """`cores` kept busy by others, beside `busy` that the run needs: what finds a free core does no harm."""
     if cores is None:
-        return Finding(name="other work", value="unknown")
+        return Finding(name=OTHER_WORK, value="unknown")
     ok = cores <= OTHER_CORES + max(0, usable_cores() - busy)
     advice = "" if ok else "stop other programs (top shows them) and measure again"
-    return Finding(name="other work", value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
+    return Finding(name=OTHER_WORK, value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
 
 
 def steal(cores: float | None, busy: int) -> Finding:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench import here, show, sweep
+from bench import bash, complete, here, show, sweep
 from bench.options import (
     Ablate,
     Corpus,
@@ -27,7 +29,7 @@ from bench.options import (
     load_as_asked,
     names,
 )
-from bench.terminal import console, fail, report_end
+from bench.terminal import console, fail, paragraphs, report_end
 
 app = typer.Typer(
     name="bench",
@@ -64,7 +66,7 @@ def main() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:
-        app(prog_name="bench")
+        bash.answer(partial(app, prog_name="bench")) if bash.asked() else app(prog_name="bench")
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
         if error.errno != errno.ENOSPC:
             raise
@@ -72,7 +74,12 @@ def main() -> None:
         os._exit(6)  # without the interpreter's own attempt to write the rest
 
 
-@app.command()
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of bench, whose docstring is its help."""
+    return app.command(help=paragraphs(function.__doc__ or ""))(function)
+
+
+@command
 def run(
     ladder: LadderFile,
     data: Corpus = None,
@@ -146,7 +153,7 @@ def run(
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 
-@app.command()
+@command
 def plan(
     ladder: LadderFile,
     rungs: RungNames = None,
@@ -154,7 +161,10 @@ def plan(
     until: Until = None,
     ablate: Ablate = False,
     set_: Overrides = None,
-    chip: Annotated[str | None, typer.Option(help='Whether it fits into another chip, such as "H100 SXM".')] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips),
+    ] = None,
 ) -> None:
     """Say what a LADDER would do here, and run nothing.
 
@@ -176,11 +186,8 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-app.command()(sweep.sweep)
-app.command()(show.report)
-app.command()(show.compare)
-app.command()(here.doctor)
-app.command()(here.roofline)
+for each in (sweep.sweep, show.report, show.compare, here.doctor, here.roofline):
+    command(each)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,8 @@ from gpt2.workload import STRICT, Workload
 
 LEAST_BLOCKS = 5
 """Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
+LONGEST_NAME = 100
+"""Characters of a ladder's or a rung's: tables hold it in one column."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,8 +169,9 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     LadderError, whose one line names file, rung and key.
     """
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
-    if not 1 <= len(file.name.strip()) <= 100:
-        raise LadderError(f"{path}: name is some text of at most 100 characters; results files are called by it")
+    if not 1 <= len(file.name.strip()) <= LONGEST_NAME:
+        what = f"some text of at most {LONGEST_NAME} characters"
+        raise LadderError(f"{path}: name is {what}; results files are called by it")
     try:
         chip = None if file.chip is None else peaks.named(file.chip)
     except ValueError as error:
@@ -186,8 +189,9 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     for index, raw in enumerate(file.rungs):
         where = f"{path}: rung {raw.get('name', index + 1)!r}"
         rung = validate(_RungFile, raw, where)
-        if not rung.name.strip() or "," in rung.name:
-            raise LadderError(f"{where}: a rung's name is some text without a comma")
+        if not rung.name.strip() or "," in rung.name or len(rung.name) > LONGEST_NAME:
+            what = f"some text of at most {LONGEST_NAME} characters, without a comma"
+            raise LadderError(f"{where}: a rung's name is {what}")
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
         if rung.external is not None:

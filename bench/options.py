@@ -49,13 +49,18 @@ ABLATION_WINDOW = 20.0
 """Seconds of a window in a run that ablates."""
 
 
+def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
+    """Of --set and --repeats."""
+    return [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
+
+
 def load_as_asked(
     ladder: Path, set_: list[str] | None, repeats: int | None, until: str | None, ablate: bool
 ) -> tuple[Ladder, list[str]]:
     """The ladder as the options change it, and these as overrides. Raises LadderError."""
     from bench.ladder import LadderError, load
 
-    overrides = [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
+    overrides = as_overrides(set_, repeats)
     if until is not None:
         if repeats:
             raise LadderError("--repeats and --until exclude each other; choose one")

@@ -21,8 +21,8 @@ from bench.machine import State
 from bench.nodes import Team
 from bench.place import nodes_for
 from bench.probe import Answer
-from bench.record import External, Outcome, Record, ToggleValues
-from bench.schedule import Task
+from bench.record import NOT_BEGUN, External, Outcome, Record, ToggleValues
+from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
 from gpt2.stages import environment, threads
@@ -86,6 +86,11 @@ class Processes:
         except UnsupportedToggle as error:
             seen = Observed(outcome=Outcome(status="unsupported", error=str(error)))
         return self._record(task, started, nodes, seen)
+
+    def not_begun(self, cut: Cut) -> Record:
+        """The record of a process that there was no time for."""
+        seen = Observed(outcome=Outcome(status="interrupted", error=f"{NOT_BEGUN}{cut.why}"))
+        return self._record(cut.task, datetime.now(UTC).isoformat(timespec="seconds"), 1, seen)
 
     def _nodes(self, task: Task, team: Team) -> int:
         """How many nodes a task takes. Raises UnsupportedToggle."""

@@ -31,6 +31,10 @@ CEILING = "ceiling"
 AFTER = "after the window: "
 """Begins the warning of a process that went wrong once its window was complete."""
 CUT_SHORT = f"{AFTER}interrupted"
+OTHER_WORK = "other work"
+"""Begins the warning of a process beside which other programs kept cores busy."""
+NOT_BEGUN = "not begun: "
+"""Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
 """The warning of a process that the user ended before its proofs were taken."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
@@ -204,6 +208,16 @@ class Record(Plain):
         return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
 
     @property
+    def begun(self) -> bool:
+        """Whether there was a process at all."""
+        return not (self.status == "interrupted" and (self.error or "").startswith(NOT_BEGUN))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs kept cores busy beside it, so that its speed is in doubt."""
+        return any(warning.startswith(f"{OTHER_WORK}: ") for warning in self.warnings)
+
+    @property
     def key(self) -> tuple[str, int, int]:
         """Which process of its run this is; an interrupted one and the one that later replaces it share it."""
         return self.kind, self.rung_index, self.repetition
@@ -286,8 +300,8 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
-                raise RecordError(
-                    f"{path}:{number}: no result of bench run; delete this line, or name other files"
-                ) from None
+                cut = line.startswith("{") and "EOF" in error.errors()[0]["msg"]
+                what = "the line is cut off" if cut else "no result of bench run"
+                raise RecordError(f"{path}:{number}: {what}; delete this line, or name other files") from None
             raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {first_problem(error)}") from None
     return records, warnings

@@ -28,7 +28,7 @@ from bench.record import RUNGS, Record, append, read, reserved
 from bench.report.attribution import ratios
 from bench.report.scoreboard import scoreboard
 from bench.resume import repair, unfinished
-from bench.schedule import Schedule, Task
+from bench.schedule import Cut, Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from bench.stop import Stop, stoppable
 from gpt2.data import Batches, DataError, open_corpus
@@ -49,6 +49,8 @@ class Run:
     interrupted: bool
     error: str | None = None
     """Why it ended early, where it was not the user who ended it."""
+    cut: Cut | None = None
+    """Where its time was over, if it had a limit and that was too short."""
 
     @property
     def has_rungs(self) -> bool:
@@ -58,6 +60,9 @@ class Run:
 
 class Plan(Protocol):
     """Which processes a run consists of; it is told how each one ended."""
+
+    cut: Cut | None
+    """Where its time was over, if it has a limit."""
 
     @property
     def planned_rounds(self) -> int: ...
@@ -69,6 +74,8 @@ class Plan(Protocol):
 
 class Rounds(Schedule):
     """A ladder's processes, in rounds until there are enough."""
+
+    cut: Cut | None = None
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """All of them; `records` grows meanwhile."""
@@ -155,6 +162,9 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
                 interrupted = record.status == "interrupted"
+            if schedule.cut:  # or else nothing in the file would tell that there was to be more
+                records.append(one.not_begun(schedule.cut))
+                append(path, records[-1])
         except OSError as problem:
             error = (
                 f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and --resume "
@@ -162,7 +172,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
             )
         if team:
             team.send_home(*_farewell(interrupted, error))
-    return Run(path=path, records=records, interrupted=interrupted, error=error)
+    return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
 
 
 def lacks(plan: Plan, records: Sequence[Record]) -> bool:

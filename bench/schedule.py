@@ -51,6 +51,17 @@ class Task:
         return f"{'cumulative' if self.kind == 'control' else self.kind} {self.rung.name}"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where the time of a run was over."""
+
+    task: Task
+    """The first that was not begun."""
+    why: str
+    left: int
+    """Processes that were not begun, this one included, as far as they are known."""
+
+
 def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     """`rung` as a process of this kind trains it; None where there is no such thing.
 

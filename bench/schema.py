@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from bench.ladder import Protocol
+from bench.ladder import LONGEST_NAME, Protocol
 from bench.peers import PEERS, PeerRung
 from bench.record import Record
 from gpt2 import peaks
@@ -32,7 +32,7 @@ def ladder() -> dict[str, Any]:
     workload["properties"]["model"]["enum"] = list(PRESETS)
     external = _closed(PeerRung)
     external["properties"]["peer"]["enum"] = list(PEERS)
-    name = {"type": "string", "minLength": 1, "maxLength": 100}
+    name = {"type": "string", "minLength": 1, "maxLength": LONGEST_NAME}
     rung = {
         "type": "object",
         "properties": {

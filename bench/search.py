@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,10 +11,10 @@ from typing import Any
 from bench.axis import DOUBLED, Axis
 from bench.candidate import candidate, grid, settings
 from bench.ladder import Ladder, Rung
-from bench.record import Record
+from bench.record import NOT_BEGUN, Record
 from bench.report.scoreboard import scoreboard
 from bench.report.text import GIB
-from bench.schedule import Task, ceiling_rung, same_step
+from bench.schedule import Cut, Task, ceiling_rung, same_step
 from gpt2.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
@@ -38,8 +39,7 @@ class Search:
     """Of its time, by time.monotonic(): no process begins that would, by what is known, end later."""
     best_only: bool = False
     """Whether only the fastest candidate matters."""
-    cut: int | None = None
-    """The round in which the time was over."""
+    cut: Cut | None = None
     _rungs: list[Rung] = field(default_factory=list)
     _held: set[int] = field(default_factory=set)
     """Sizes of steps whose losses are held to something."""
@@ -81,15 +81,42 @@ class Search:
     def tasks(self, records: list[Record], note: Note) -> Iterator[Task]:
         """All processes, in order."""
         for repetition in range(1, self.planned_rounds + 1):
+            late: list[str] = []
             for task in self._round(repetition, note):
                 if task.key in self._ended:
                     continue
+                if task.kind in ("sweep", "parity") and self._over(repetition):
+                    late += [task.rung.name] if task.kind == "sweep" else []
+                    continue
                 needed = self._took.get(task.key[:2], max(self._took.values(), default=0.0))
                 if time.monotonic() + needed > self.end:
-                    self.cut = repetition
-                    note(f"the time budget ends in round {repetition} of {self.planned_rounds}; the rest is not run")
+                    self.cut = Cut(task=task, why=self._why(repetition), left=self._unrun(repetition))
+                    note(f"{task.title}: {NOT_BEGUN}{self.cut.why}")
                     return
                 yield task
+            if late:
+                note(
+                    f"round {repetition} is over, and what runs now has nothing in it to be held to: not run in it: "
+                    f"{'; '.join(late)}; without --resume a sweep measures all anew"
+                )
+
+    def _over(self, repetition: int) -> bool:
+        """Whether a round has had its control, the last of its candidates."""
+        return self._first is not None and ("control", self._first.index, repetition) in self._ended
+
+    def _why(self, repetition: int) -> str:
+        growing = repetition == 1 and any(axis.doubling for axis in self.axes)
+        unknown = f", before the largest {DOUBLED} that fits was found" if growing else ""
+        return f"--budget ended the sweep in round {repetition} of {self.planned_rounds}{unknown}"
+
+    def _unrun(self, repetition: int) -> int:
+        """Processes from this round on that have not run, if all candidates run that are listed; parity left out."""
+        listed = self.ladder.rungs if repetition == 1 else self._left(repetition, lambda _: None)
+        controls = 1 if self.planned_rounds > 1 else 0
+        ceilings = 1 if self.ladder.protocol.ceiling_seconds else 0  # of the last round; in a first one, of that too
+        rounds = self.planned_rounds - repetition + 1
+        done = sum(key[0] != "parity" and key[2] == repetition for key in self._ended)
+        return max(1, rounds * (len(listed) + controls) + ceilings * min(rounds, 2 if repetition == 1 else 1) - done)
 
     def _round(self, repetition: int, note: Note) -> Iterator[Task]:
         self._held = set() if repetition == 1 else self._held
@@ -245,9 +272,11 @@ class Search:
         if not self.best_only or not ran:
             return ran
         board = scoreboard([record for record in self._ended.values() if record.repetition == 1])
-        sound = {row.index: row.tps.value for row in board.rows if row.tps and row.status == "ok" and not row.doubts}
-        least = HOPELESS * max(sound.values(), default=0.0)
-        left = [rung for rung in ran if rung is ran[0] or sound.get(rung.index, 0.0) >= max(least, 1e-9)]
+        sound = [row for row in board.rows if row.tps and row.status == "ok" and not row.doubts]
+        # Over the first one: where an interruption cut the round in two, speeds of its parts do not compare.
+        over = {row.index: row.speedup.value if row.speedup else math.inf for row in sound}
+        least = HOPELESS * max((value for value in over.values() if value < math.inf), default=0.0)
+        left = [rung for rung in ran if rung is ran[0] or over.get(rung.index, 0.0) >= max(least, 1e-9)]
         if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):
             note(
                 f"below {HOPELESS:.0%} of the fastest in round 1, or something is held against them, so not run "

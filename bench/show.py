@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from bench import complete
 from bench.options import Price
 from bench.terminal import console, fail
 
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from bench.published import Published
     from bench.report.chain import Chain
     from bench.report.scoreboard import Scoreboard
+    from bench.report.sheet import Sheet
 
 
 def report(
@@ -34,7 +37,11 @@ def report(
     ] = None,
     baseline: Annotated[
         str | None,
-        typer.Option(metavar="FILE:RUNG", help="Chain the rungs of all RESULTS in one table, held to this rung."),
+        typer.Option(
+            metavar="FILE:RUNG",
+            help="Chain the rungs of all RESULTS in one table, held to this rung.",
+            autocompletion=complete.results_and_rungs,
+        ),
     ] = None,
     price_per_hour: Price = None,
 ) -> None:
@@ -101,14 +108,37 @@ def report(
 def _markdown(
     boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None, chained: Chain | None
 ) -> str:
-    from bench.report import across
-    from bench.report import chained as chains
-    from bench.report.published import sheets
-    from bench.report.tables import to_markdown
+    from bench.report.notes import TITLE
+    from bench.report.text import markdown
 
-    texts = [chains.sheet(chained).to_markdown("###")] if chained else []
-    texts += [to_markdown(board, price_per_hour, figures) for board in boards]
-    return "\n".join([*texts, *(s.to_markdown("###") for s in (*across.sheets(boards, figures), *sheets(figures)))])
+    parts, notes = _parts(boards, figures, price_per_hour, chained)
+    texts = [sheet.to_markdown(level) for level, sheet in parts]
+    if notes:
+        texts.append(
+            "\n".join([f"### {TITLE}", "", *(f"{n}. {markdown(note)}" for n, note in enumerate(notes, 1)), ""])
+        )
+    return "\n".join(texts)
+
+
+def _parts(
+    boards: Sequence[Scoreboard], figures: Sequence[Published], price_per_hour: float | None, chained: Chain | None
+) -> tuple[list[tuple[str, Sheet]], list[str]]:
+    """All tables, each with the level of its heading, and of several runs the notes that are said once."""
+    from bench.report import across, published, tables
+    from bench.report import chained as chains
+    from bench.report.notes import gathered
+    from bench.report.overview import overview
+
+    runs = overview(boards)
+    parts = [("###", sheet) for sheet in (chains.sheet(chained) if chained else None, runs) if sheet]
+    for board in boards:
+        own = tables.sheets(board, price_per_hour, figures)
+        parts += [("####" if place else "###", sheet) for place, sheet in enumerate(own)]
+    parts += [("###", sheet) for sheet in (*across.sheets(boards, figures), *published.sheets(figures))]
+    if not runs:  # a single one, which is complete in itself
+        return parts, []
+    sheets, notes = gathered([sheet for _, sheet in parts])
+    return [(level, sheet) for (level, _), sheet in zip(parts, sheets, strict=True)], notes
 
 
 def show(
@@ -119,25 +149,28 @@ def show(
 ) -> None:
     """In the terminal."""
     from rich.console import Group
+    from rich.text import Text
 
-    from bench.report import across
-    from bench.report import chained as chains
-    from bench.report.published import sheets
-    from bench.report.tables import to_terminal
+    from bench.report.notes import TITLE
 
     terminal = console()
-    if chained:
-        terminal.print(Group(*chains.sheet(chained).to_terminal(terminal.width)))
-    for board in boards:
-        terminal.print(to_terminal(board, price_per_hour, terminal.width, figures or ()))
-    for sheet in (*across.sheets(boards, figures or []), *sheets(figures or [])):
+    parts, notes = _parts(boards, figures or (), price_per_hour, chained)
+    for _, sheet in parts:
         terminal.print(Group(*sheet.to_terminal(terminal.width)))
+    if notes:
+        terminal.print(Text(TITLE, style="bold"))
+    for number, note in enumerate(notes, start=1):
+        terminal.print(Text(f"{number}. {note}", style="dim"))
 
 
 def compare(
     results: Annotated[
         list[str],
-        typer.Argument(metavar="A B...", help="Results files or folders; FILE:RUNG is one rung of them."),
+        typer.Argument(
+            metavar="A B...",
+            help="Results files or folders; FILE:RUNG is one rung of them.",
+            autocompletion=complete.results_and_rungs,
+        ),
     ],
     fail_if: Annotated[
         list[str] | None,

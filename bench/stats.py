@@ -123,6 +123,15 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     return "slower" if ratio.high < 1 else "unclear"
 
 
+def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:
+    """Whether all of a lead's interval lies beyond the noise floor: more than `faster` asks for.
+
+    The one that leads was chosen for it, of two alike as well, so that an interval that excludes 1 is wrong in one of
+    20 such pairs.
+    """
+    return lead is not None and delta is not None and lead.low is not None and lead.low > 1 + delta
+
+
 def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:
     """Whether every interval's half-width is at most `width`; where the values lie plays no part."""
     return all(ratio.half_width is not None and ratio.half_width <= width for ratio in ratios)

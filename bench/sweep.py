@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench import complete
-from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder
+from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
 from bench.terminal import fail, report_end
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bench.ladder import Ladder, Rung
     from bench.report.scoreboard import Scoreboard
     from bench.runner import Run
-    from bench.search import Search
+    from bench.schedule import Cut
 
 
 def sweep(
@@ -31,7 +31,7 @@ def sweep(
         typer.Argument(
             metavar="LADDER[:RUNG]",
             help="A ladder, and its rung to vary (default: the last).",
-            autocompletion=complete.ladders,
+            autocompletion=complete.ladders_and_rungs,
         ),
     ],
     over: Annotated[
@@ -82,24 +82,25 @@ def sweep(
     from bench.show import show
     from gpt2.data import DataError
 
-    given = (*(set_ or ()), *((f"protocol.repeats={repeats}",) if repeats else ()))
     options = Options(out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour)
     try:
         axes = parse_all(over)
         _check_best(best, axes)
-        tasks = list(_tasks(ladder, axes, given))
+        tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
         runs = _runs(tasks, options, 60 * budget, bool(best))
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)
-    boards = [scoreboard(run.records, source=run.path) for run, _ in runs if run.has_rungs]
+    boards = [scoreboard(run.records, source=run.path) for run in runs if run.has_rungs]
     show(boards)
-    for run, _ in runs:
+    for task in tasks[len(runs) :]:
+        typer.echo(f"bench: nothing is run of {task.candidates.name}; --resume goes on", err=True)
+    for run in runs:
         report_end(run)
-    codes = [exit_code(run.records) for run, _ in runs if run.has_rungs]
+    codes = [exit_code(run.records) for run in runs if run.has_rungs]
     for wrong in [wrong for board in boards for wrong in claims_refuted(board)]:
         typer.echo(f"bench: {wrong}", err=True)
     if best and boards:
-        codes.append(_keep_best(best, tasks[0], boards[0], runs[0][1].cut))
+        codes.append(_keep_best(best, tasks[0], boards[0], runs[0].cut))
     code = next((code for code in codes if code), 0)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
@@ -149,8 +150,8 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
 
 
-def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[tuple[Run, Search]]:
-    """A run for each task, within one budget; the last may be cut short."""
+def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
+    """A run for each task, within one budget; the last may be cut short, and those after it not begun."""
     from bench.progress import Progress
     from bench.runner import check_data, run
     from bench.search import Search
@@ -158,35 +159,28 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
     begun = [any(options.out.glob(f"*/{task.candidates.file_name}-*.jsonl")) for task in tasks]
     for task in tasks:  # before the first takes its time
         check_data(task.candidates, task.candidates.rungs, options.data)
-    runs: list[tuple[Run, Search]] = []
+    runs: list[Run] = []
     end = time.monotonic() + seconds
     with Progress() as progress:
         for task, there in zip(tasks, begun, strict=True):
             if runs and time.monotonic() >= end:
-                progress.note(f"the time budget is spent: nothing is run of {task.candidates.name}")
                 break
             plan = partial(Search, task.candidates, task.base, task.axes, end, best_only)
-            searches: list[Search] = []
             # Of several tasks the last ones may not have begun.
             own = replace(options, overrides=task.overrides, resume=options.resume and (there or not any(begun)))
-            outcome = run(task.candidates, own, progress, lambda plan=plan, kept=searches: _kept(plan(), kept))
-            runs.append((outcome, searches[-1]))
-            if outcome.interrupted or outcome.error:
+            runs.append(run(task.candidates, own, progress, plan))
+            if runs[-1].interrupted or runs[-1].error:
                 break
     return runs
 
 
-def _kept(search: Search, searches: list[Search]) -> Search:
-    searches.append(search)
-    return search
-
-
-def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: int | None) -> int:
+def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> int:
     """Write the ladder to the fastest candidate; the exit code."""
     from bench.best import ladder_to
     from bench.report.caption import fastest
+    from bench.report.warnings import disturbed
 
-    if cut == 1:
+    if cut and cut.task.repetition == 1:
         typer.echo(f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True)
         return 4
     winner = board.fastest
@@ -199,5 +193,7 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: int | None) -> i
         fail(OSError(f"cannot write {path}: {error.strerror}"))
     for line in fastest(board):
         typer.echo(line, err=True)
+    for line in disturbed(board):
+        typer.echo(f"bench: {path} was chosen from measurements that were disturbed: {line}", err=True)
     typer.echo(f"{path} is the ladder to {winner.rung}; bench run {path} measures it anew", err=True)
     return 0

@@ -18,6 +18,11 @@ def fail(error: Exception) -> NoReturn:
     raise typer.Exit(2) from None
 
 
+def paragraphs(docstring: str) -> str:
+    """Each as one line, for a terminal of any width to break."""
+    return "\n\n".join(" ".join(each.split()) for each in docstring.split("\n\n"))
+
+
 def console() -> Console:
     """For tables on stdout; wide where nobody looks, so that no cell is folded in a file."""
     from rich.console import Console
@@ -32,7 +37,11 @@ def report_end(run: Run) -> None:
     """Say how a run ended; if early, leave with that exit code."""
     ok = sum(record.status == "ok" for record in run.records)
     so_far = " before the run ended" if run.interrupted or run.error else ""
-    typer.echo(f"{ok} of {len(run.records)} processes{so_far} measured; records in {run.path}", err=True)
+    begun = sum(record.begun for record in run.records)
+    planned = f"about {begun + run.cut.left}" if run.cut else begun
+    typer.echo(f"{ok} of {planned} processes{so_far} measured; records in {run.path}", err=True)
+    if run.cut:
+        typer.echo(f"bench: {run.cut.why}; the same command with --resume goes on", err=True)
     if run.error:
         typer.echo(f"bench: {run.error}", err=True)
         raise typer.Exit(6)

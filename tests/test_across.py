@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 import pytest
 import yaml
 from conftest import REAL, ROOT
+from rich.console import Console
 from samples import MACHINE, measurement, record
 
+from bench.ladder import Protocol
 from bench.published import read_published
 from bench.report.across import sheets
 from bench.report.formats import number_formats
 from bench.report.hardware import hardware, mfu_context
+from bench.report.overview import overview
 from bench.report.published import sheets as published_sheets
 from bench.report.scaling import scaling
 from bench.report.scoreboard import Scoreboard, scoreboard
@@ -23,6 +27,7 @@ from bench.report.sheet import Sheet
 from bench.report.sizes import sizes
 from bench.report.tables import sheets as board_sheets
 from bench.report.timing import timing
+from bench.show import show
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -92,6 +97,18 @@ def test_a_run_that_leaves_only_doubts_is_shown_by_its_ok_rung_and_says_so() -> 
     assert any(note.startswith("In doubt: ") for note in table.notes)
 
 
+def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_are_marked() -> None:
+    once = scoreboard([record("once", measurement=measurement(9e9))], Path("once"))
+    three = asdict(Protocol(repeats=3))
+    torn = [record("torn", 0, n, protocol=three, measurement=measurement(8e9)) for n in (1, 2)]
+    torn = scoreboard([*torn, record("torn", 0, 3, status="interrupted", error="by the user")], Path("torn"))
+    (table,) = hardware([once, torn, SLOW, FAST], [])
+    assert column(table, "Rung") == ["b", "a", "once (1 round)", "torn (interrupted, 2 rounds)"]
+    assert any(note.startswith("Beneath the others: ") for note in table.notes)
+    assert column(sizes([once, torn, SLOW]), "Fastest rung")[0] == "h100: a"
+    assert column(sizes([once, torn]), "Fastest rung")[0] == "h100: once (1 round)"
+
+
 def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
     broken = scoreboard([record("x", status="failed", error="why")], Path("broken.jsonl"))
     (table,) = hardware([SLOW, FAST, broken], [])
@@ -101,7 +118,7 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     derived = measurement(peak_flops_source="derived: cores x clock")
-    cpu = scoreboard([record("d", toggles=Toggles(), measurement=derived)], Path("d"))
+    cpu = scoreboard([record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d"))
     (table,) = hardware([SLOW, cpu], [])
     assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {
         "a": "0.086%",
@@ -110,6 +127,16 @@ def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     context = mfu_context([cpu, SLOW], CONTEXT)
     assert column(context, "MFU")[:2] == ["0.086%", "0.086%§"]  # a datasheet's first
     assert any(note.startswith("§ ") for note in table.notes)
+
+
+def test_how_an_mfu_on_ranks_of_one_cpu_follows_from_its_peak_is_said() -> None:
+    """The peak is counted once, though two ranks share it."""
+    two = Toggles(world_size=2)
+    shared = measurement(1e3, tokens_per_step=2048, peak_flops_bf16=5e12, peak_devices=1)
+    cpu = scoreboard([record("d", 0, n, toggles=two, measurement=shared) for n in (1, 2, 3)], Path("d"))
+    (table,) = hardware([SLOW, cpu], [])
+    assert column(table, "MFU (bf16)")[1] == f"{854_438_400 * 1e3 / 5e12:.1%}"
+    assert any("MFU counts each CPU once" in note for note in table.notes)
 
 
 def test_each_size_is_told_with_its_facts_and_its_fastest_rung() -> None:
@@ -234,6 +261,22 @@ def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
     assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
 
 
+def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_that_the_caption_names() -> None:
+    """That is the next smaller batch of the same toggles or else the first row, whatever row stands above."""
+    grid = [(CUDA, 1e3, 8), (replace(CUDA, micro_batch_size=4), 2e3, 16), (BF16, 4e3, 4)]
+    grid.append((replace(BF16, micro_batch_size=4), 5e3, 6))
+    records = []
+    for index, (toggles, tps, size) in enumerate(grid):
+        tokens = 1024 * toggles.micro_batch_size
+        found = measurement(tps, tokens_per_step=tokens, peak_memory_bytes=size * 2**30)
+        records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
+    shown = scoreboard(records)
+    table = board_sheets(shown)[0]
+    assert [each.split(",")[0] for each in column(table, "Over rung before")] == ["-", "2.00x", "4.00x", "1.25x"]
+    assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
+    assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
+
+
 def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
     larger = measurement(1e3, tokens_per_step=4096)
     shown = scoreboard([record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)])
@@ -242,6 +285,46 @@ def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
 
 def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> None:
     assert sheets([SLOW], POST) == []
+
+
+def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    show([SLOW, FAST])
+    several = capsys.readouterr().out
+    assert several.startswith("2 runs")
+    assert several.count("Medians over rounds.") == several.count("dense bfloat16 peak of 989.4") == 1
+    _, _, end = several.partition("Notes to several tables\n")
+    assert end.startswith("1. TPS: tokens per second of the timed window")
+    assert several.count("Notes to several tables, at the end: 1, 2, ") == 2
+
+
+def test_the_report_of_one_run_is_complete_in_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    show([SLOW])
+    one = " ".join(capsys.readouterr().out.split())
+    assert "Medians over rounds." in one
+    assert "dense bfloat16 peak of 989.4" in one
+    assert "Notes to several tables" not in one
+    assert "1 runs" not in one
+
+
+def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_rung() -> None:
+    three = asdict(Protocol(repeats=3))
+    torn = scoreboard([record("torn", protocol=three)], Path("torn"))
+    broken = scoreboard([record("x", status="failed", error="why")], Path("broken"))
+    table = overview([FAST, torn, broken])
+    assert column(table, "Rounds") == ["3", "1, interrupted", "1"]
+    assert column(table, "Fastest rung") == ["b", "torn (interrupted, 1 round)", "none is ok"]
+    assert overview([FAST]) is None
+
+
+def test_a_range_is_not_broken_over_lines() -> None:
+    found = measurement(1e3, step_seconds=[4.741] * 40 + [5.126] * 10)
+    shown = scoreboard([record(measurement=found)])
+    lines = io.StringIO()
+    Console(width=80, file=lines).print(*board_sheets(shown)[1].to_terminal(80))
+    assert "4,741 to 5,126" in lines.getvalue()
 
 
 def test_hostile_names_stay_text_in_every_table() -> None:

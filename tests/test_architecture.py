@@ -26,6 +26,7 @@ TORCH_FREE = [
     "gpt2.prefetch",
     "bench.arrivals",
     "bench.axis",
+    "bench.bash",
     "bench.candidate",
     "bench.best",
     "bench.checks",

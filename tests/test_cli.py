@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pty
 import select
@@ -9,12 +10,17 @@ import signal
 import subprocess
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+from rich.console import Console
 from samples import record
+from typer.testing import CliRunner
 
+from bench.cli import app
+from bench.progress import Progress
 from bench.record import append, read
 
 ROOT = Path(__file__).parent.parent
@@ -239,6 +245,15 @@ def test_a_file_without_results_is_one_line_and_exit_code_2(content: bytes, tmp_
     assert "Traceback" not in done.stderr
 
 
+def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("TERMINAL_WIDTH", "80")
+    said = CliRunner().invoke(app, ["run", "--help"]).output
+    words = said[said.index("Exit code:") : said.index("Example:")].rstrip()
+    lines = [line.strip() for line in words.splitlines()]
+    assert all(len(line) + 1 + len(after.split()[0]) > 78 for line, after in pairwise(lines)), lines
+
+
 def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "bench.cli", "run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path)]
@@ -255,6 +270,16 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     assert process.wait(timeout=30) == 0
     assert b"round 1/1  a: starting" in seen
     assert b"tokens/s, first step" in seen
+
+
+def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        for cores in ("0.40", "1.90"):
+            warnings = [f"other work: others keep {cores} cores busy; stop them", "steal time: 3.0%; choose another"]
+            progress.finished(record(warnings=warnings))
+    said = out.getvalue()
+    assert [said.count(each) for each in ("0.40 cores", "1.90 cores", "steal time")] == [1, 1, 1]
 
 
 def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:

@@ -173,6 +173,20 @@ def test_one_round_confirms_nothing(tmp_path: Path) -> None:
     assert [Condition.parse("tps<-5%").met(pair) for pair in found.pairs] == [None, None]
 
 
+def test_a_ratio_of_memory_bears_the_interval_that_a_gate_judges_by(tmp_path: Path) -> None:
+    grown = tmp_path / "b.jsonl"
+    for n, size in enumerate((1030, 1034, 1032), start=1):
+        found = measurement(100.0, peak_memory_bytes=3 * 2**20 * size)
+        append(grown, record("a", 0, n, toggles=CUDA, measurement=found))
+    comparison = compared(run_of(tmp_path / "a.jsonl"), grown)
+    assert sheet([comparison]).rows[0][-1] == "1.008x ±0.5%"
+    _, said = judge([comparison], [Condition.parse("memory>1%")])
+    assert said == [
+        "memory>1% is not confirmed: of no rung does the whole interval lie above 1.01x; "
+        "nearest is a: B over A: 1.008x (95 % interval 1.003x to 1.013x)"
+    ]
+
+
 @pytest.mark.parametrize("text", ["tps", "tps<5", "loss<5%", "tps<-5%x", ""])
 def test_a_condition_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="write tps or memory"):
@@ -182,8 +196,13 @@ def test_a_condition_that_is_none_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("after", "changes", "code", "says"),
     [
-        (BEFORE, {}, 0, "tps<-5%: no rung is surely so"),
-        (tuple(0.8 * tps for tps in BEFORE), {}, 3, "a: B over A: tps<-5% is confirmed"),
+        (
+            BEFORE,
+            {},
+            0,
+            "tps<-5% is not confirmed: of no rung does the whole interval lie below 0.95x; nearest is a: B",
+        ),
+        (tuple(0.8 * tps for tps in BEFORE), {}, 3, "a: B over A: tps<-5% is confirmed: 0.800x (95 % interval 0."),
         ((100.0,), {}, 0, "a: B over A: tps<-5% cannot be told: too few rounds"),
         (BEFORE, {"workload": asdict(Workload(seq_len=512))}, 6, "a: B over A: not ranked: another task"),
     ],

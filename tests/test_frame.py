@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 from samples import measurement, record
@@ -28,6 +28,12 @@ def test_csv_has_a_line_for_each_rung_and_empty_cells_for_what_is_absent() -> No
     assert float(first["tps"]) == pytest.approx(1000.0 / 3, rel=1e-12)
     assert (second["rung"], second["status"], second["error"], second["tps"]) == ("b", "out_of_memory", "no room", "")
     assert second["toggles.micro_batch_size"] == "512"
+
+
+def test_the_columns_of_toggles_are_the_toggles_and_nothing_else() -> None:
+    (first, *_) = csv.DictReader(io.StringIO(to_csv([BOARD])))
+    found = [name.removeprefix("toggles.") for name in first if name.startswith("toggles.")]
+    assert found == [toggle.name for toggle in fields(Toggles)]
 
 
 def test_json_has_null_for_what_is_absent() -> None:

@@ -110,6 +110,7 @@ BAD = {
     "rungs that are no list": ("rungs: {b: 1}", "key 'rungs': {'b': 1} should be a list"),
     "a rung that is no mapping": ("rungs: [b]", "key 'rungs': 'b' should be a mapping"),
     "a rung without a name": ("rungs: [{set: {}}]", "rung 1: key 'name' is missing"),
+    "a rung's name that no table holds": (f"rungs: [{{name: {'b' * 101}}}]", "some text of at most 100 characters"),
     "duplicate rung names": ("rungs: [{name: b}, {name: b}]", "rung 'b': name is used twice"),
     "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "key 'rungs' is given twice"),
     "tokens that do not divide": (

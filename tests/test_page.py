@@ -109,7 +109,7 @@ def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
 
 
 def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
-    table = shown.locator("section:has(#board-1) table.sortable").first
+    table = shown.locator('[aria-label^="Hardware"] table.sortable').first
     button = table.locator("thead th", has_text="TPS").first.locator("button")
     for _ in ("ascending", "descending"):
         button.click()
@@ -155,6 +155,17 @@ def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) ->
 
 def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> None:
+    """What is wider than its sheet, a browser prints smaller: all of the page."""
+    pdf = shown.pdf(prefer_css_page_size=True)
+    ((width, height), *_) = [map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)]
+    assert width > height
+    shown.emulate_media(media="print")
+    shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not shown.locator("#compare").is_visible()
 
 
 def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:

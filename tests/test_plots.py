@@ -20,12 +20,19 @@ from bench.machine import Ceiling, Matmul
 from bench.report.plots import draw
 from bench.report.plots.alike import by_batch
 from bench.report.plots.boards import hardware, merged, summary
-from bench.report.plots.curves import devices_by_step, devices_by_time, machines_by_step, machines_by_time
+from bench.report.plots.curves import (
+    devices_by_step,
+    devices_by_time,
+    loss_by_time,
+    machines_by_step,
+    machines_by_time,
+)
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
-from bench.report.plots.rungs import climb
+from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
-from bench.report.plots.style import shortened
+from bench.report.plots.style import names as labelled
+from bench.report.plots.style import shortened, with_room
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
@@ -97,6 +104,21 @@ def test_a_long_name_keeps_both_its_ends() -> None:
     assert shortened("attention=explicit, micro_batch_size=16", 28) == "attention=expl…batch_size=16"
     assert shortened("a name of 28 letters exactly", 28) == "a name of 28 letters exactly"
     assert shortened("costs $2\nin two \x1blines") == "costs $2\nin two lines"
+
+
+def test_what_two_candidates_differ_in_is_on_the_axis_though_it_is_in_the_middle_of_long_names() -> None:
+    names = [f"autocast=float32, matmul_precision={value}, micro_batch_size=1" for value in ("highest", "medium")]
+    records = [record(name, n, kind="sweep", toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate(names)]
+    figure = panels(scoreboard(records))
+    assert figure is not None
+    assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_yticklabels()] == names
+
+
+def test_names_that_are_too_long_to_be_told_apart_are_numbered() -> None:
+    rungs = [f"{'a' * 200}{n}{'b' * 200}" for n in range(2)]
+    axes = Figure().add_subplot()
+    labelled(axes, rungs)
+    assert [label.get_text()[:3] for label in axes.get_yticklabels()] == ["1: ", "2: "]
 
 
 def test_what_ran_out_of_memory_is_marked(drawn: dict[str, Path]) -> None:
@@ -436,6 +458,33 @@ def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
     assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
 
 
+def test_ladders_that_have_little_in_common_stand_in_panels_of_their_own() -> None:
+    other = scoreboard([record(name, n, toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate("ab")])
+    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0), other])
+    assert figure is not None
+    speed = figure.axes[:2]
+    assert [sum(line.get_label() == "_steps" for line in axes.lines) for axes in speed] == [1, 2]
+    assert speed[0].get_ylim() == speed[1].get_ylim()
+
+
+def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
+    same = loss_by_time(run("chip", 100.0, 500.0, 505.0))
+    apart = loss_by_time(run("chip", 100.0, 300.0, 500.0))
+    assert same is not None
+    assert apart is not None
+    assert [line.get_linewidth() for line in same.axes[0].lines] == [1.3, pytest.approx(3.5), 1.3]
+    assert "where curves coincide" in words(same)
+    assert "where curves coincide" not in words(apart)
+
+
+def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
+    axes = Figure(figsize=(8, 3)).add_subplot()
+    with_room(axes, 100.0, [(1000.0, "1,000, 10.00x, faster")])
+    short = axes.get_xlim()[1]
+    with_room(axes, 100.0, [(1000.0, "1,000")])
+    assert 1000 < axes.get_xlim()[1] < short < 3000
+
+
 def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
     def ladder(name: str) -> Scoreboard:
         return scoreboard([record(f"{name}{n}", n, toggles=replace(CUDA, threads=n + 1)) for n in range(9)])
@@ -451,7 +500,7 @@ def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> Non
     good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
     fused = replace(CUDA, adamw="fused")
     figure = summary([scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])])
-    assert "100 to 100 tokens/s" in words(figure)
+    assert "100 tokens/s with baseline, its first and fastest" in words(figure)
     assert "loss differs: bad" in words(figure)
     assert figure is not None
     assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1

@@ -67,6 +67,12 @@ def test_each_series_is_a_table_of_its_own_that_says_it_was_published() -> None:
     assert all("not measured by this code" in sheet.notes[0] for sheet in found)
 
 
+def test_speeds_of_two_models_in_one_published_table_make_no_ratio() -> None:
+    (table,) = [each for each in sheets(POST) if each.title == "Published: jjschwartz-2024, full run"]
+    found = [[row[table.head.index(title)] for title in ("Model", "Speed-up")] for row in table.rows]
+    assert found == [["gpt2", "-"], ["gpt2-xl", "-"], ["gpt2", "-"]]
+
+
 def test_efficiency_is_told_within_a_scaling_series_only() -> None:
     for sheet in sheets(POST):
         place = sheet.head.index("Efficiency")

@@ -48,6 +48,13 @@ def test_a_line_torn_within_a_character_is_left_out_as_any_torn_one(tmp_path: Pa
     assert "the last line is cut off" in warning
 
 
+def test_a_line_that_is_cut_off_within_a_file_is_called_so(tmp_path: Path) -> None:
+    whole = record().model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(f"{whole}\n{whole[:90]}\n{whole}\n")
+    with pytest.raises(RecordError, match=r"r\.jsonl:2: the line is cut off; delete this line"):
+        read(tmp_path / "r.jsonl")
+
+
 def test_a_torn_last_line_is_left_out_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     append(path, record())

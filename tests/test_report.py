@@ -4,6 +4,7 @@ import io
 import math
 from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -11,8 +12,8 @@ from samples import MACHINE, measurement, record
 
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
-from bench.record import CUT_SHORT, RecordError, append
-from bench.report.load import claims_refuted, exit_code, load_boards
+from bench.record import CUT_SHORT, NOT_BEGUN, RecordError, append
+from bench.report.load import claims_refuted, exit_code, load_boards, load_named
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
 from bench.report.text import duration, markdown, number, plain
@@ -234,8 +235,9 @@ NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.1
 Python 3.12.1, Linux.
 gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
 Largest batch that ran: 1 (baseline); 64 ran out of memory.
-2 processes, each fresh: 1 round over the rungs. TPS: tokens per second of the timed window, geometric mean over \
-rounds; speed-ups paired within rounds; too few rounds for an interval.
+2 processes, each fresh: 1 round over the rungs.
+TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds; too few \
+rounds for an interval.
 """
 
 
@@ -286,7 +288,7 @@ def test_warnings_that_begin_alike_are_one_line_with_their_number() -> None:
     busy = [record(repetition=n, warnings=[f"other work: others keep 0.{n} cores busy; stop them"]) for n in (3, 4)]
     text = to_markdown(scoreboard([*busy, record(repetition=5)]))
     assert text.count("Warning: other work") == 1
-    assert "others keep 0.3 to 0.4 cores busy; stop them (in 2 of 3 processes)." in text
+    assert "others keep 0.3 to 0.4 cores busy; stop them (in 2 of 3 processes: baseline in rounds 3, 4)." in text
 
 
 def test_warnings_of_different_kinds_are_different_lines() -> None:
@@ -556,8 +558,22 @@ def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: P
     for index in range(3):
         append(tmp_path / "old.jsonl", record(f"old {index}", index, time="2026-01-01T00:00:00+00:00"))
     append(tmp_path / "new.jsonl", record("new", time="2026-01-02T00:00:00+00:00", ladder_hash="other"))
-    (board,), _ = load_boards([tmp_path])
+    (board,), warnings = load_boards([tmp_path])
     assert board.rows[0].rung == "new"
+    (said,) = warnings
+    old, new = (tmp_path / f"{name}.jsonl" for name in ("old", "new"))
+    assert said.startswith(f"{old} is called h100 like {new}, but has other rungs or another task; not shown")
+
+
+def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
+    append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
+    later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    append(tmp_path / "cut.jsonl", record("1", **later))
+    ended = f"{NOT_BEGUN}--budget ended the sweep in round 1 of 1"
+    append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", error=ended, **later))
+    (board,), warnings = load_boards([tmp_path])
+    assert board.source == tmp_path / "whole.jsonl"
+    assert warnings == [f"{tmp_path / 'cut.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
 def test_of_a_folder_the_newest_file_per_machine_and_ladder_is_shown(tmp_path: Path) -> None:
@@ -586,6 +602,21 @@ def test_a_broken_file_of_a_folder_is_left_out_with_a_warning_and_refused_by_nam
         load_boards([tmp_path / "bad.jsonl"])
 
 
+def test_a_line_that_is_cut_off_amid_a_file_is_called_so(tmp_path: Path) -> None:
+    whole = record().model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(f"{whole[:500]}\n{whole}\n")
+    with pytest.raises(RecordError, match=r"r\.jsonl:1: the line is cut off; delete this line"):
+        load_boards([tmp_path / "r.jsonl"])
+
+
+def test_of_files_with_nothing_to_show_one_line_says_what_they_hold(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text("")
+    with pytest.raises(RecordError, match=r"^[^\n]*r\.jsonl: is empty; [^\n]*bench run [^\n]*$"):
+        load_boards([tmp_path / "r.jsonl"])
+    with pytest.raises(RecordError, match=r"llm\.c\.jsonl: holds figures that others have published"):
+        load_named("results/published/llm.c.jsonl")
+
+
 def test_two_runs_in_one_file_are_refused(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record())
     append(tmp_path / "r.jsonl", record(run_id="another"))
@@ -609,7 +640,8 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     once = to_markdown(rounds_of((100, 200, 100)))
     assert "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung." in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
-    assert "No rung is surely faster than the first; most tokens per second: b, 1.44x (" in unsure
+    assert "Most tokens per second of those that nothing is held against: b, 1.44x (" in unsure
+    assert "Its lead over baseline does not surely exceed the noise floor of ±1.0%." in unsure
 
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
@@ -653,6 +685,15 @@ def test_nothing_to_show_is_said(content: str | None, tmp_path: Path) -> None:
         load_boards([tmp_path])
 
 
+def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
+    shown = io.StringIO()
+    board = scoreboard([record(), record("x" * 300, 1, toggles=BF16)])
+    Console(width=120, file=shown).print(to_terminal(board, width=120))
+    line = next(line for line in shown.getvalue().splitlines() if line.strip().startswith("baseline"))
+    assert "device=cuda" in line
+    assert "1,000" in line
+
+
 @pytest.mark.parametrize(
     ("value", "text"), [(0, "0"), (0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234567.8, "1,234,568")]
 )
@@ -679,8 +720,25 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
             records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
         records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
     assert [row.rung for row in scoreboard(records).as_fast] == ["b"]
-    assert "Fastest of those that nothing is held against: c, 2.01x" in to_markdown(scoreboard(records))
-    assert "; not told from it by this run: b." in to_markdown(scoreboard(records))
+    assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(scoreboard(records))
+    assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(scoreboard(records))
+
+
+def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
+    names = [f"attention=sdpa, micro_batch_size={size}" for size in (1, 4, 4, 4)]
+    records = []
+    for n, size in enumerate((1, 4, 4, 4)):
+        found = measurement(tokens_per_step=1024 * size, attention_kernel="flash" if n else None)
+        toggles = replace(CUDA, micro_batch_size=size, threads=n + 1)
+        records.append(record(names[n], n, toggles=toggles, measurement=found))
+    text = to_markdown(scoreboard(records)).replace("\\", "")
+    assert f"1,024, but 4,096 ({'; '.join(names[1:])})." in text
+    assert f"Attention kernels seen: flash ({'; '.join(names[1:])})." in text
+
+
+def test_a_kernel_that_every_rung_ran_is_said_to_be_that_of_all() -> None:
+    records = [record(name, n, measurement=measurement(attention_kernel="flash")) for n, name in enumerate("abc")]
+    assert "Attention kernels seen: flash (all rungs)." in to_markdown(scoreboard(records))
 
 
 def test_rungs_that_failed_alike_are_one_line() -> None:
@@ -697,10 +755,22 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
     assert "10 billion tokens" in to_markdown(scoreboard([record()]), 2.5)
 
 
-def test_beneath_a_loud_noise_floor_no_rung_is_called_the_fastest() -> None:
-    text = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
-    assert "Fastest" not in text
-    assert "Most tokens per second, but with that noise floor no rung is surely the fastest: b, 20.98x" in text
+def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
+    far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
+    assert "Fastest of those that nothing is held against: b, 20.98x" in far
+    near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
+    assert "Fastest" not in near
+    assert "Its lead over baseline does not surely exceed the noise floor of ±" in near
+
+
+def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
+    text = to_markdown(rounds_of((200, 100, 200), (202, 100, 201), (198, 99, 200)))
+    assert "Fastest of those that nothing is held against: baseline, the first rung." in text
+
+
+def test_without_a_control_no_rung_is_surely_the_fastest() -> None:
+    text = to_markdown(scoreboard(ladder()))
+    assert "bfloat16, 2.00x ±0.0% the first rung; without an A/A control of 3 rounds none is surely" in text
 
 
 def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:

@@ -154,6 +154,53 @@ def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladd
     assert best.toggles.micro_batch_size == 1
 
 
+def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
+    """A sweep for a winner among four, ended after the first candidate; before it goes on, the machine slows down.
+
+    speeds: then, of the first candidate's control and of the other three.
+    """
+    over = ("toggles.attention=explicit,sdpa", "toggles.adamw=for_loop,fused")
+    _, records, _ = drive(sweep(ladder, *over, best_only=True), machine(speed=lambda _: 35839.0), 1)
+    before = [record.model_copy(update={"session": "before"}) for record in records]
+    resumed = sweep(ladder, *over, best_only=True)
+    resumed.resume(before)
+    then = dict(zip([("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")], speeds, strict=False))
+    slow = machine(speed=lambda t: then.get((t.attention, t.adamw), speeds[-1]))
+    _, after, _ = drive(resumed, slow)
+    return resumed, [*before, *(record.model_copy(update={"session": "after"}) for record in after)]
+
+
+def test_after_an_interruption_candidates_are_held_to_the_control_of_their_own_half(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
+    _, records = interrupted(ladder, 1685.0, 1174.0, 4803.0, 2495.0)
+    again = [r.rung for r in records if r.kind == "sweep" and r.repetition == 2]
+    assert again == ["attention=explicit, adamw=for_loop", "attention=sdpa, adamw=for_loop"]
+    board = scoreboard(records)
+    assert board.fastest
+    assert board.fastest.rung == "attention=sdpa, adamw=for_loop"
+    assert board.fastest.speedup
+    assert board.fastest.speedup.value == pytest.approx(4803 / 1685)
+    written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)
+    assert "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all" in written
+
+
+def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
+    over = ("toggles.adamw=for_loop,foreach,fused",)
+    ran: list[Record] = []
+    for half, speed in (("first", 100.0), ("second", 10.0), ("third", 10.0)):  # the last alone came to its end
+        search = sweep(ladder, *over, best_only=True)
+        search.resume(ran)
+        run = machine(speed=lambda _, speed=speed: speed)
+        _, records, _ = drive(search, run, None if half == "third" else 1)
+        ran += [record.model_copy(update={"session": half}) for record in records]
+    assert [r.toggles.all["adamw"] for r in ran if r.kind == "sweep" and r.repetition == 2] == [
+        "for_loop",
+        "foreach",
+        "fused",
+    ]
+
+
 def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladder) -> None:
     tasks, _, _ = drive(sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine())
     assert [t.repetition for t in tasks if t.kind == "control"] == [1, 2]
@@ -161,11 +208,62 @@ def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladd
 
 
 def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
-    search = sweep(ladder, "toggles.micro_batch_size=1,2,4", end=time.monotonic() + 100)
+    search = sweep(ladder, "toggles.micro_batch_size=1,2,...", end=time.monotonic() + 100)
     said: list[str] = []
     for number, task in enumerate(search.tasks([], said.append)):
         search.ended(machine()(task), 30.0 if number else 101.0)
-    assert said == ["the time budget ends in round 1 of 1; the rest is not run"]
+    assert search.cut
+    assert (search.cut.task.rung.name, search.cut.left) == ("micro_batch_size=2", 1)
+    why = "--budget ended the sweep in round 1 of 1, before the largest micro_batch_size that fits was found"
+    assert search.cut.why == why
+    assert said == [f"micro_batch_size=2: not begun: {why}"]
+
+
+@pytest.mark.parametrize(("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)])  # of two rounds of 5 each
+def test_what_a_budget_leaves_undone_is_counted(write_ladder, most: int, left: int) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2, ceiling_seconds=0.01))
+    search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused")
+    tasks = search.tasks([], lambda _: None)
+    for _ in range(most):
+        search.ended(machine()(next(tasks)), 1.0)
+    search.end = 0.0
+    assert next(tasks, None) is None
+    assert search.cut
+    assert search.cut.left == left
+
+
+def test_what_a_budget_cut_off_is_told_from_what_was_dropped(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=3))
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=True), machine(), 12)
+    said = caption(scoreboard(records))
+    why = "Far slower in the first round, or with something held against them, so not run in each"
+    assert f"{why}: micro_batch_size=2; micro_batch_size=4." in said
+    assert "Not run in round 3, in which the sweep ended: micro_batch_size=8." in said
+
+
+def test_a_sweep_without_the_control_of_a_round_was_interrupted(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
+    told = [record.model_copy(update={"protocol": {"repeats": 2}}) for record in records]
+    assert [scoreboard(told[:n]).interrupted for n in range(1, len(told) + 1)] == [True] * (len(told) - 1) + [False]
+    (said,) = [line for line in caption(scoreboard(told[:3])) if "interrupted" in line]
+    assert said == (
+        "Warning: the sweep was interrupted in round 1 of 2; bench sweep with --resume runs what is missing."
+    )
+
+
+def test_a_sweep_resumed_without_best_says_what_it_cannot_run_in_rounds_that_are_over(write_ladder) -> None:
+    ladder = load(write_ladder(RUNGS, repeats=2))
+    over = "toggles.micro_batch_size=1,2,4,8"
+    _, records, _ = drive(sweep(ladder, over, best_only=True), machine())
+    resumed = sweep(ladder, over)
+    resumed.resume(records)
+    tasks, _, said = drive(resumed, machine())
+    assert tasks == []
+    assert said == [
+        "round 2 is over, and what runs now has nothing in it to be held to: not run in it: micro_batch_size=2; "
+        "micro_batch_size=4; without --resume a sweep measures all anew"
+    ]
 
 
 def test_a_resumed_sweep_goes_on_where_it_was_and_comes_to_the_same_end(ladder: Ladder) -> None:
@@ -282,6 +380,19 @@ def test_batches_stand_in_order_of_size_however_they_were_tried(ladder: Ladder) 
     assert [row.toggles.micro_batch_size for row in scoreboard(records).rows] == [1, 2, 4, 5, 6, 8]
 
 
+def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(ladder: Ladder) -> None:
+    _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
+    quiet = scoreboard(records)
+    assert "disturbed" not in ladder_to(ladder, ladder.rungs[-1], quiet.rows[-1], quiet)
+    warning = "other work: others keep 0.80 cores busy; stop other programs"
+    busy = [records[0], records[1].model_copy(update={"warnings": [warning]}), *records[2:]]
+    board = scoreboard(busy)
+    said = f"{warning} (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
+    written = ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board)
+    assert f"# Chosen from measurements that were disturbed: {said}\n" in written
+    assert f"Warning: {said}" in caption(board)
+
+
 def test_toggles_that_make_no_whole_in_any_candidate_are_an_error(write_ladder) -> None:
     fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64"))
     with pytest.raises(LadderError, match=r"rung .b. with other values: .* not a multiple"):
@@ -301,3 +412,6 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     assert best.rungs[-1].toggles == replace(ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16")
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
+    out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
+    assert load(out).name != best.name
+    assert load(out).name.startswith("test-best-")

@@ -12,6 +12,7 @@ from bench.stats import (
     narrow_enough,
     noise_floor,
     paired_ratio,
+    surely_ahead,
     verdict,
 )
 
@@ -180,6 +181,21 @@ def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
         assert found is not None
         called += verdict(found, noise_floor(paired_ratio(control, first))) == "faster"
     assert called / 1000 > 0.95
+
+
+@pytest.mark.parametrize("rounds", [3, 10])
+def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hundred_runs(rounds: int) -> None:
+    """Though in one of 20 the faster one's interval excludes 1; a floor known from 3 rounds makes it no likelier."""
+    generator = np.random.default_rng(7)
+    excluded = called = 0
+    for _ in range(2000):
+        first, control, other = simulate(1.0, rounds, generator)
+        delta = noise_floor(paired_ratio(control, first))
+        for lead in (paired_ratio(first, other), paired_ratio(other, first)):
+            excluded += lead is not None and lead.low is not None and lead.low > 1
+            called += surely_ahead(lead, delta)
+    assert excluded / 2000 == pytest.approx(0.05, abs=0.015)
+    assert called / 2000 < 0.005
 
 
 def test_stopping_on_width_alone_leaves_the_interval_s_coverage_and_the_value_unbiased() -> None:

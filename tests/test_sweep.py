@@ -17,6 +17,7 @@ import psutil
 
 from bench.ladder import load
 from bench.record import Record, read
+from bench.report.scoreboard import scoreboard
 
 ROOT = Path(__file__).parent.parent
 RUNGS = "[{name: a, set: {attention: explicit}}, {name: b, set: {adamw: fused}}]"
@@ -111,6 +112,21 @@ def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) 
     done = [(r.kind, r.rung) for r in results(out) if r.status == "ok"]
     assert done[:3] == [("sweep", f"adamw={value}") for value in ("fused", "foreach", "for_loop")]
     assert done[3:] == [("control", "adamw=fused")]  # by which the later part is held to the first
+
+
+def test_a_sweep_that_its_budget_ended_says_so_wherever_it_is_shown(write_ladder, tmp_path: Path) -> None:
+    ladder, out = write_ladder(RUNGS, repeats=9), tmp_path / "results"
+    arguments = ("--over", "toggles.adamw=fused,foreach,for_loop", "--budget", "0.1", "--out", str(out))
+    code, shown, said = sweep(str(ladder), *arguments)
+    assert code == 0, said
+    *ran, left = results(out)
+    assert {record.status for record in ran} == {"ok"}
+    ended = f"--budget ended the sweep in round {left.repetition} of 9"
+    assert (left.status, left.error) == ("interrupted", f"not begun: {ended}")
+    assert f"{len(ran)} of about 36 processes measured" in said
+    assert f"bench: {ended}; the same command with --resume goes on" in said
+    assert f"Warning: {ended}; bench sweep with --resume runs what is missing." in shown
+    assert scoreboard(results(out)).interrupted
 
 
 def test_each_workload_is_a_task_with_results_of_its_own(write_ladder, tmp_path: Path) -> None:

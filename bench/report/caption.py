@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Scoreboard
 from bench.report.swept import swept
-from bench.report.text import GIB, plain, ratio, with_interval
+from bench.report.text import GIB, floor, listed, plain, ratio, with_interval
 from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.toggles import HOST
@@ -53,11 +56,13 @@ def caption(board: Scoreboard) -> list[str]:
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
     lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
     if len(steps) > 1:
-        sizes = ", ".join(
-            f"{row.tokens_per_step:,} ({plain(row.rung)})" for row in board.rows if other_step(row, board)
-        )
+        others: dict[int, list[str]] = {}
+        for row in board.rows:
+            if row.tokens_per_step and other_step(row, board):
+                others.setdefault(row.tokens_per_step, []).append(row.rung)
+        sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
-    lines += [*swept(board), _counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
+    lines += [*swept(board), *_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
     lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
@@ -70,7 +75,7 @@ def caption(board: Scoreboard) -> list[str]:
             f"From {board.source.as_posix()}, measured by code {machine.code_hash[:12]}{commit}. Each record there "
             "holds the command that runs its rung again."
         )
-    return [plain(line) for line in lines]
+    return [Method(plain(line)) if isinstance(line, Method) else plain(line) for line in lines]
 
 
 def _errors(board: Scoreboard) -> list[str]:
@@ -79,7 +84,12 @@ def _errors(board: Scoreboard) -> list[str]:
     for row in board.rows:
         if row.error:
             rungs.setdefault(f"{status_of(row)}: {row.error.strip().splitlines()[0]}", []).append(row.rung)
-    return [f"{', '.join(names)}: {error}" for error, names in rungs.items()]
+    return [f"{_all_or(names, board)}: {error}" for error, names in rungs.items()]
+
+
+def _all_or(rungs: Sequence[str], board: Scoreboard) -> str:
+    """Those rungs by name, unless they are all there are."""
+    return "all rungs" if len(rungs) == len(board.rows) > 1 else listed(rungs)
 
 
 def _memory(board: Scoreboard) -> list[str]:
@@ -88,7 +98,7 @@ def _memory(board: Scoreboard) -> list[str]:
         return []
     line = f"Peak memory: {methods[0]}, of the rank that needed most."
     others = sorted({method for method in methods if method and method != methods[0]})
-    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else line]
+    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else Method(line)]
 
 
 def _kernels(board: Scoreboard) -> list[str]:
@@ -97,8 +107,8 @@ def _kernels(board: Scoreboard) -> list[str]:
     for records in cumulative(board.records):
         found = measured(records)
         if found and found.attention_kernel:
-            rungs.setdefault(found.attention_kernel, []).append(plain(records[0].rung))
-    each = [f"{kernel} ({', '.join(names)})" for kernel, names in rungs.items()]
+            rungs.setdefault(found.attention_kernel, []).append(records[0].rung)
+    each = [f"{kernel} ({_all_or(names, board)})" for kernel, names in rungs.items()]
     return [f"Attention kernels seen: {'; '.join(each)}."] if each else []
 
 
@@ -127,15 +137,13 @@ def _efficiency(board: Scoreboard) -> list[str]:
     return [f"Efficiency: tokens per second and device over those of a rung alike on fewer devices: {each}."]
 
 
-def _counting(board: Scoreboard) -> str:
+def _counting(board: Scoreboard) -> list[str]:
     ended = sum(record.status != "interrupted" for record in board.records)
     processes = f"{ended} processes" if ended != 1 else "1 process"
     rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
     interval = "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
-    return (
-        f"{processes}, each fresh: {rounds} over the rungs. TPS: tokens per second of the timed window, geometric "
-        f"mean over rounds; speed-ups paired within rounds; {interval}."
-    )
+    method = "TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds"
+    return [f"{processes}, each fresh: {rounds} over the rungs.", Method(f"{method}; {interval}.")]
 
 
 def _verdicts(board: Scoreboard) -> list[str]:
@@ -151,9 +159,12 @@ def _verdicts(board: Scoreboard) -> list[str]:
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
     inside = control.low <= 1 <= control.high
     lines = [
-        f"Noise floor: {_floor(board.delta)}. The first rung again, at the end of each round (A/A control), ran "
-        f"{with_interval(f'{control.value:.3f}x', control)} as fast. Verdicts on the rung before: same, if "
-        "the interval lies within the noise floor; faster or slower, if it excludes 1; else unclear."
+        f"Noise floor: {floor(board.delta)}. The first rung again, at the end of each round (A/A control), ran "
+        f"{with_interval(f'{control.value:.3f}x', control)} as fast.",
+        Method(
+            "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or slower, if it "
+            "excludes 1; else unclear."
+        ),
     ]
     if not inside:
         lines.append(
@@ -163,7 +174,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
     if board.delta > LOUD:
         lines.append(
             f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the machine "
-            "(bench doctor) or take more rounds (--until 2%)."
+            f"(bench doctor) or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
         )
     return lines
 
@@ -194,7 +205,9 @@ def _mfu(board: Scoreboard) -> list[str]:
         if found.peak_flops_bf16
         else "a bfloat16 peak that the device does not have (absent)"
     )
-    lines = [f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}."]
+    lines: list[str] = [
+        Method(f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}.")
+    ]
     own = {
         m.product_format: m.peak_flops_dtype
         for m in (r.measurement for r in board.records)
@@ -202,11 +215,12 @@ def _mfu(board: Scoreboard) -> list[str]:
     }
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
-        lines.append(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
+        lines.append(Method(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}."))
     if derived_peak(board):
-        lines.append("A derived peak is arithmetic, not a datasheet's: do not rank this MFU against other machines.")
+        said = "A derived peak is arithmetic, not a datasheet's: do not rank this MFU against other machines."
+        lines.append(Method(said))
     if any(row.hfu is not None for row in board.rows):
-        lines.append("HFU counts what is computed a second time to save memory; MFU does not.")
+        lines.append(Method("HFU counts what is computed a second time to save memory; MFU does not."))
     return lines
 
 
@@ -238,23 +252,21 @@ def _ceilings(board: Scoreboard) -> list[str]:
 
 
 def fastest(board: Scoreboard) -> list[str]:
+    """Which rung that is, as surely as this run tells: nothing of a run with a single sound one."""
     best = board.fastest
-    if best is None or best.speedup is None or best is board.rows[0]:
+    if best is None or len(board.sound) < 2:
         return []
-    fast = f"{plain(best.rung)}, {ratio(best.speedup)} the first rung"
-    if best.speedup.low is None:
+    times = "the first rung" if best is board.rows[0] else f"{ratio(best.speedup)} the first rung"
+    fast = f"{plain(best.rung)}, {times}"
+    if best.tps is None or best.tps.low is None:
         return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
-    if board.delta is not None and board.delta > LOUD:
-        return [f"Most tokens per second, but with that noise floor no rung is surely the fastest: {fast}."]
-    if best.speedup.low <= 1:
-        return [f"No rung is surely faster than the first; most tokens per second: {fast}."]
-    alike = ", ".join(plain(row.rung) for row in board.as_fast)
-    than = f"; not told from it by this run: {alike}" if alike else ""
-    return [f"Fastest of those that nothing is held against: {fast}{than}."]
-
-
-def _floor(delta: float) -> str:
-    return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
+    most = f"Most tokens per second of those that nothing is held against: {fast}"
+    if board.delta is None:
+        return [f"{most}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
+    if alike := board.as_fast:
+        over = listed([row.rung for row in alike])
+        return [f"{most}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."]
+    return [f"Fastest of those that nothing is held against: {fast}."]
 
 
 def _machine(board: Scoreboard) -> str:
@@ -272,27 +284,8 @@ def _nodes(board: Scoreboard) -> list[str]:
     over: dict[int, list[str]] = {}
     for records in cumulative(board.records):
         nodes = max(record.toggles.nodes for record in records)
-        over.setdefault(nodes, []).append(plain(records[0].rung))
-    each = [f"{', '.join(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
+        over.setdefault(nodes, []).append(records[0].rung)
+    each = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
     if not board.environment.nodes:
         return []
     return [f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."]
-
-
-def attribution_notes(board: Scoreboard) -> list[str]:
-    """Of the table of what each change buys."""
-    floor = f" Verdicts against the noise floor: {_floor(board.delta)}." if board.delta is not None else ""
-    return [
-        "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
-        f"three answers, not one.{floor}"
-    ]
-
-
-def cost_notes(board: Scoreboard) -> list[str]:
-    """Of the table of energy and money."""
-    notes = ["Hours at the TPS above, without evaluation or checkpoints."]
-    if any(row.joules_per_token is not None for row in board.rows):
-        notes.append("Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it.")
-    else:
-        notes.append("Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one).")
-    return notes

@@ -112,7 +112,7 @@ def _row_place(entry: Entry) -> int:
 def _link(entry: Entry, start: Entry, above: Sequence[Entry]) -> Link:
     own = entries(entry.board)
     first = next((e for e in own if e.device == entry.device and e.ranks and not e.row.external), None)
-    before = next((each for each in own if each.row is entry.board.before(entry.row)), None)
+    before = next((each for each in own if each.row.index == entry.row.before), None)
     sound = entry.ranks and before is not None and before.ranks
     return Link(
         entry=entry,

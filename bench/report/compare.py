@@ -13,7 +13,7 @@ from bench.report.load import load_named, names
 from bench.report.row import Row
 from bench.report.rungs import measured, tps_by_round
 from bench.report.scoreboard import Scoreboard
-from bench.report.text import DASH, GIB, letter, plain
+from bench.report.text import DASH, GIB, letter, listed, plain
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
 from gpt2.toggles import Toggles
 
@@ -110,7 +110,7 @@ def compare(first: Side, other: Side) -> Comparison:
             mine.remove(row)
             theirs.remove(match)
     alone = [
-        f"Only in {side.letter}: {', '.join(plain(row.rung) for row in rows)}."
+        f"Only in {side.letter}: {listed([row.rung for row in rows])}."
         for side, rows in ((first, mine), (other, theirs))
         if rows
     ]

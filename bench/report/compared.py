@@ -59,7 +59,13 @@ def _cells(pair: Pair | None) -> list[str]:
     if pair is None:
         return [DASH, DASH, DASH, DASH]
     over = f"{ratio(pair.tps)}, {pair.verdict}" if pair.tps else f"not ranked: {pair.flaw}" if pair.flaw else DASH
-    memory = f"{pair.memory.value:.3f}x" if pair.memory else "not comparable" if pair.memory_flaw else DASH
+    memory = (
+        with_interval(f"{pair.memory.value:.3f}x", pair.memory)
+        if pair.memory
+        else "not comparable"
+        if pair.memory_flaw
+        else DASH
+    )
     return [_tps(pair.other), percent(pair.other.mfu), over, memory]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -12,11 +12,12 @@ from bench.record import Record
 from bench.report.caption import status_of
 from bench.report.compare import GOOD
 from bench.report.denominators import find_peaks
+from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.rungs import first_by_round, measured, tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import DASH, number, percent, plain, with_interval
-from bench.stats import Estimate, independent_ratio, paired_ratio
+from bench.stats import LEAST_ROUNDS, Estimate, independent_ratio, paired_ratio
 from gpt2.toggles import HOST
 
 DERIVED = "§"
@@ -72,6 +73,13 @@ class Entry:
     @property
     def derived(self) -> bool:
         return self.found is not None and self.found.peak_flops_source.startswith("derived")
+
+    @property
+    def lacks(self) -> str:
+        """What makes its speed a preliminary one, in words; empty where nothing does."""
+        rounds = self.row.tps.rounds if self.row.tps else 0
+        few = [f"{rounds} round{'s' if rounds != 1 else ''}"] if rounds < LEAST_ROUNDS else []
+        return ", ".join([*(["interrupted"] if self.board.interrupted else []), *few])
 
     @property
     def tps(self) -> str:
@@ -132,13 +140,27 @@ def best(board: Scoreboard) -> Entry | None:
 
 def best_name(entry: Entry) -> str:
     """Of such a rung, with what speaks against it."""
-    return plain(entry.row.rung) + (" (in doubt)" if entry.row.doubts else "")
+    against = [*(["in doubt"] if entry.row.doubts else []), *([entry.lacks] if entry.lacks else [])]
+    return plain(entry.row.rung) + (f" ({', '.join(against)})" if against else "")
+
+
+def by_speed(shown: Iterable[Entry]) -> list[Entry]:
+    """The fastest first, but those beneath whose runs lack something."""
+    return sorted(shown, key=lambda entry: (bool(entry.lacks), -(entry.row.tps.value if entry.row.tps else 0.0)))
+
+
+def lacks_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.lacks for entry in shown):
+        return []
+    return [f"Beneath the others: runs that were interrupted, or have fewer than {LEAST_ROUNDS} rounds of that rung."]
 
 
 def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
         return []
-    return ["Devices: on a CPU, ranks; those on one machine share its cores."]
+    return [
+        Method("Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU once.")
+    ]
 
 
 def sources(shown: Sequence[Entry]) -> str:
@@ -150,4 +172,6 @@ def sources(shown: Sequence[Entry]) -> str:
 def derived_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.derived and entry.row.mfu is not None for entry in shown):
         return []
-    return [f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing."]
+    return [
+        Method(f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing.")
+    ]

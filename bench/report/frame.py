@@ -6,6 +6,7 @@ Nothing is rounded here, shares are between 0 and 1, and what is absent is empty
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pandas
@@ -51,7 +52,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         **{f"workload.{name}": value for name, value in workload.items()},
         "rung": row.rung,
         "rung_index": row.index,
-        **{f"toggles.{name}": getattr(row.toggles, name) for name in row.toggles.__dataclass_fields__},
+        **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
         "external": row.changed[0].removeprefix("external: ") if row.external else None,
         "status": row.status,
         "error": row.error.strip().splitlines()[0] if row.error else None,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from bench.report.compare import Comparison, Pair
+from bench.report.text import DASH
+from bench.stats import Estimate
 
 CONDITION = re.compile(r"\s*(tps|memory)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
@@ -35,10 +37,36 @@ class Condition:
 
     def met(self, pair: Pair) -> bool | None:
         """Whether the whole interval lies beyond the bound; None where there is none."""
-        change = pair.tps if self.metric == "tps" else pair.memory
+        change = self.change(pair)
         if change is None or change.low is None or change.high is None:
             return None
         return change.high < self.bound if self.below else change.low > self.bound
+
+    def change(self, pair: Pair) -> Estimate | None:
+        """What it is about."""
+        return pair.tps if self.metric == "tps" else pair.memory
+
+    @property
+    def beyond(self) -> str:
+        """Where an interval must lie, in words."""
+        return f"{'below' if self.below else 'above'} {self.bound:.4g}x"
+
+    def nearest(self, pairs: Sequence[tuple[str, Pair]]) -> str:
+        """Of those that did not meet it, where the interval's far end comes closest."""
+        ends = []
+        for where, pair in pairs:
+            change = self.change(pair)
+            if change and change.low is not None and change.high is not None:
+                short = change.high / self.bound if self.below else self.bound / change.low
+                ends.append((short, f"{where}: {_with_ends(change)}"))
+        return min(ends)[1] if ends else ""
+
+
+def _with_ends(change: Estimate) -> str:
+    """For a line in which the interval is to be held to a bound."""
+    assert change.low is not None
+    assert change.high is not None
+    return f"{change.value:.3f}x (95 % interval {change.low:.3f}x to {change.high:.3f}x)"
 
 
 def _never_fitted(pair: Pair) -> bool:
@@ -51,6 +79,7 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
     if not any(each.pairs for each in comparisons):
         raise ValueError("no rung of A has a partner that switches on the same, so --fail-if has nothing to judge")
     code, said = 0, []
+    judged: list[tuple[str, Pair]] = []
     for each in comparisons:
         for pair in each.pairs:
             where = f"{pair.first.rung}: {each.other.letter} over {each.first.letter}"
@@ -61,13 +90,19 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
                 said.append(f"{where}: not ranked: {pair.flaw}")
                 code = code or 6
                 continue
+            judged.append((where, pair))
             for condition in conditions:
                 met = condition.met(pair)
                 if met is None:
                     said.append(f"{where}: {condition} cannot be told: too few rounds")
                 elif met:
-                    said.append(f"{where}: {condition} is confirmed")
+                    change = condition.change(pair)
+                    said.append(f"{where}: {condition} is confirmed: {_with_ends(change) if change else DASH}")
                     code = 3
-    if not code:
-        said.append(f"{', '.join(map(str, conditions))}: no rung is surely so")
+    for condition in conditions if not code else ():
+        if nearest := condition.nearest(judged):
+            none = f"of no rung does the whole interval lie {condition.beyond}"
+            said.append(f"{condition} is not confirmed: {none}; nearest is {nearest}")
+        else:
+            said.append(f"{condition} is not confirmed: no rung has an interval")
     return code, said

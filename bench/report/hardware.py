@@ -5,7 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bench.published import Published
-from bench.report.entry import DERIVED, Entry, best, best_name, derived_notes, entries, ranks_notes, sources
+from bench.report.entry import (
+    DERIVED,
+    Entry,
+    best,
+    best_name,
+    by_speed,
+    derived_notes,
+    entries,
+    lacks_notes,
+    ranks_notes,
+    sources,
+)
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, gib, number, percent, plain
@@ -42,13 +53,13 @@ def _hardware(
     task: tuple[str, int], found: list[Entry], without: Sequence[Scoreboard], figures: Sequence[Published]
 ) -> Sheet:
     model, length = task
-    ours = sorted(found, key=lambda entry: entry.row.tps.value if entry.row.tps else 0.0, reverse=True)
+    ours = by_speed(found)
     theirs = _fastest([each for each in figures if each.model == model and each.seq_len == length])
     notes = [
         "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, and what "
         "else must be known of it, stands beneath the run's scoreboard."
     ]
-    notes += ranks_notes(ours)
+    notes += [*lacks_notes(ours), *ranks_notes(ours)]
     if any(entry.row.doubts for entry in ours):
         notes.append("In doubt: the run has no rung that leaves no doubt; this one has most tokens per second.")
     notes += [plain(f"No rung is ok: {b.source}.") for b in without if entries(b)[0].task == task]
@@ -129,7 +140,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> S
     ours = [entry for board in boards if (entry := best(board)) and entry.row.mfu is not None]
     if not ranges or not ours:
         return None
-    ours.sort(key=lambda entry: (entry.derived, -(entry.row.mfu or 0.0) if not entry.derived else 0.0))
+    ours.sort(key=lambda entry: (entry.derived, bool(entry.lacks), 0.0 if entry.derived else -(entry.row.mfu or 0.0)))
     notes = [
         "MFU of the fastest rung of each run, over the dense bfloat16 peak of all devices at work; the scoreboards "
         "name formula and peak.",

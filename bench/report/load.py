@@ -44,11 +44,12 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
     of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs (not of
-    sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest; a newer
-    one that is passed over is named. Files that hold nothing but a measured ceiling belong to bench roofline and lend
-    it to runs that measured none. Of a folder, a file that cannot be read is left out with a warning. Raises
-    RecordError where there is nothing to show, or for a file by name. Figures of others are passed over (see
-    load_published()). needed: whether no run at all is an error.
+    sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest. Newer
+    ones that are passed over are named, and so are whole ones of the same name that differ in their values or task.
+    Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of
+    a folder, a file that cannot be read is left out with a warning. Raises RecordError where there is nothing to show,
+    or for a file by name. Figures of others are passed over (see load_published()). needed: whether no run at all is
+    an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -73,16 +74,24 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
                 found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
             elif not records or any(record.rung != CEILING for record in records):
-                warnings.append(f"{file}: holds no records of rungs")
+                warnings.append(f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}")
         for runs in found.values():
             chosen = _chosen(runs)
             boards.append(chosen)
             warnings += _passed_over(runs, chosen)
     if not boards and needed:
-        shown = ", ".join(str(path) for path in paths)
-        left_out = "".join(f"\nbench: {warning}" for warning in warnings)
-        raise RecordError(f"{shown}: no results here; bench run ladders/smoke.yaml makes some{left_out}")
+        raise RecordError(_nothing(paths, warnings))
     return boards, warnings
+
+
+def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
+    """Why there is nothing to show, and what to do: one line for files, and one more for each that a folder has."""
+    shown, advice = ", ".join(str(path) for path in paths), "bench run ladders/smoke.yaml makes some"
+    if not warnings and any(is_published(file) for path in paths for file in _files(path)):
+        return f"{shown}: holds figures that others have published, no results of bench run; bench report shows them"
+    if warnings and not any(path.is_dir() for path in paths):
+        return f"{'; '.join(warnings)}; {advice}"
+    return "\nbench: ".join([f"{shown}: no results here; {advice}", *warnings])
 
 
 def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[Scoreboard], str | None]:
@@ -181,21 +190,34 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
     newest = max(runs, key=lambda board: board.begun)
-    same = [board for board in runs if board.records[0].ladder_hash == newest.records[0].ladder_hash]
+    # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.
+    same = [board for board in runs if newest.swept or _hash(board) == _hash(newest)]
 
     def merit(board: Scoreboard) -> tuple[bool, int, bool, str]:
         # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
-        rungs = 0 if any(record.kind == "sweep" for record in board.records) else len(board.rows)
+        rungs = 0 if board.swept else len(board.rows)
         return not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
 
     return max(same, key=merit)
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
-    """A line for each newer run that is not shown."""
+    """A line for each newer run that is not shown, and for each whole one that the one shown does not stand for."""
     newer = [board for board in runs if board.begun > chosen.begun]
     why = {True: "interrupted", False: "shorter"}
-    return [f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer]
+    others = [b for b in runs if b.begun <= chosen.begun and not b.interrupted and _hash(b) != _hash(chosen)]
+    return [
+        *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
+        *(
+            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not shown; "
+            "name it to see it"
+            for b in others
+        ),
+    ]
+
+
+def _hash(board: Scoreboard) -> str:
+    return board.records[0].ladder_hash
 
 
 def exit_code(records: Sequence[Record]) -> int:

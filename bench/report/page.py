@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from markupsafe import Markup
 from bench.published import Published
 from bench.report import across, chained
 from bench.report.chain import Chain
+from bench.report.overview import overview
 from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
 from bench.report.published import sheets as published_sheets
@@ -53,7 +54,8 @@ def page(
 ) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     inliner = Inliner()
-    together = [*([chained.sheet(chain)] if chain else []), *across.sheets(boards, figures)]
+    first = (chained.sheet(chain) if chain else None, overview(boards))
+    together = [*(sheet for sheet in first if sheet), *across.sheets(boards, figures)]
     drawn = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
     sections = []
     if together or drawn:
@@ -129,7 +131,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "CPU": machine.cpu,
         "Python": machine.python,
         **machine.versions,
-        **{f"toggles.{name}": str(getattr(row.toggles, name)) for name in row.toggles.__dataclass_fields__},
+        **{f"toggles.{name}": str(value) for name, value in asdict(row.toggles).items()},
         **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),

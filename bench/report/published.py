@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.published import Published
+from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
@@ -28,21 +29,32 @@ def sheets(figures: Sequence[Published]) -> list[Sheet]:
 
 def _sheet(rows: Sequence[Published]) -> Sheet:
     first = rows[0]
-    single = next((row for row in rows if row.devices == 1), None)
-    head = ["Setup", "Hardware", "Devices", "Format", "TPS", "Speed-up", "Over first on this hardware", "Efficiency"]
+    head = [
+        "Setup",
+        "Model",
+        "Hardware",
+        "Devices",
+        "Format",
+        "TPS",
+        "Speed-up",
+        "Over first on this hardware",
+        "Efficiency",
+    ]
     head += ["MFU (bf16)", "MFU (float32)", "Peak memory (GiB)", "Step (ms)", "Minutes", "Dataset"]
     cells = []
     for row in rows:
-        scaled = single if "scaling" in row.series else None
+        alike = [each for each in rows if _task(each) == _task(row)]
+        scaled = next((each for each in alike if each.devices == 1 and "scaling" in row.series), None)
         cells.append(
             [
                 plain(row.label or row.rung),
+                plain(row.model or DASH),
                 plain(row.hardware or DASH),
                 str(row.devices) if row.devices else DASH,
                 plain(row.number_format or DASH),
                 number(row.tps) if row.tps else DASH,
                 _times(row, first),
-                _times(row, next(each for each in rows if each.hardware == row.hardware)),
+                _times(row, next(each for each in alike if each.hardware == row.hardware)),
                 percent(row.tps / scaled.tps / (row.devices or 1)) if scaled and scaled.tps and row.tps else DASH,
                 percent(row.recomputed_mfu("bfloat16")),
                 percent(row.recomputed_mfu("float32")) if row.number_format == "float32" else DASH,
@@ -56,20 +68,26 @@ def _sheet(rows: Sequence[Published]) -> Sheet:
     notes = [f"Published by {first.source}{place}; not measured by this code."]
     notes += [f"{plain(row.label or row.rung)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
-        notes.append(
-            "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
-        )
+        said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
+        notes.append(Method(said))
     return Sheet(
         title=f"Published: {first.source}, {first.series}",
         head=head,
         rows=cells,
-        words=frozenset({0, 1, 3, 13}),
+        words=frozenset({0, 1, 2, 4, 14}),
         notes=notes,
     )
 
 
+def _task(figure: Published) -> tuple[str | None, int | None]:
+    """Speeds of different ones do not rank."""
+    return figure.model, figure.seq_len
+
+
 def _times(row: Published, first: Published) -> str:
-    return f"{row.tps / first.tps:,.2f}x" if row.tps and first.tps and row is not first else DASH
+    if row is first or _task(row) != _task(first):
+        return DASH
+    return f"{row.tps / first.tps:,.2f}x" if row.tps and first.tps else DASH
 
 
 def _alike(row: Row, figure: Published, board: Scoreboard) -> bool:

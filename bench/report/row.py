@@ -23,6 +23,9 @@ from bench.stats import Estimate, Verdict, geometric_mean, paired_ratio, verdict
 from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
+FEWER = "it ran in"
+"""Begins the doubt about a sweep's candidate that ran less often than the others."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
@@ -40,6 +43,8 @@ class Row:
     """Over the first rung."""
     gain: Estimate | None
     """Over the rung before."""
+    before: int | None
+    """The index of that rung: in a sweep not the row above, but the next smaller batch or else the first row."""
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
     efficiency: Estimate | None
@@ -100,8 +105,8 @@ def row_of(
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
     comparable = status != "not_comparable"
     gain = paired_ratio(tps, _paired(last, rungs, records)) if last and comparable else None
-    of_before = [row for row in above if row.external is None][-1:]
-    sound = status == "ok" and all(row.status in ("ok", "inert") for row in of_before)
+    other = next((row for row in above if last and row.index == last[0].rung_index), None)
+    sound = status == "ok" and other is not None and other.status in ("ok", "inert")
     # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
@@ -116,6 +121,7 @@ def row_of(
         tps=mean,
         speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
         gain=gain,
+        before=other.index if other else None,
         verdict=verdict(gain, delta) if gain and sound else None,
         efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size) if fewer and scaled else None,
         efficiency_over=fewer[0].rung if fewer and scaled else None,
@@ -156,7 +162,7 @@ def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequenc
         return []
     whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
-    return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
+    return [f"{FEWER} {rounds} of {most} rounds"] if rounds < most else []
 
 
 def _paired(

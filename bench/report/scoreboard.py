@@ -15,8 +15,8 @@ from bench.machine import Environment
 from bench.record import ABLATION, Record
 from bench.report.denominators import Ceiling, find_ceilings, find_peaks
 from bench.report.row import Row, row_of
-from bench.report.rungs import Run, cumulative, in_order, measured, toggles_of, tps_by_round
-from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio
+from bench.report.rungs import Run, cumulative, first_by_round, in_order, measured, toggles_of, tps_by_round
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, surely_ahead
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
@@ -47,6 +47,10 @@ class Scoreboard:
         """Of one rung, in all rounds."""
         return self.records.rungs[row.index]
 
+    def before(self, row: Row) -> Row | None:
+        """The rung before, that the row's gain is over."""
+        return next((other for other in self.rows if other.index == row.before), None)
+
     @property
     def file_name(self) -> str:
         """Of its ladder and model, fit for a file's name."""
@@ -60,23 +64,34 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The rung with most tokens per second of those that nothing is held against and that leave no doubt."""
-        good = [row for row in self.rows if row.tps and row.status == "ok" and not row.doubts]
-        return max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+        """The fastest sound rung, over the first.
+
+        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
+        """
+        held = {row.index: row.speedup.value for row in self.sound if row.speedup}
+        if held:
+            return max((row for row in self.sound if row.index in held), key=lambda row: held[row.index])
+        return max(self.sound, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+
+    @property
+    def sound(self) -> tuple[Row, ...]:
+        """Rungs that nothing is held against and that leave no doubt."""
+        return tuple(row for row in self.rows if row.tps and row.status == "ok" and not row.doubts)
 
     @property
     def as_fast(self) -> tuple[Row, ...]:
-        """Other rungs that nothing is held against and that this run cannot tell from the fastest."""
-        best = self.fastest
+        """Other sound rungs, over which the lead of the fastest does not surely exceed the noise floor."""
+        best, first = self.fastest, self.rows[0]
         if best is None:
             return ()
-        speeds = {rung[0].rung_index: tps_by_round(rung) for rung in cumulative(self.records)}
-        found = []
-        for row in self.rows:
-            ahead = paired_ratio(speeds[best.index], speeds[row.index]) if row is not best else None
-            if ahead and ahead.low is not None and ahead.low <= 1 and row.status == "ok":
-                found.append(row)
-        return tuple(found)
+        speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
+        if best is not first and first.index in speeds:
+            speeds[first.index] = first_by_round(self.records_of(first), self.records)
+
+        def told(row: Row) -> bool:
+            return surely_ahead(paired_ratio(speeds[best.index], speeds[row.index]), self.delta)
+
+        return tuple(row for row in self.sound if row is not best and not told(row))
 
     @property
     def planned_rounds(self) -> int:
@@ -85,8 +100,13 @@ class Scoreboard:
         return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
 
     @property
+    def swept(self) -> bool:
+        """Whether the rows are candidates of a sweep, not rungs of a ladder."""
+        return any(record.kind == "sweep" for record in self.records)
+
+    @property
     def interrupted(self) -> bool:
-        """Whether the run ended before its last process, by the user's will or because it was killed."""
+        """Whether the run ended before its last process: by the user, for want of time, or because it was killed."""
         if any(record.cut_short for record in self.records):
             return True
         wanted = max(self.rounds, self.planned_rounds)
@@ -103,7 +123,9 @@ class Scoreboard:
             if kind in ABLATION and len(done) < max(done):
                 return True
         controls = rounds.get(("control", self.rows[0].index), set())
-        return bool(controls) and len(controls) < wanted
+        # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
+        to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
+        return bool(to_be) and len(controls) < wanted
 
     @property
     def has_gaps(self) -> bool:
@@ -114,12 +136,6 @@ class Scoreboard:
     def own(self) -> Scoreboard:
         """Without the rows of external rungs."""
         return replace(self, rows=tuple(row for row in self.rows if row.external is None))
-
-    def before(self, row: Row) -> Row | None:
-        """The rung that a row's gain is over: the one above it, external ones passed by."""
-        place = next(place for place, each in enumerate(self.rows) if each is row)
-        above = [each for each in self.rows[:place] if each.external is None]
-        return above[-1] if above and row.external is None else None
 
 
 def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()) -> Scoreboard:
@@ -158,7 +174,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
         ceilings=ceilings,
         loss_step=loss_step,
         environment=rungs[-1][-1].environment,
-        rounds=max(r.repetition for r in records),
+        rounds=max((r.repetition for r in records if r.status != "interrupted"), default=1),
         source=source,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -14,6 +15,10 @@ from bench.report.text import DASH, markdown, plain
 
 BETWEEN = 2
 """Characters between two columns of a terminal's table."""
+WHOLE = re.compile(r"\S+(?: to \S+)*")
+"""What is not broken: words, and ranges."""
+LONGEST = 32
+"""Characters of a word for which other columns make room."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,10 +76,11 @@ class Sheet:
     def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
         """Widths of the columns that fit, by place, and the titles of those that do not.
 
-        A cell breaks between words only, unless not even the last few columns fit.
+        A cell breaks between words only, unless one is longer than LONGEST or not even the last few columns fit.
         """
         cells = {place: [self.head[place], *(row[place] for row in self.rows)] for place in self.shown}
-        least = {place: max(len(word) for cell in column for word in cell.split()) for place, column in cells.items()}
+        words = {place: [word for cell in column for word in WHOLE.findall(cell)] for place, column in cells.items()}
+        least = {place: min(LONGEST, max(map(len, each))) for place, each in words.items()}
         most = {place: max(len(cell) for cell in column) for place, column in cells.items()}
         left = []
         for title in self.dispensable:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, best, best_name, derived_notes, ranks_notes, sources
+from bench.report.entry import Entry, best, best_name, by_speed, derived_notes, ranks_notes, sources
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.text import DASH, plain
+from bench.stats import LEAST_ROUNDS
 from gpt2.workload import FLOPS_FORMULA, PRESETS, Workload
 
 REFERENCES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
@@ -33,10 +34,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Sheet | None:
     if len(boards) < 2:
         return None
     fastest: dict[tuple[str, int], Entry] = {}
-    for entry in filter(None, map(best, boards)):
-        known = fastest.get(entry.task)
-        if known is None or (entry.row.tps and known.row.tps and entry.row.tps.value > known.row.tps.value):
-            fastest[entry.task] = entry
+    for entry in by_speed(filter(None, map(best, boards))):
+        fastest.setdefault(entry.task, entry)
     missing = [name for name in REFERENCES if name not in [model for model, _ in fastest]]
     tasks = [*fastest, *((name, PRESETS[name].n_ctx) for name in missing)]
     tasks.sort(key=lambda task: (PRESETS[task[0]].parameters, task[1]))
@@ -47,7 +46,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Sheet | None:
         words=frozenset({0, 10, 11}),
         notes=[
             f"Sizes are those of gpt2/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown; a dash: it is in none of them.",
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that were interrupted or "
+            f"have fewer than {LEAST_ROUNDS} rounds of it only where no other has any; a dash: it is in none of them.",
             *ranks_notes([*fastest.values()]),
             *derived_notes([*fastest.values()]),
             sources([*fastest.values()]),

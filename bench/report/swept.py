@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.report.row import Row
+from bench.report.row import FEWER, Row
 from bench.report.rungs import line_of
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import plain
@@ -13,14 +13,18 @@ from gpt2.toggles import Toggles
 
 def swept(board: Scoreboard) -> Iterator[str]:
     """A line for each matter; none where there is nothing to say."""
-    if any(record.kind == "sweep" for record in board.records):
+    if board.swept:
         yield (
             "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. The rung "
             "before is the next smaller batch of the same toggles or else the first row."
         )
-        fewer = [plain(row.rung) for row in board.rows if row.tps and row.tps.rounds < board.rounds]
-        if fewer:
-            yield f"Far slower in the first round, or cut off by the time budget: {'; '.join(fewer)}."
+        fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
+        dropped = [row for row in fewer if any(doubt.startswith(FEWER) for doubt in row.doubts)]
+        if dropped:
+            names = "; ".join(plain(row.rung) for row in dropped)
+            yield f"Far slower in the first round, or with something held against them, so not run in each: {names}."
+        if cut := [plain(row.rung) for row in fewer if row not in dropped]:
+            yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(cut)}."
     groups: dict[Toggles, list[Row]] = {}
     for row in board.own.rows:
         groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)

@@ -10,20 +10,19 @@ from bench.published import Published
 from bench.report.attribution import Attribution, Gain, attribution
 from bench.report.caption import (
     STATUS,
-    attribution_notes,
     caption,
-    cost_notes,
     derived_peak,
     other_method,
     other_step,
     status_of,
 )
+from bench.report.notes import Method
 from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
+from bench.report.text import DASH, floor, gib, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing, timing_notes
 
 TOKENS = 10_000_000_000
@@ -135,7 +134,7 @@ def _attribution(attributed: Sequence[Attribution], board: Scoreboard, name: str
         for each in attributed
     ]
     title = f"What each change buys: {name}"
-    return Sheet(title=title, head=head, rows=rows, words=frozenset({0, 4}), notes=attribution_notes(board))
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0, 4}), notes=_attribution_notes(board))
 
 
 def _gain(gain: Gain) -> str:
@@ -184,7 +183,25 @@ def _cost(board: Scoreboard, name: str, price: float | None) -> Sheet:
         )
     head = ["Rung", "Hours", "Joules per token", "kWh", f"Cost at {price:g} per hour" if price is not None else "Cost"]
     title = f"10 billion tokens: {name}"
-    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=cost_notes(board))
+    return Sheet(title=title, head=head, rows=rows, words=frozenset({0}), notes=_cost_notes(board))
+
+
+def _attribution_notes(board: Scoreboard) -> list[str]:
+    """Of the table of what each change buys."""
+    said = "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
+    notes: list[str] = [Method(f"{said}three answers, not one.")]
+    return notes if board.delta is None else [*notes, f"Verdicts against the noise floor: {floor(board.delta)}."]
+
+
+def _cost_notes(board: Scoreboard) -> list[str]:
+    """Of the table of energy and money."""
+    notes: list[str] = [Method("Hours at the TPS above, without evaluation or checkpoints.")]
+    if any(row.joules_per_token is not None for row in board.rows):
+        said = "Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it."
+    else:
+        said = "Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one)."
+    notes.append(Method(said))
+    return notes
 
 
 def to_markdown(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 from bench.stats import Estimate
@@ -70,6 +71,11 @@ def with_interval(text: str, estimate: Estimate | None) -> str:
     return f"{text} ±{estimate.half_width:.1%}"
 
 
+def floor(delta: float) -> str:
+    """How far a noise floor reaches."""
+    return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
+
+
 def plain(text: str) -> str:
     """One line without control characters: no text from a file may steer a terminal."""
     return " ".join("".join(" " if unicodedata.category(c).startswith("C") else c for c in text).split())
@@ -79,6 +85,11 @@ def markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, in a table cell too."""
     escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Of rungs, one after another; a name that holds commas itself would run into the next."""
+    return ("; " if any("," in name for name in names) else ", ").join(map(plain, names))
 
 
 MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")

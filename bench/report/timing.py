@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import median, quantiles
 
 from bench.measurement import Measurement
+from bench.report.notes import Method
 from bench.report.rungs import cumulative, is_external
 from bench.report.scoreboard import Scoreboard
 
@@ -39,18 +40,17 @@ class Timing:
 def timing(board: Scoreboard) -> list[Timing]:
     """For each rung that was measured."""
     result: list[Timing] = []
-    held = {row.index for row in board.rows if row.gain}  # to the rung before
-    before: tuple[int, float | None] | None = None  # tokens and seconds of a step of the rung before
+    held = {row.index: row.before for row in board.rows if row.gain}
+    known: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
     for rung in cumulative(board.records):
         found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
         if not found:
-            before = before if is_external(rung) else None
             continue
         steps = [seconds for each in found for seconds in _steps(each)]
         step, tokens = _median(steps), found[0].tokens_per_step
-        theirs = is_external(rung)
-        was = before[1] if before and before[0] == tokens and rung[0].rung_index in held else None
-        before = before if theirs else (tokens, step)
+        before = known.get(held.get(rung[0].rung_index))
+        was = before[1] if before and before[0] == tokens else None
+        known[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
         windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
         firsts = [(each.compile_cache, each.first_step_seconds) for each in found]
@@ -65,7 +65,7 @@ def timing(board: Scoreboard) -> list[Timing]:
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
                 batches=_median([making / seconds for making, seconds in windows if seconds and making is not None]),
-                external=theirs,
+                external=is_external(rung),
             )
         )
     return result
@@ -84,10 +84,13 @@ def timing_notes(times: Sequence[Timing]) -> list[str]:
     """Of the table of where the time goes."""
     external = ["External rungs: start-up is until the first progress line, first step and compilation included."]
     return [
-        "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is any; "
-        "warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the device's own "
-        "clock where it has one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by "
-        "the medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio tells. Making "
-        "batches: the host's share of the window; a GPU works meanwhile on what is queued.",
+        Method(
+            "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is "
+            "any; warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the "
+            "device's own clock where it has one; their spread tells how evenly the machine ran, not how certain a "
+            "mean is. Saved: by the medians, where both steps have as many tokens; how certain that is, the "
+            "scoreboard's ratio tells. Making batches: the host's share of the window; a GPU works meanwhile on what "
+            "is queued."
+        ),
         *(external if any(each.external for each in times) else []),
     ]

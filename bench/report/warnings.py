@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.record import Record
+from bench.record import CEILING, NOT_BEGUN, OTHER_WORK, RUNGS, Record
 from bench.report.rungs import cumulative, tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import NUMBER, number
@@ -19,14 +19,10 @@ GC_SHARE = 0.01
 
 def warnings(board: Scoreboard) -> list[str]:
     """Those of the processes, and what only all of them together show."""
-    records, machine = board.records, board.environment
-    said = _grouped(records)
-    if board.interrupted:
-        said.append(
-            f"the run was interrupted in round {board.rounds} of {max(board.planned_rounds, board.rounds)}; bench run "
-            "with --resume runs what is missing"
-        )
-    if len({(record.repetition, record.session) for record in records if record.rung_index >= 0}) > board.rounds:
+    records, machine = [record for record in board.records if record.begun], board.environment
+    said = [*_grouped(records), *ended_early(board)]
+    ran = [record for record in records if record.rung_index >= 0 and record.status != "interrupted"]
+    if len({(record.repetition, record.session) for record in ran}) > board.rounds:
         said.append(
             "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
             "second part with the control as first rung"
@@ -59,6 +55,18 @@ def warnings(board: Scoreboard) -> list[str]:
     return said
 
 
+def ended_early(board: Scoreboard) -> list[str]:
+    """Where, by whom, and what to do about it."""
+    if not board.interrupted:
+        return []
+    last = max(record.repetition for record in board.records)
+    where = f"in round {last} of {max(board.planned_rounds, last)}"
+    kind = "sweep" if board.swept else "run"
+    cut = next((record.error for record in board.records if not record.begun), None)
+    how = cut.removeprefix(NOT_BEGUN) if cut else f"the {kind} was interrupted {where}"
+    return [f"{how}; bench {kind} with --resume runs what is missing"]
+
+
 def _grouped(records: Sequence[Record]) -> list[str]:
     """One line for warnings that differ in figures only, which become ranges."""
     kinds: dict[str, list[str]] = {}
@@ -72,8 +80,28 @@ def _grouped(records: Sequence[Record]) -> list[str]:
     for kind, alike in kinds.items():
         line = _range(alike)
         count = len(processes[kind])
-        lines.append(f"{line} (in {count} of {len(records)} processes)" if len(records) > 1 else line)
+        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(OTHER_WORK) else ''}"
+        lines.append(f"{line} ({of})" if len(records) > 1 else line)
     return lines
+
+
+def _which(records: Sequence[Record]) -> str:
+    """Of the processes beside which others worked: of what, in which rounds; nothing where it is all of them."""
+    if all(record.disturbed for record in records):
+        return ""
+    rounds: dict[str, list[str]] = {}
+    for record in records:
+        if record.disturbed:
+            again = "" if record.kind in RUNGS or record.rung == CEILING else f" ({record.kind.replace('_', ' ')})"
+            rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
+    return ": " + "; ".join(
+        f"{name} in round{'s' if len(each) > 1 else ''} {', '.join(each)}" for name, each in rounds.items()
+    )
+
+
+def disturbed(board: Scoreboard) -> list[str]:
+    """What other programs did beside its processes; none where they left them alone."""
+    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(OTHER_WORK)]
 
 
 def _range(alike: Sequence[str]) -> str:

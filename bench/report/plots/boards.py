@@ -50,26 +50,68 @@ def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
 
 
 def summary(boards: Sequence[Scoreboard]) -> Figure | None:
-    """Tokens per second rung by rung, a line for each run of a ladder, and what memory each rung took."""
+    """Tokens per second rung by rung, a line for each run, and what memory each rung took.
+
+    Ladders that have little in common stand beside one another, on one scale.
+    """
     every = of_one_task([board for board in boards if not is_sweep(board)])
     runs = sorted(every, key=_most, reverse=True)[:MOST]
     if not runs or max(len(_climb(board)) for board in runs) < 2:
         return None
-    rungs = merged([[row.rung for row in board.rows] for board in runs])
-    named = len(rungs) <= NAMED
+    groups = related(runs)
+    ladders = [merged([[row.rung for row in board.rows] for board in group]) for group in groups]
+    named = sum(map(len, ladders)) <= NAMED
     if not named:
-        rungs = [str(n) for n in range(1, 1 + max(len(board.rows) for board in runs))]
-    figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * len(rungs)), 6.4 + 0.34 * len(runs)))
-    speed, memory = figure.subplots(2, 1, sharex=True, height_ratios=[5, 2])
-    for place, board in enumerate(runs):
-        places = [rungs.index(row.rung) if named else n for n, row in enumerate(board.rows)]
-        _climbing(speed, board, places, place, factors=len(runs) == 1)
-        known = [(at, gib[0]) for at, row in zip(places, board.rows, strict=True) if (gib := peak_gib(row))]
-        at, gibs = [at for at, _ in known], [gib for _, gib in known]
-        memory.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
+        most = [max(len(board.rows) for board in group) for group in groups]
+        ladders = [[str(n) for n in range(1, 1 + each)] for each in most]
+    columns = [len(rungs) for rungs in ladders]
+    figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * sum(columns)), 6.4 + 0.34 * len(runs)))
+    panels = figure.subplots(
+        2, len(groups), sharex="col", sharey="row", height_ratios=[5, 2], width_ratios=columns, squeeze=False
+    )
+    for group, rungs, speed, memory in zip(groups, ladders, *panels, strict=True):
+        for board in group:
+            places = [rungs.index(row.rung) if named else n for n, row in enumerate(board.rows)]
+            _climbing(speed, board, places, runs.index(board), factors=len(runs) == 1)
+            _memory(memory, board, places, runs.index(board))
+        if len(groups) > 1:
+            speed.set_title(shortened(", ".join(dict.fromkeys(board.ladder for board in group)), 12 + 8 * len(rungs)))
+        turned = {"rotation": 35, "ha": "right"} if named else {}
+        memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
+        memory.xaxis.set_minor_locator(NullLocator())
+        memory.set_xlim(-0.6, len(rungs) - 0.4)
+    _axes(panels[0][0], panels[1][0], runs)
+    panels[1][0].set_xlabel("" if named else "rung of its own ladder, in order")
+    figure.legend(loc="outside lower left", fontsize=8)
+    more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
+    hollow = any(row.status != "ok" for board in runs for row in _climb(board))
+    more += "; hollow: something is held against it" if hollow else ""
+    figure.suptitle(
+        f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
+    )
+    return figure
+
+
+def related(runs: Sequence[Scoreboard]) -> list[list[Scoreboard]]:
+    """Those whose ladders share a panel: where half of the shorter one's rungs have names of the other's."""
+    groups: list[list[Scoreboard]] = []
+    for board in runs:
+        mine = {row.rung for row in board.rows}
+        for group in groups:
+            theirs = {row.rung for other in group for row in other.rows}
+            if 2 * len(mine & theirs) >= min(len(mine), len(theirs)):
+                group.append(board)
+                break
+        else:
+            groups.append([board])
+    return groups
+
+
+def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
+    """The upright ones, which all panels of a row share."""
     speed.set_yscale("log")
-    plain_log(speed.yaxis)
     speed.margins(y=0.12)
+    plain_log(speed.yaxis)
     speed.set_ylabel("tokens per second (log scale)")
     shown = [gib[0] for board in runs for row in board.rows if (gib := peak_gib(row))]
     if shown and max(shown) > FAR * min(shown):
@@ -80,19 +122,12 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
         memory.yaxis.set_major_locator(MaxNLocator(4))
     methods = {row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None}
     memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
-    turned = {"rotation": 35, "ha": "right"} if named else {}
-    memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
-    memory.set_xlabel("" if named else "rung of its own ladder, in order")
-    memory.xaxis.set_minor_locator(NullLocator())
-    memory.set_xlim(-0.6, len(rungs) - 0.4)
-    figure.legend(loc="outside lower left", fontsize=8)
-    more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
-    hollow = any(row.status != "ok" for board in runs for row in _climb(board))
-    more += "; hollow: something is held against it" if hollow else ""
-    figure.suptitle(
-        f"{_task(runs)}: from the first rung to the last{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
-    )
-    return figure
+
+
+def _memory(axes: Axes, board: Scoreboard, places: Sequence[int], place: int) -> None:
+    known = [(at, gib[0]) for at, row in zip(places, board.rows, strict=True) if (gib := peak_gib(row))]
+    at, gibs = [at for at, _ in known], [gib for _, gib in known]
+    axes.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
 
 
 def _climb(board: Scoreboard) -> list[Row]:
@@ -157,8 +192,11 @@ def _said(board: Scoreboard) -> str:
     first, best = rows[0], _best(board)
     assert first.tps is not None
     assert best.tps is not None
-    words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
-    words += [f"{best.speedup.value:.1f}x with {shortened(best.rung)}"] if best.speedup else []
+    if best is first:
+        words = [f"{number(first.tps.value)} tokens/s with {shortened(first.rung)}, its first and fastest"]
+    else:
+        words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
+        words += [f"{best.speedup.value:.1f}x with {shortened(best.rung)}"] if best.speedup else []
     if best.ceiling_share is not None:
         words.append(f"{percent(best.ceiling_share)} of the measured ceiling")
     if best.mfu is not None:
@@ -199,11 +237,11 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(runs)))
     axes = figure.add_subplot()
     at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
-    reach = [1.0]
+    ends = [(1.0, 1.0, "")]
     for y, board in zip(at, runs, strict=True):
         for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (_best(board), y + 0.19, COLOURS[0])):
-            reach += _bar(axes, where, colour, board, row, runs[place])
-    with_room(axes, min(reach), max(reach), 0.42)
+            ends.append(_bar(axes, where, colour, board, row, runs[place]))
+    with_room(axes, min(low for low, _, _ in ends), [(high, said) for _, high, said in ends])
     plain_log(axes.xaxis)
     axes.set_xlabel(f"times as fast as the slowest first rung, {number(least)} tokens per second (log scale)")
     kinds = [Patch(color=NEITHER, label="first rung"), Patch(color=COLOURS[0], label="fastest rung")]
@@ -217,18 +255,21 @@ def _sound(row: Row) -> bool:
     return row.tps is not None and row.status in GOOD
 
 
-def _bar(axes: Axes, where: float, colour: str, board: Scoreboard, row: Row, slowest: Scoreboard) -> list[float]:
-    """One rung over the first of `slowest`; gives how far it reaches to both sides."""
+def _bar(
+    axes: Axes, where: float, colour: str, board: Scoreboard, row: Row, slowest: Scoreboard
+) -> tuple[float, float, str]:
+    """One rung over the first of `slowest`; gives how far it reaches to both sides, and the words beside it."""
     times = _times(board, row, slowest) if _sound(row) else None
     if row.tps is None or times is None:
-        beside(axes, 1, where, f"{shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}")
-        return []
+        said = f"{shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}"
+        beside(axes, 1, where, said)
+        return 1.0, 1.0, said
     bar = axes.barh(where, times.value - 1, 0.36, 1, color=colour, lw=0)
     said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
     tip(bar, f"{name_of(board)}: {said}")
     bars(axes, [where], [(times.value, times.low, times.high)])
     beside(axes, times.high or times.value, where, said)
-    return [times.low or times.value, times.high or times.value]
+    return times.low or times.value, times.high or times.value, said
 
 
 def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:

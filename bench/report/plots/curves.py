@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 from matplotlib.figure import Figure
 
@@ -19,6 +20,8 @@ from bench.report.row import Row
 from bench.report.rungs import measured
 from bench.report.scoreboard import Scoreboard
 
+CLOSE = 1.03
+"""Speeds that are no further apart draw one curve."""
 NARROW = 30
 """Letters of a label that leave room for another beside it."""
 
@@ -134,20 +137,32 @@ def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
     columns = 1 if any(len(curve.label) > NARROW for curve in curves) else 2
     figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * math.ceil(len(curves) / columns)))
     axes = figure.add_subplot()
-    size = curves[0].found.tokens_per_step
+    first = curves[0].found.tokens_per_step
     for place, curve in enumerate(curves):
         losses = [loss if math.isfinite(loss) else math.nan for loss in curve.found.losses]
         seconds = curve.found.tokens_per_step / curve.tokens_per_second
         steps = [n * seconds if by_time else float(n) for n in range(1, len(losses) + 1)]
-        style = "-" if curve.found.tokens_per_step == size else "--"
+        style = "-" if curve.found.tokens_per_step == first else "--"
         more = "" if style == "-" else f" ({curve.found.tokens_per_step:,} tokens per step)"
         every = max(1, len(steps) // 12)
         label = f"{shortened(curve.label, NARROW * 3 // columns)}{more}"
         # Curves that lie on one another shine through: the first is the widest.
-        width = 1.3 if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves)
-        axes.plot(steps, losses, ls=style, lw=width, ms=4, markevery=every, label=label, **look(place))
+        beneath = min(3, sum(_coincide(curve, other) for other in curves[place + 1 :]))
+        width = 1.3 + 2.2 * beneath if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves)
+        size = 4 + 3 * beneath if by_time else 4
+        axes.plot(steps, losses, ls=style, lw=width, ms=size, markevery=every, label=label, **look(place))
     axes.set_xlabel("seconds of training, by the speed of the timed window" if by_time else "optimiser step")
     axes.set_ylabel("training loss (nats per token)")
     figure.legend(loc="outside lower left", fontsize=8, ncols=columns)
+    alike = any(_coincide(*both) for both in combinations(curves, 2))
+    title += "\nwhere curves coincide, the wider one lies beneath" if alike or not by_time else ""
     axes.set_title(title, fontsize=10)
     return figure
+
+
+def _coincide(one: Curve, other: Curve) -> bool:
+    """Whether one hides the other, by time, where both lose alike."""
+    same = one.found.tokens_per_step == other.found.tokens_per_step
+    return same and max(one.tokens_per_second, other.tokens_per_second) < CLOSE * min(
+        one.tokens_per_second, other.tokens_per_second
+    )

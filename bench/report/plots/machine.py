@@ -16,10 +16,12 @@ from bench.report.scoreboard import Scoreboard
 def block_times(board: Scoreboard) -> Figure | None:
     """Each block's duration over its rung's median, at the time when its process began."""
     start = datetime.fromisoformat(board.begun)
-    figure = Figure(figsize=(WIDTH, 4.2))
+    rungs = cumulative(board.records)
+    wide = any(len(rung[0].rung) > 28 for rung in rungs)
+    figure = Figure(figsize=(WIDTH, 4.2 + (0.2 * len(rungs) if wide else 0)))
     axes = figure.add_subplot()
     shown = False
-    for place, rung in enumerate(cumulative(board.records)):
+    for place, rung in enumerate(rungs):
         blocks = [
             ((datetime.fromisoformat(r.time) - start).total_seconds() / 60, r.measurement)
             for r in rung
@@ -34,13 +36,13 @@ def block_times(board: Scoreboard) -> Figure | None:
             for seconds in found.block_seconds:
                 points.append((begun, seconds / middle))
                 begun += seconds / 60
-        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=shortened(rung[0].rung), **look(place))
+        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=shortened(rung[0].rung, 64), **look(place))
         shown = True
     if not shown:
         return None
     axes.axhline(1, color=axes.xaxis.label.get_color(), lw=0.8)
     axes.set_xlabel("minutes since the run began")
     axes.set_ylabel("block's duration over its rung's median")
-    figure.legend(loc="outside lower left", fontsize=8, ncols=2)
+    figure.legend(loc="outside lower left", fontsize=8, ncols=1 if wide else 2)
     axes.set_title(f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}", fontsize=10)
     return figure

@@ -8,7 +8,18 @@ from matplotlib.figure import Figure
 from bench.report.bound import Bound, most_tokens_per_second, of_row
 from bench.report.caption import status_of
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
-from bench.report.plots.style import COLOURS, NEITHER, bars, beside, instead, names, plain_log, tip, with_room
+from bench.report.plots.style import (
+    COLOURS,
+    NEITHER,
+    bars,
+    beside,
+    height,
+    instead,
+    names,
+    plain_log,
+    tip,
+    with_room,
+)
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, percent
@@ -25,10 +36,10 @@ def roofline(board: Scoreboard) -> Figure | None:
     found = [(row, of_row(board, row)) for row in board.rows]
     if not any(least and least.total_ms is not None and row.tps for row, least in found):
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 1.9 + PER_RUNG * len(found)))
+    figure = Figure(figsize=(1.6 * WIDTH, 1.9 + height([row.rung for row in board.rows], PER_RUNG)))
     speed, time = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
     at = names(speed, [row.rung for row in board.rows])
-    ends = []
+    ends: list[tuple[float, str]] = []
     for y, (row, least) in zip(at, found, strict=True):
         if row.tps is None or row.tokens_per_step is None:
             instead(speed, y, status_of(row))
@@ -37,14 +48,13 @@ def roofline(board: Scoreboard) -> Figure | None:
         speed.plot(row.tps.value, y, "o", ms=7, color=COLOURS[0], label=None if ends else "measured")
         most = most_tokens_per_second(least, row.tokens_per_step) if least else None
         if least is None or most is None:
-            beside(speed, row.tps.high or row.tps.value, y, f"{number(row.tps.value)}; no ceiling measured")
+            ends.append((row.tps.high or row.tps.value, f"{number(row.tps.value)}; no ceiling measured"))
+            beside(speed, ends[-1][0], y, ends[-1][1])
             instead(time, y, least.absent if least and least.absent else "no ceiling measured")
-            ends.append(row.tps.value)
             continue
-        _held(speed, y, row, least, most, first=not ends)
         _parts(time, y, row, least, first=not ends)
-        ends += [row.tps.value, most]
-    with_room(speed, min(ends), max(ends), 0.3)
+        ends.append(_held(speed, y, row, least, most, first=not ends))
+    with_room(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
     plain_log(speed.xaxis)
     speed.set_xlabel("tokens per second (log scale)")
     time.set_xlabel("% of the measured step")
@@ -61,13 +71,16 @@ def roofline(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> None:
+def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> tuple[float, str]:
+    """Gives where its words begin, and these."""
     assert row.tps is not None
     axes.plot([row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1)
     axes.plot(most, y, "|", ms=16, mew=2.5, color=COLOURS[1], label="bound" if first else None)
     reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
-    beside(axes, max(most, row.tps.high or row.tps.value), y, reached)
+    end = max(most, row.tps.high or row.tps.value)
+    beside(axes, end, y, reached)
     tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {least.number_format}")
+    return end, reached
 
 
 def _parts(axes: Axes, y: float, row: Row, least: Bound, *, first: bool) -> None:

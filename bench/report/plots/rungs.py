@@ -19,6 +19,7 @@ from bench.report.plots.style import (
     Interval,
     bars,
     beside,
+    height,
     instead,
     names,
     plain_log,
@@ -56,11 +57,13 @@ def climb(board: Scoreboard) -> Figure | None:
     own = [row for row in rows if not row.external]
     if len(rows) < 2 or not own or is_sweep(board):
         return None
-    figure = Figure(figsize=(WIDTH, 1.3 + PER_RUNG * len(board.rows)))
+    figure = Figure(figsize=(WIDTH, 1.3 + height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
     at = names(axes, [row.rung for row in board.rows])
     speeds = [row.tps for row in rows if row.tps]
-    with_room(axes, min(tps.value for tps in speeds), max(tps.high or tps.value for tps in speeds), 0.38)
+    said = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
+    ends = [(tps.high or tps.value, words) for tps, words in zip(speeds, said, strict=True)]
+    with_room(axes, min(tps.value for tps in speeds), ends)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
         if row.tps is None:
@@ -71,9 +74,7 @@ def climb(board: Scoreboard) -> Figure | None:
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
         tip(bar, f"{row.rung}: {with_interval(number(now), row.tps)} tokens/s; {', '.join(row.changed)}")
         bars(axes, [y], [(now, row.tps.low, row.tps.high)])
-        factor = f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
-        factor = ", external" if row.external else factor
-        beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{factor}")
+        beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
     plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
@@ -91,6 +92,12 @@ def _look(row: Row, colour: str) -> dict[str, Any]:
     return {"color": colour, "lw": 0}
 
 
+def _factor(row: Row) -> str:
+    if row.external:
+        return ", external"
+    return f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
+
+
 def _colour(row: Row, before: float | None) -> str:
     if before is None:
         return COLOURS[0]
@@ -101,7 +108,7 @@ def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, MFU and peak memory of each rung."""
     if not any(row.tps for row in board.rows):
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 1.4 + PER_RUNG * len(board.rows)))
+    figure = Figure(figsize=(1.6 * WIDTH, 1.4 + height([row.rung for row in board.rows], PER_RUNG)))
     every = figure.subplots(1, 4, sharey=True)
     at = names(every[0], [row.rung for row in board.rows])
     columns: list[tuple[str, list[Interval | None]]] = [
@@ -154,7 +161,7 @@ def attribution(board: Scoreboard) -> Figure | None:
     found = attributed(board)
     if not found:
         return None
-    figure = Figure(figsize=(WIDTH, 1.4 + 0.6 * len(found)))
+    figure = Figure(figsize=(WIDTH, 1.4 + height([each.rung for each in found], 0.6)))
     axes = figure.add_subplot()
     at = names(axes, [each.rung for each in found])
     axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)

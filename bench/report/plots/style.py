@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import math
 import re
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -147,11 +149,24 @@ PLAIN = "{x:,.9g}"
 """How an axis writes numbers: millions without a power of ten, and as many digits as its steps need."""
 
 
-def with_room(axes: Axes, low: float, high: float, share: float) -> None:
-    """A log axis from left of `low` to right of `high`, a share of its width kept for the words beside the last."""
-    low = low / 1.2
+LETTER = 0.068
+"""Inches that one takes on average of the words beside marks, and more than that of few."""
+
+
+def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
+    """A log axis from left of `low` to where the words end that stand right of marks.
+
+    ends: places of marks, and the words beside them. part: of the figure's width, for the axes with its labels.
+    """
+    labels = [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
+    assert isinstance(axes.figure, Figure)
+    inches = part * axes.figure.get_figwidth() - LETTER * 9 / 8 * max(map(len, labels), default=0) - 0.5
+    left, right = math.log(low / 1.2), math.log(max(at for at, _ in ends) * 1.05)
+    for at, words in ends:
+        share = min(0.7, (LETTER * len(words) + 0.2) / inches)
+        right = max(right, (math.log(at) - share * left) / (1 - share))
     axes.set_xscale("log")
-    axes.set_xlim(low, high * (1.2 * high / low) ** (share / (1 - share)))
+    axes.set_xlim(math.exp(left), math.exp(right))
 
 
 MARKERS = ("o", "s", "^", "D", "v", "P")
@@ -165,10 +180,30 @@ def look(place: int) -> dict[str, Any]:
 def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
     """Rungs from top to bottom; gives their places."""
     at = [float(n) for n in range(len(rungs))]
-    axes.set_yticks(at, [shortened(rung, most) for rung in rungs])
+    labels = [wrapped(rung, most) for rung in rungs]
+    if len(set(labels)) < len(labels):  # what they differ in was too long to be shown
+        labels = [f"{n}: {label}" for n, label in enumerate(labels, start=1)]
+    axes.set_yticks(at, labels)
     axes.set_ylim(len(rungs) - 0.4, -0.6)
     axes.grid(axis="y", visible=False)
     return at
+
+
+LINES = 4
+"""That a rung's name may take."""
+
+
+def wrapped(name: str, most: int = 32) -> str:
+    """For an axis, whole if it can be: broken between words into lines of `most` letters."""
+    if len(_printable(name).replace("\n", "")) > LINES * most:
+        return shortened(name, most)
+    lines = [textwrap.wrap(line, most, break_on_hyphens=False, break_long_words=False) for line in name.split("\n")]
+    return "\n".join(shortened(line, most) for each in lines for line in each)
+
+
+def height(rungs: Sequence[str], least: float) -> float:
+    """Inches for their names beneath one another, each rung having `least` or more."""
+    return len(rungs) * max([least, *(0.1 + 0.155 * len(wrapped(rung).split("\n")) for rung in rungs)])
 
 
 def shortened(name: str, most: int = 28) -> str:
