@@ -26,6 +26,17 @@ class Rank(Plain):
     peak_memory_bytes: AtLeastOne | None
 
 
+class External(Plain):
+    """The other trainer that a rung measured."""
+
+    peer: str
+    """A key of bench.peers.PEERS."""
+    version: str | None
+    """Commit of its checkout, and whether that was edited, or what it printed; null where neither tells."""
+    command: str
+    """As the ladder has it."""
+
+
 class Measurement(Plain):
     """What one process, or one group of ranks, measured."""
 

@@ -18,10 +18,11 @@ from bench.doctor import warnings
 from bench.joint import Joint, Part, part_shown
 from bench.ladder import Ladder
 from bench.machine import State
+from bench.measurement import External
 from bench.nodes import Team
 from bench.place import nodes_for
 from bench.probe import Answer
-from bench.record import NOT_BEGUN, External, Outcome, Record, ToggleValues
+from bench.record import NOT_BEGUN, Outcome, Record, ToggleValues
 from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop

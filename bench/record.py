@@ -19,7 +19,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from bench.ladder import Protocol
 from bench.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
-from bench.measurement import Measurement
+from bench.measurement import External, Measurement
 from bench.validation import LadderError, validate
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -111,17 +111,6 @@ class ToggleValues(Plain):
     def as_toggles(self) -> Toggles:
         """With defaults for what an older record does not know."""
         return _checked(Toggles, _text(self.all))
-
-
-class External(Plain):
-    """The other trainer that a rung measured."""
-
-    peer: str
-    """A key of bench.peers.PEERS."""
-    version: str | None
-    """Commit of its checkout, and whether that was edited, or what it printed; null where neither tells."""
-    command: str
-    """As the ladder has it."""
 
 
 class Record(Plain):

@@ -8,7 +8,8 @@ import pytest
 from pydantic import ValidationError
 from samples import MACHINE, measurement, record
 
-from bench.record import External, Record
+from bench.measurement import External
+from bench.record import Record
 from bench.report.compare import Side, compare
 from bench.report.frame import frame
 from bench.report.load import exit_code

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bench.measurement import External
 from bench.peers import PEERS
-from bench.record import External, Record
+from bench.record import Record
 from bench.report.denominators import Ceiling, Peaks, share
 from bench.report.guards import doubts, judge
 from bench.report.rungs import (
