@@ -24,7 +24,9 @@ from bench.record import Outcome
 from bench.shapes import linear_layers
 from gpt2 import stages
 from gpt2.device import Device, find
-from gpt2.toggles import Toggles, UnsupportedToggle, check
+from gpt2.support import check
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, GPT2Config
 
 FORMATS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import HOST, Toggles
 
 
 class PlaceError(Exception):

@@ -19,7 +19,9 @@ from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.device import Device, DeviceError, find
 from gpt2.memory import MemoryEstimate, estimate
 from gpt2.peaks import Chip
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle, check, describe
+from gpt2.support import check
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import HOST, Toggles, describe
 from gpt2.workload import FLOPS_FORMULA, Workload
 
 

@@ -85,7 +85,7 @@ def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -
     missing: takes those looked for before it, with the reason.
     """
     from gpt2.device import DEVICES, Cpu
-    from gpt2.toggles import UnsupportedToggle
+    from gpt2.toggle import UnsupportedToggle
 
     for name in devices:
         try:

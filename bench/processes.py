@@ -27,7 +27,8 @@ from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
 from gpt2.stages import environment, threads
-from gpt2.toggles import HOST, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import HOST
 
 
 class Watcher(Protocol):

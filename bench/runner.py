@@ -32,7 +32,8 @@ from bench.schedule import Cut, Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from bench.stop import Stop, stoppable
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.toggles import HOST, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import HOST
 
 
 class RunError(Exception):

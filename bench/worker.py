@@ -35,7 +35,8 @@ from bench.record import Kind, Outcome
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.stages import model_config, resolved
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right

@@ -20,6 +20,8 @@ TORCH_FREE = [
     "gpt2.workload",
     "gpt2.stages",
     "gpt2.tolerances",
+    "gpt2.support",
+    "gpt2.toggle",
     "gpt2.toggles",
     "gpt2.peaks",
     "gpt2.data",

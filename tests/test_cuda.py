@@ -7,7 +7,8 @@ import torch
 
 from gpt2.device import Cuda
 from gpt2.parallel import process_group
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 
 
 class Counters:

@@ -8,7 +8,8 @@ import torch
 from gpt2.device import DEVICES, Cpu, DeviceError, Xla
 from gpt2.parallel import process_group
 from gpt2.stages import environment
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 
 MIB = 2**20
 

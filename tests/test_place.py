@@ -15,7 +15,8 @@ from bench.record import ToggleValues
 from bench.report.caption import caption
 from bench.report.scoreboard import scoreboard
 from gpt2.stages import environment, usable_cores
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 
 # --- which node this is ----------------------------------------------------------------------------------------------
 

@@ -26,7 +26,7 @@ from bench.runner import MOST_ROUNDS_UNTIL, RunError, run
 from bench.schedule import Task
 from gpt2.data import DataError
 from gpt2.device import DEVICES, Cpu
-from gpt2.toggles import UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
 
 
 @pytest.fixture(scope="module")

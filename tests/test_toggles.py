@@ -1,3 +1,6 @@
+import os
+import subprocess
+import sys
 from dataclasses import fields, replace
 
 import pytest
@@ -6,7 +9,9 @@ import torch
 from gpt2.device import Cpu, find
 from gpt2.model import build
 from gpt2.stages import configure_process, environment, make_optimizer, model_config
-from gpt2.toggles import Toggles, UnsupportedToggle, check, resolve
+from gpt2.support import check
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
 
@@ -177,3 +182,38 @@ def test_the_format_of_products_is_that_of_autocast_or_else_of_float32_products(
     changes: dict, number_format: str
 ) -> None:
     assert Toggles(**changes).product_format() == number_format
+
+
+def test_a_loss_that_this_torch_does_not_have_is_refused_with_the_version_that_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
+    with pytest.raises(UnsupportedToggle, match=r"has no linear_cross_entropy; take 2\.13, or choose closed_form"):
+        find(Toggles(cross_entropy="linear"))
+
+
+@pytest.mark.parametrize("name", ["tcmalloc", "jemalloc"])
+def test_an_allocator_that_is_not_here_is_refused_with_what_installs_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpt2.device.cpu.find_library", lambda library: None)
+    with pytest.raises(UnsupportedToggle, match=rf"there is no lib{name}\w* here; apt-get install lib{name}"):
+        find(Toggles(allocator=name))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["thp", "tcmalloc", "jemalloc"])
+def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
+    toggles = Toggles(allocator=name)  # type: ignore[arg-type]
+    try:
+        check(toggles, Cpu())
+    except UnsupportedToggle as missing:
+        pytest.skip(str(missing))
+    program = (
+        "from types import SimpleNamespace; from gpt2.proofs import allocator; from gpt2.toggles import Toggles;"
+        f"found = allocator(SimpleNamespace(toggles=Toggles(allocator={name!r})));"
+        "print(found.evidence); raise SystemExit(not found.took_effect)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -83,6 +83,9 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
     for each in comparisons:
         for pair in each.pairs:
             where = f"{pair.first.rung}: {each.other.letter} over {each.first.letter}"
+            if pair.first.external:
+                said.append(f"{where}: another trainer's, which this gate does not judge")
+                continue
             if pair.flaw and _never_fitted(pair):
                 said.append(f"{where}: {pair.flaw}, and in {each.first.letter} too: no speed to judge")
                 continue

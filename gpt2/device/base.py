@@ -80,6 +80,8 @@ class Device(ABC):
 
     def refuses(self, toggle: str, value: object) -> str | None:
         """Why this very device cannot do `toggle: value`, with what to choose instead; None if it can."""
+        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+            return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 
     def synchronize(self) -> None:

@@ -13,7 +13,6 @@ from ctypes.util import find_library
 from pathlib import Path
 
 import psutil
-import torch
 
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
@@ -30,9 +29,7 @@ class Cpu(Device):
         if library and not find_library(library):
             package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[str(value)]
             return f"there is no lib{library} here; apt-get install {package}, or choose thp"
-        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
-            return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
-        return None
+        return super().refuses(toggle, value)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = _resident_peak()

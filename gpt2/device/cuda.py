@@ -11,7 +11,8 @@ from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
 from gpt2.prefetch import Prefetched
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles
 
 
 class Cuda(Device):
@@ -41,7 +42,7 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
             return self._too_many_ranks()  # on this machine; others may hold more
-        return None
+        return super().refuses(toggle, value)
 
     def _too_many_ranks(self) -> str:
         found = torch.cuda.device_count()

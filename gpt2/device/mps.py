@@ -7,7 +7,8 @@ import torch
 
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles
 
 
 class Mps(Device):
@@ -24,7 +25,7 @@ class Mps(Device):
             return "a Mac has one GPU; leave it at 1"
         if (toggle, value) == ("autocast", "bfloat16") and not torch.backends.mps.is_macos_or_newer(14, 0):
             return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
-        return None
+        return super().refuses(toggle, value)
 
     def synchronize(self) -> None:
         torch.mps.synchronize()

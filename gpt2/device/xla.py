@@ -22,7 +22,8 @@ import torch
 from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
 from gpt2.peaks import Chip
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import BASELINE, Toggles
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 """Values of Toggles.matmul_precision as torch_xla calls them: on a TPU, six, three or one bfloat16 product for each
@@ -76,7 +77,7 @@ class Xla(Device):
         # Of the CPU backend's devices there are as many as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
             return f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
-        return None
+        return super().refuses(toggle, value)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         send = self._xla.core.xla_model.send_cpu_data_to_device

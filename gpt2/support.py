@@ -1,0 +1,61 @@
+"""Which toggles a device can do, and which of them need one another. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import TYPE_CHECKING
+
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import HOST, Toggles
+
+if TYPE_CHECKING:
+    from gpt2.device import Device
+
+
+def check(toggles: Toggles, device: Device | None = None) -> None:
+    """Raise UnsupportedToggle where the kind of device, or with `device` this very one, cannot do a toggle."""
+    for toggle in fields(toggles):
+        value = getattr(toggles, toggle.name)
+        only = toggle.metadata["only"].get(value)
+        if only and toggles.device not in only.devices:
+            raise UnsupportedToggle(toggle.name, value, only.otherwise)
+        if device and (reason := device.refuses(toggle.name, value)):
+            raise UnsupportedToggle(toggle.name, value, reason)
+    if toggles.threads != "default" and toggles.device != HOST:
+        raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
+    if reason := _unmet(toggles):
+        raise UnsupportedToggle(*reason)
+    if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != HOST:
+        reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
+        raise UnsupportedToggle("attention", toggles.attention, reason)
+    if toggles.sharding != "none" and toggles.world_size == 1:
+        reason = "one rank has nobody to share with; choose a world_size above 1, or none"
+        raise UnsupportedToggle("sharding", toggles.sharding, reason)
+    if toggles.cuda_graphs and toggles.shards_gradients:
+        # A graph replays with the addresses that it was recorded with; gathered weights lie elsewhere each time.
+        reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
+        # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
+        reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
+
+
+def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
+    """A toggle that does nothing, or the wrong thing, without another one: its name, its value and what it needs."""
+    if toggles.adamw == "compiled" and toggles.sharding != "none":
+        return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
+    if toggles.clip == "in_step":
+        if toggles.adamw not in ("fused", "compiled"):
+            return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"
+        if toggles.autocast == "float16" or toggles.sharding != "none":
+            return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
+    if toggles.weight_casts == "optimizer":
+        needs = {"autocast": "bfloat16", "adamw": "compiled", "tied_gradient": "rows"}
+        for name, value in needs.items():
+            if getattr(toggles, name) != value:
+                return "weight_casts", toggles.weight_casts, f"it takes {name}: {value}"
+        if toggles.grad_accum_steps > 1 or toggles.world_size > 1:
+            reason = "gradients would be added up in bfloat16; choose forward, or one rank and a larger micro-batch"
+            return "weight_casts", toggles.weight_casts, reason
+    return None
