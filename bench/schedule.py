@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -123,8 +123,8 @@ def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload
 
 def _changes(before: Toggles, after: Toggles, workload: Workload) -> dict[str, object]:
     derived = {"grad_accum_steps"} if workload.tokens_per_step is not None else set()
-    was, now = asdict(before), asdict(after)
-    return {name: now[name] for name in now if now[name] != was[name] and name not in derived}
+    names = [toggle.name for toggle in fields(Toggles) if toggle.name not in derived]
+    return {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
 
 
 def same_step(before: Toggles, after: Toggles) -> Toggles | None:
