@@ -188,9 +188,9 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
     if kept:
         value += "; but an allocator that can keep memory is preloaded"
     ok = True if in_force <= PAGE_FAULT_SECONDS else None if kept else False
-    remedies = "preload tcmalloc or jemalloc (LD_PRELOAD)"
+    remedies = "set toggles.allocator to jemalloc or tcmalloc, which keep what they have"
     if huge is not None and huge < 0.7 * in_force:
-        remedies = f"THP_MEM_ALLOC_ENABLE=1, or {remedies}"
+        remedies += ", or to thp"
     advice = f"on a CPU, every step pays this: {remedies}" if ok is False else ""
     return Finding(name="page faults", value=value, ok=ok, advice=advice)
 

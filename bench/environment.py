@@ -6,6 +6,7 @@ import contextlib
 import os
 import platform
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
@@ -20,8 +21,8 @@ from gpt2.stages import usable_cores
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 
 
-def describe(device: Device) -> Environment:
-    """The environment of a process that trains on `device`."""
+def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
+    """The environment of a process that trains on `device`. given: variables that its toggles set, not its user."""
     commit, dirty = git_state()
     cpu = Cpu()
     return Environment(
@@ -37,12 +38,19 @@ def describe(device: Device) -> Environment:
         python=platform.python_version(),
         torch=torch.__version__,
         versions=device.versions(),
-        variables={name: os.environ[name] for name in VARIABLES if os.environ.get(name)},
+        variables=_variables(given or {}),
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         code_hash=code_hash(),
         commit=commit,
         dirty=dirty,
     )
+
+
+def _variables(given: Mapping[str, str]) -> dict[str, str]:
+    preloaded = given.get("LD_PRELOAD", "").split(":")[0]  # the allocator; what is behind it is the user's
+    found = {name: value for name in VARIABLES if (value := os.environ.get(name, "")) != given.get(name)}
+    others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each != preloaded]
+    return {name: value for name, value in {**found, "LD_PRELOAD": ":".join(others)}.items() if value}
 
 
 def cpu_flags() -> list[str]:

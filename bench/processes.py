@@ -28,7 +28,7 @@ from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
 from gpt2.stages import environment, threads
 from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import HOST
+from gpt2.toggles import HOST, Toggles
 
 
 class Watcher(Protocol):
@@ -196,7 +196,7 @@ class Processes:
             error=self._shareable(outcome.error) if outcome.error else None,
             exit_code=seen.exit_code,
             command=self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
-            warnings=[*outcome.warnings, *(self.standing if rung.toggles.device == HOST else ())],
+            warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
             changed=rung.changed,
             workload=asdict(ladder.workload),
             data_sha256=outcome.data_sha256,
@@ -230,6 +230,11 @@ class Processes:
 def _external(task: Task, outcome: Outcome) -> External | None:
     rung = task.rung.external
     return External(peer=rung.peer, version=outcome.peer_version, command=rung.command) if rung else None
+
+
+def _by_the_c_library(toggles: Toggles) -> bool:
+    """Whether a rung's memory comes from where the runner's own does, which has looked at what that costs."""
+    return toggles.device == HOST and toggles.allocator == Toggles().allocator
 
 
 def _under_load(during: list[State], after: State) -> State:

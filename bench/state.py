@@ -24,6 +24,7 @@ SYSTEM = Path("/")
 VARIABLES = (
     "LD_PRELOAD",
     "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
     "KMP_AFFINITY",
     "KMP_BLOCKTIME",
     "OMP_PROC_BIND",

@@ -34,6 +34,7 @@ from bench.measurement import Proof
 from bench.record import Kind, Outcome
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
+from gpt2.stages import environment as process_environment
 from gpt2.stages import model_config, resolved
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles
@@ -120,7 +121,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
-    machine = describe(device)
+    machine = describe(device, process_environment(toggles))
     corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)

@@ -51,7 +51,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
         if toggles.autocast == "float16" or toggles.sharding != "none":
             return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
     if toggles.weight_casts == "optimizer":
-        needs = {"autocast": "bfloat16", "adamw": "compiled", "tied_gradient": "rows"}
+        # Scaled in a pass of their own, gradients would be rounded to bfloat16 once more.
+        needs = {"autocast": "bfloat16", "adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
         for name, value in needs.items():
             if getattr(toggles, name) != value:
                 return "weight_casts", toggles.weight_casts, f"it takes {name}: {value}"

@@ -449,7 +449,7 @@ def test_costly_page_faults_come_with_their_remedies(root: Path) -> None:
     finding = doctor._judge_faults(1.3e-6, 0.5e-6)
     assert finding.ok is False
     assert finding.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
-    assert "THP_MEM_ALLOC_ENABLE=1, or preload tcmalloc" in finding.advice
+    assert "set toggles.allocator to jemalloc or tcmalloc, which keep what they have, or to thp" in finding.advice
     assert doctor._judge_faults(0.3e-6, 0.1e-6).ok
 
 

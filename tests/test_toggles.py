@@ -15,7 +15,13 @@ from gpt2.toggles import Toggles, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
 
-CASTS = {"autocast": "bfloat16", "adamw": "compiled", "tied_gradient": "rows", "weight_casts": "optimizer"}
+CASTS = {
+    "autocast": "bfloat16",
+    "adamw": "compiled",
+    "clip": "in_step",
+    "tied_gradient": "rows",
+    "weight_casts": "optimizer",
+}
 
 
 def test_every_toggle_says_what_it_does() -> None:
@@ -65,6 +71,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ),
         ({"weight_casts": "optimizer"}, "weight_casts: optimizer: it takes autocast: bfloat16"),
         ({"weight_casts": "optimizer", "autocast": "bfloat16"}, "it takes adamw: compiled"),
+        ({**CASTS, "clip": "separate"}, "it takes clip: in_step"),
         ({**CASTS, "tied_gradient": "scatter"}, "it takes tied_gradient: rows"),
         (
             {**CASTS, "grad_accum_steps": 2},
