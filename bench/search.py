@@ -272,9 +272,8 @@ class Search:
         if not self.best_only or not ran:
             return ran
         board = scoreboard([record for record in self._ended.values() if record.repetition == 1])
-        sound = [row for row in board.rows if row.tps and row.status == "ok" and not row.doubts]
         # Over the first one: where an interruption cut the round in two, speeds of its parts do not compare.
-        over = {row.index: row.speedup.value if row.speedup else math.inf for row in sound}
+        over = {row.index: row.speedup.value if row.speedup else math.inf for row in board.sound}
         least = HOPELESS * max((value for value in over.values() if value < math.inf), default=0.0)
         left = [rung for rung in ran if rung is ran[0] or over.get(rung.index, 0.0) >= max(least, 1e-9)]
         if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):

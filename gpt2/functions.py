@@ -20,6 +20,12 @@ B = 0.044715 * A
 """GELU's tanh approximation is x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """What a matrix product takes a tensor as: autocast's format where that is on, else its own."""
+    kind = tensor.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
+
+
 class SigmoidGelu(Function):
     """GELU's tanh approximation by one exponential, which is faster than a tanh."""
 
@@ -78,8 +84,7 @@ class TiedEmbedding(Function):
         ctx.save_for_backward(tokens)
         if copy is not None:
             return weight[tokens], copy.view_as(copy)
-        kind = tokens.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+        dtype = product_dtype(weight)
         return weight[tokens], weight.to(dtype) if dtype != weight.dtype else weight.view_as(weight)
 
     @staticmethod

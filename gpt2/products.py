@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.functions import OWN
+from gpt2.functions import OWN, product_dtype
 
 ROUNDS = 4
 """Of timing each arrangement when a shape is first met; the fastest time of each counts."""
@@ -101,8 +101,7 @@ class TunedLinear(Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
-        kind = x.device.type
-        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+        dtype = product_dtype(x)
         x_cast, weight_cast = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x_cast, weight_cast)
         ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype

@@ -69,11 +69,12 @@ class Seen:
     @cached_property
     def forward_rows(self) -> list[int]:
         """Tokens of each forward pass."""
-        if self.heads and self.toggles.cross_entropy != "linear":  # which takes the lm_head's product in chunks
+        if self.toggles.cross_entropy == "linear":  # which takes the lm_head's product in chunks
+            config = self.training.model.config
+            first = [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]  # of each layer
+            return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
+        if self.heads:
             return [head.m for head in self.heads]
-        config = self.training.model.config
-        if layers := [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]:
-            return layers[:: config.n_layer]
         # A compiled graph's inputs are seen even where its kernels are not; tokens and targets are two of them.
         whole = [
             torch.Size(shape).numel()

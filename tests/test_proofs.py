@@ -89,6 +89,8 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         ({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         ({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         ({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
+        ({"cross_entropy": "linear", "recompute": "block"}, "grad_accum_steps", "1 forward pass in the step"),
+        ({"cross_entropy": "linear", "compile": "default"}, "grad_accum_steps", "1 forward pass in the step"),
         ({}, "device", "28 of 28 tensors of weights lie there"),
         ({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
         ({"threads": 2}, "threads", "torch computes with 2 threads"),
