@@ -13,8 +13,10 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
+from gpt2.attention import BlockAttention
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
@@ -65,14 +67,12 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.c_attn = Linear(config, config.n_embd, 3 * config.n_embd)
         self.c_proj = Linear(config, config.n_embd, config.n_embd)
+        self.attend = BlockAttention.apply if config.attention == "blocks" else partial(SDPA, is_causal=True)
 
     def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
         B, T, d = x.shape
         q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(d, dim=-1))
-        if future is not None:
-            y = causal_attention(q, k, v, future)
-        else:
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = self.attend(q, k, v) if future is None else causal_attention(q, k, v, future)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, d))
 
 

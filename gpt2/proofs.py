@@ -8,12 +8,14 @@ A field of Toggles is proved by the function of PROOFS that bears its name.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 
 import torch
 
+from gpt2.attention import BLOCK
 from gpt2.ops import Op, fused_attention
 from gpt2.optimizer import CompiledAdamW
 from gpt2.parallel import is_shard
@@ -88,6 +90,11 @@ def attention(seen: Seen) -> Finding:
             return Finding(True, f"math kernel: {materialised}")
         compiled = seen.toggles.compile != "eager"  # which holds the kernel's products and not its name
         return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
+    if wanted == "blocks":
+        backward = [op.name for op in seen.ops if re.search("attention.*_backward", op.name)]
+        blocks = sum(p.batched and p.m == p.n == min(BLOCK, T) for p in seen.products)
+        ran = f"ran {ran}, and {_count(blocks, 'product')} of blocks" if fused else materialised
+        return Finding(set(fused) == {"flash"} and not backward and blocks > 0, ran)
     if wanted == "sdpa":
         return Finding(True, f"ran {ran}") if fused else Finding(False, f"torch chose its math kernel: {materialised}")
     return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)

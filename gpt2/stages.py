@@ -93,7 +93,7 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
     return replace(
         config,
         padded_vocab_size=toggles.padded(config.vocab_size),
-        attention="explicit" if toggles.attention == "explicit" else "sdpa",
+        attention=toggles.attention if toggles.attention in ("explicit", "blocks") else "sdpa",
         recompute=toggles.recompute,
         cross_entropy=toggles.cross_entropy,
         tied_gradient=toggles.tied_gradient,

@@ -56,10 +56,12 @@ class Toggles:
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math"] = choice(
+    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks"] = choice(
         "explicit",
-        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one.",
+        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one; blocks "
+        "is flash with a backward pass by products of blocks.",
         only={
+            "blocks": Only({"cpu"}, "only a CPU's library gains by it; choose flash"),
             "flash": Only({"cpu", "cuda"}, "no such kernel on this device; choose sdpa"),
             "efficient": Only({"cuda"}, "this kernel exists on CUDA only; choose sdpa"),
             "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),

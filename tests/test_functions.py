@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 from trainings import FOUR, WORKLOAD, start
 
 from gpt2 import products
+from gpt2.attention import BlockAttention
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
 from gpt2.optimizer import CompiledAdamW, clip_gradients
 from gpt2.toggles import Toggles
 
 FAST = Toggles(
     autocast="bfloat16",
-    attention="sdpa",
+    attention="blocks",
     compile="default",
     adamw="compiled",
     cross_entropy="closed_form",
@@ -79,6 +81,27 @@ def test_a_linear_layer_by_tuned_products_is_torchs(bias: bool) -> None:
         return products.TunedLinear.apply(x, weight, b)
 
     assert_alike(with_gradients(tuned, *inputs), with_gradients(F.linear, *inputs))
+
+
+@pytest.mark.parametrize("T", [1, 31, 256, 300, 1024])
+def test_gradients_of_attention_by_blocks_are_torchs_also_where_the_last_block_is_not_full(T: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, T, 16, generator=generator) for _ in range(3))
+    torchs = with_gradients(partial(F.scaled_dot_product_attention, is_causal=True), q, k, v)
+    torch.testing.assert_close(with_gradients(BlockAttention.apply, q, k, v), torchs, rtol=1e-4, atol=1e-5)
+
+
+def test_in_bfloat16_gradients_of_attention_by_blocks_err_less_than_twice_as_much_as_torchs() -> None:
+    generator = torch.Generator().manual_seed(0)
+    inputs = [torch.randn(1, 4, 512, 64, generator=generator).bfloat16() for _ in range(3)]
+    sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
+    exact = with_gradients(sdpa, *(each.double() for each in inputs))[1:]
+
+    def error(function: Callable[..., Tensor]) -> float:
+        pairs = zip(with_gradients(function, *inputs)[1:], exact, strict=True)
+        return max(((found.double() - true).norm() / true.norm()).item() for found, true in pairs)
+
+    assert error(BlockAttention.apply) < 2 * error(sdpa)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 7, 100])
