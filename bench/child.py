@@ -34,6 +34,8 @@ class Ended:
     output: str
     kernel_killed: bool
     """Whether the kernel killed some process for memory meanwhile."""
+    seconds: float = 0.0
+    """From its start to its end."""
 
 
 def supervise(
@@ -51,7 +53,8 @@ def supervise(
     log = out.with_suffix(".log")
     progress = progress_path(out)
     kills = kernel_kills()
-    deadline = time.monotonic() + timeout
+    begun = time.monotonic()
+    deadline = begun + timeout
     reason: Literal["exit", "timeout", "interrupted"] = "exit"
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -76,7 +79,8 @@ def supervise(
             end_marked(str(out))
     output = log.read_text(encoding="utf-8", errors="replace")
     code = process.returncode if reason == "exit" else None
-    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills)
+    seconds = time.monotonic() - begun
+    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills, seconds=seconds)
 
 
 def end_marked(mark: str) -> None:

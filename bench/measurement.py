@@ -52,6 +52,10 @@ class Measurement(Plain):
     claimed_step_seconds: list[Rate] | None = None
     """Of an external rung: durations of steps of the window by its own account, where it printed them."""
     startup_seconds: Amount
+    import_seconds: Amount | None = None
+    """Of it, until the interpreter had loaded torch and found the device."""
+    data_seconds: Amount | None = None
+    """Of it, to open the corpus."""
     """From the start of the process to the first step: imports, data, weights. Of an external rung to its first
     progress line, first step and compilation included."""
     first_step_seconds: Amount | None
@@ -103,6 +107,8 @@ class Measurement(Plain):
     """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
     attention_kernel: str | None = None
     """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
+    profiled_seconds: dict[str, Amount] | None = None
+    """Of the profiled step on rank 0, by kind of work (gpt2.breakdown.KINDS); null where that is not told."""
     energy_joules: Amount | None = None
     """Of all devices during the window; null where there is no counter, 0 where it did not move."""
     other_cores: Amount | None = None

@@ -54,6 +54,7 @@ class Observed:
     before: State | None = None
     during: State | None = None
     after: State | None = None
+    seconds: float | None = None
 
 
 @dataclass
@@ -159,6 +160,7 @@ class Processes:
             before=before,
             during=during[0] if during else None,
             after=after,
+            seconds=ended.seconds,
         )
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
@@ -184,6 +186,7 @@ class Processes:
             chosen=list(self.options.rungs) or None,
             ablate=self.options.ablate,
             time=started,
+            process_seconds=seen.seconds,
             kind=task.kind,
             ladder=ladder.name,
             ladder_hash=ladder.hash,

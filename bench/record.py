@@ -127,6 +127,8 @@ class Record(Plain):
     """Whether the run was told to measure each rung's changes alone and left out, too."""
     time: str
     """UTC start of the process, ISO 8601."""
+    process_seconds: Amount | None = None
+    """From the start of the process to its end, by the runner's clock."""
     kind: Kind
     ladder: str
     ladder_hash: str

@@ -120,18 +120,21 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     from gpt2.parallel import gather, nodes, ranks_agree
     from gpt2.train import micro_batches, train
 
+    import_seconds = _age()
     workload, toggles = ladder.workload, rung.toggles
     machine = describe(device, process_environment(toggles))
+    opening = time.perf_counter()
     corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
+    data_seconds = time.perf_counter() - opening
     data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
     agree = _agreement(toggles.processes, device)
     cache = compile_cache()
     steps = train(workload, toggles, device, data)
     if agree(float(cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
         cache = "cold"
-    startup_seconds = time.time() - psutil.Process().create_time()
+    startup_seconds = _age()
     progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
     losses_only = arguments.losses or arguments.kind == "parity"
     if losses_only:
@@ -145,6 +148,8 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     facts: dict[str, Any] = {
         "tokens_per_step": tokens_per_step,
         "startup_seconds": startup_seconds,
+        "import_seconds": import_seconds,
+        "data_seconds": data_seconds,
         "compile_cache": cache if device.compilations() else None,
         "parameters": workload.config.parameters,
         "flops_per_token": workload.flops_per_token,
@@ -196,6 +201,11 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     return outcome
 
 
+def _age() -> float:
+    """Seconds since this process was started."""
+    return time.time() - psutil.Process().create_time()
+
+
 def _interruptions(window: Window) -> list[str]:
     """What kept a device that compiles whole steps from running each as one program, the host being ahead of it."""
     found = []
@@ -210,18 +220,24 @@ def _interruptions(window: Window) -> list[str]:
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
-    from gpt2.ops import attention_kernel, profile
+    from gpt2.breakdown import breakdown
+    from gpt2.ops import attention_kernel, ops_of, record
     from gpt2.proofs import prove
 
     seen: list[Step] = []
-    ops = profile(lambda: seen.append(next(steps)), steps.device)
+    recorded = record(lambda: seen.append(next(steps)), steps.device)
+    ops = ops_of(recorded)
     if not steps.device.lazy:
         window.history.extend(seen)
     proofs = {
         toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
         for toggle, finding in prove(steps, ops).items()
     }
-    return {"proofs": proofs, "attention_kernel": attention_kernel(ops)}
+    return {
+        "proofs": proofs,
+        "attention_kernel": attention_kernel(ops),
+        "profiled_seconds": None if steps.device.lazy else breakdown(recorded),
+    }
 
 
 def _gradient_difference(steps: Training) -> float:

@@ -6,7 +6,7 @@ backward pass is added up.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -37,6 +37,8 @@ class MemoryEstimate:
 def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     """Estimate one rank's memory for one micro-batch."""
     config = stages.model_config(toggles, workload.config)
+    if config.attention == "flex":  # which takes no fake tensors; it keeps what SDPA keeps
+        config = replace(config, attention="sdpa")
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -47,6 +49,8 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     with FakeTensorMode():
         model = GPT2(config)
         copies = model.keep_copies(torch.bfloat16) if toggles.weight_casts == "optimizer" else {}
+        if toggles.weights != "float32":
+            model.narrow(getattr(torch, toggles.weights))
         weights = {each.untyped_storage()._cdata for each in (*model.parameters(), *copies.values())}
         tokens = torch.zeros(toggles.micro_batch_size, workload.seq_len, dtype=torch.int64)
         dtype = getattr(torch, toggles.autocast)
@@ -70,6 +74,9 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
 def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:
     """Bytes of weights, gradients and optimiser state of one rank."""
     total, ranks = _bytes(model), toggles.world_size
+    if toggles.weights != "float32":
+        narrow = sum(parameter.nbytes for parameter in model.parameters())
+        return {"weights": narrow, "gradients": narrow, "optimizer": 2 * total}
     if toggles.sharding == "zero1":
         return {"weights": total, "gradients": total, "optimizer": 2 * _largest_share(model, ranks)}
     if not toggles.shards_gradients:

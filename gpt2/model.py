@@ -9,6 +9,7 @@ import hashlib
 import math
 from collections.abc import Callable
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -16,10 +17,13 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
-from gpt2.attention import BlockAttention
+from gpt2.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
+
+if TYPE_CHECKING:
+    from torch.nn.attention.flex_attention import BlockMask
 
 __all__ = ["GPT2", "PRESETS", "GPT2Config", "build", "causal_attention", "flops_per_token"]
 
@@ -36,7 +40,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
     return scores.softmax(dim=-1) @ v
 
 
-def recomputed(function: Callable[..., Tensor], *inputs: Tensor | None) -> Tensor:
+def recomputed(function: Callable[..., Tensor], *inputs: Tensor | BlockMask | None) -> Tensor:
     """function(*inputs), keeping the inputs only: the backward pass computes again what it needs in between."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing here is random
 
@@ -59,6 +63,15 @@ class Linear(nn.Linear):
         return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
 
 
+ATTENTION: dict[str, Callable[..., Tensor]] = {
+    "explicit": causal_attention,
+    "sdpa": partial(SDPA, is_causal=True),
+    "blocks": BlockAttention.apply,
+    "flex": flex_causal,
+}
+"""q, k, v of (B, n_head, T, head_dim), and the mask where one is needed, to the shape of q."""
+
+
 class Attention(nn.Module):
     """Multi-head causal self-attention."""
 
@@ -67,12 +80,12 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.c_attn = Linear(config, config.n_embd, 3 * config.n_embd)
         self.c_proj = Linear(config, config.n_embd, config.n_embd)
-        self.attend = BlockAttention.apply if config.attention == "blocks" else partial(SDPA, is_causal=True)
+        self.attend = ATTENTION[config.attention]
 
-    def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         B, T, d = x.shape
         q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(d, dim=-1))
-        y = self.attend(q, k, v) if future is None else causal_attention(q, k, v, future)
+        y = self.attend(q, k, v) if mask is None else self.attend(q, k, v, mask)
         return self.c_proj(y.transpose(1, 2).reshape(B, T, d))
 
 
@@ -107,8 +120,8 @@ class Block(nn.Module):
         self.ln_2 = nn.LayerNorm(config.n_embd, eps=1e-5)
         self.mlp = MLP(config)
 
-    def forward(self, x: Tensor, future: Tensor | None) -> Tensor:
-        x = x + self.attn(self.ln_1(x), future)
+    def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        x = x + self.attn(self.ln_1(x), mask)
         return x + self.mlp(self.ln_2(x))
 
 
@@ -116,6 +129,8 @@ class GPT2(nn.Module):
     """The language model; forward gives the loss, logits() the scores. Make one with build()."""
 
     future: Tensor | None
+    blocks: BlockMask | None = None
+    """Which scores count, for FlexAttention."""
     pad_bias: Tensor | None
     head_copy: Tensor | None = None
     """Of the embedding, in another number format, for the lm_head."""
@@ -144,9 +159,11 @@ class GPT2(nn.Module):
         """tokens: (B, T) int64. Returns what the lm_head multiplies: (B, T, d) and (padded_vocab_size, d)."""
         rows, head = self._embedded(tokens)
         x = rows + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
+        x = x.to(getattr(torch, self.config.residual))
+        mask = self.future if self.blocks is None else self.blocks
         for block in self.h:
             recompute = self.config.recompute == "block"
-            x = recomputed(block, x, self.future) if recompute else block(x, self.future)
+            x = recomputed(block, x, mask) if recompute else block(x, mask)
         return self.ln_f(x), head
 
     def _embedded(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -182,6 +199,12 @@ class GPT2(nn.Module):
         copies[self.wte.weight] = self.head_copy = self.wte.weight.detach().to(dtype)
         return copies
 
+    def narrow(self, dtype: torch.dtype) -> None:
+        """Round the matrices to `dtype`, in place; biases and LayerNorms stay as they are."""
+        for parameter in self.parameters():
+            if parameter.dim() >= 2:
+                parameter.data = parameter.data.to(dtype)
+
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
         """Fill weights and buffers in place.
@@ -193,6 +216,8 @@ class GPT2(nn.Module):
             parameter.copy_(self._initial(name, parameter.shape, seed))
         if self.future is not None:
             self.future.copy_(torch.ones(self.future.shape, dtype=torch.bool).triu(1))
+        if self.config.attention == "flex":
+            self.blocks = causal_blocks(self.config.n_ctx, self.wte.weight.device)
         if self.pad_bias is not None:
             self.pad_bias.zero_()[self.config.vocab_size :] = float("-inf")
 

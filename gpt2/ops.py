@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -23,19 +25,41 @@ class Op:
     on_device: bool = False
 
 
-def profile(step: Callable[[], object], device: Device) -> list[Op]:
-    """The ops of one call of `step`, in the order in which they began.
+@dataclass(frozen=True)
+class Recorded:
+    """What torch's profiler saw of one step."""
 
-    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept. A lazy device
-    records them and runs them with whatever it is next asked to run.
-    """
+    events: list[Any]
+    """The profiler's own, in the order in which they began, the outer one first."""
+    seconds: float
+    """That the step took, under the profiler."""
+
+
+def record(step: Callable[[], object], device: Device) -> Recorded:
+    """Call `step` once, under the profiler. A lazy device runs what it was asked when it is next asked to run."""
     profiled = torch.profiler.profile(activities=device.profiler_activities, record_shapes=True)
     with device.looked_at(), profiled as profiler:
+        start = time.perf_counter()
         step()
         device.synchronize()
+        seconds = time.perf_counter() - start
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
-    events = sorted(profiler.profiler.kineto_results.events(), key=lambda event: (event.start_ns(), -event.end_ns()))
+    events = profiler.profiler.kineto_results.events()
+    return Recorded(sorted(events, key=lambda event: (event.start_ns(), -event.end_ns())), seconds)
+
+
+def profile(step: Callable[[], object], device: Device) -> list[Op]:
+    """The ops of one call of `step`: see ops_of."""
+    return ops_of(record(step, device))
+
+
+def ops_of(recorded: Recorded) -> list[Op]:
+    """In the order in which they began.
+
+    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept.
+    """
+    events = recorded.events
     within: dict[int, list] = {}  # per thread, the events that have not ended yet
     outer: set[int] = set()
     for index, event in enumerate(events):
@@ -110,7 +134,7 @@ def _attention_of(ops: Iterable[Op]) -> dict[str, str]:
     found: dict[str, str] = {}
     for op in ops:
         if op.on_device:
-            kind = next((kind for kind, pattern in ATTENTION_KERNELS.items() if re.search(pattern, op.name)), None)
+            kind = attention_kernel_kind(op.name)
         elif match := re.match(r"aten::_(?:scaled_dot_product_)?(flash|efficient|cudnn)_attention", op.name):
             kind = match.group(1)
         else:
@@ -118,6 +142,11 @@ def _attention_of(ops: Iterable[Op]) -> dict[str, str]:
         if kind:
             found.setdefault(kind, op.name.removeprefix("aten::"))
     return found
+
+
+def attention_kernel_kind(name: str) -> str | None:
+    """Of an accelerator's kernel by that name; None if it is none of attention."""
+    return next((kind for kind, pattern in ATTENTION_KERNELS.items() if re.search(pattern, name)), None)
 
 
 def attention_kernel(ops: Sequence[Op]) -> str | None:
@@ -142,15 +171,15 @@ KERNEL_FORMATS = {
 """What the names of NVIDIA's matrix kernels say of their inputs; the first that fits."""
 
 
-def is_matmul_kernel(op: Op) -> bool:
+def is_matmul_kernel(name: str) -> bool:
     """Whether an accelerator's kernel is a matrix product by a library, or one that the compiler generated."""
-    return op.on_device and bool(re.search(r"gemm|nvjet|triton_tem", op.name)) and not fused_attention([op])
+    return bool(re.search(r"gemm|nvjet|triton_tem", name)) and not attention_kernel_kind(name)
 
 
 def kernel_formats(ops: Iterable[Op]) -> list[str]:
     """Number format of each matrix kernel whose name tells it."""
     found = []
-    for op in filter(is_matmul_kernel, ops):
+    for op in (op for op in ops if op.on_device and is_matmul_kernel(op.name)):
         told = (kind for kind, pattern in KERNEL_FORMATS.items() if re.search(pattern, op.name))
         if kind := next(told, None):
             found.append(kind)

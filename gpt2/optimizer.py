@@ -19,7 +19,9 @@ class CompiledAdamW(torch.optim.Optimizer):
     """torch.optim.AdamW's arithmetic and state, compiled by torch.compile.
 
     copies: by weight, its cast to a smaller format. Those that require a gradient stand for their weights in the
-    model, and have their gradients; all are written anew in each step.
+    model, and have their gradients; all are written anew in each step. Weights that are in bfloat16 themselves are
+    rounded at random, up or down in proportion to what is nearer, so that small updates are not lost: with averages
+    in float32, but no float32 master. (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192)
     """
 
     grad_scale: Tensor | None = None
@@ -39,7 +41,7 @@ class CompiledAdamW(torch.optim.Optimizer):
         self._weights = [weight for group in self.param_groups for weight in group["params"]]
         self._decays = [group["weight_decay"] for group in self.param_groups for _ in group["params"]]
         for weight in self._weights:
-            average = torch.zeros_like(weight, memory_format=torch.preserve_format)
+            average = torch.zeros_like(weight, memory_format=torch.preserve_format, dtype=torch.float32)
             self.state[weight] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": average.clone()}
         self.leaves = [copies[w] if w in copies and copies[w].requires_grad else w for w in self._weights]
         """What has the gradients: each weight, or the copy that stands for it in the model."""
@@ -60,6 +62,8 @@ class CompiledAdamW(torch.optim.Optimizer):
         # As tensors, for a number that changes would be compiled anew each time; on the host, where nothing waits.
         numbers = (group["lr"], 1 - first**number, (1 - second**number) ** 0.5)
         lr, correction, root = (torch.tensor(value, dtype=torch.float32) for value in numbers)
+        narrow = any(weight.dtype != torch.float32 for weight in self._weights)
+        seed = torch.tensor(int(number), dtype=torch.int32) if narrow else None
         self._update(
             self._weights,
             _gradients(self.leaves),
@@ -67,7 +71,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [self.copies.get(weight) for weight in self._weights],
             self._decays,
-            (lr, correction, root, self.grad_scale),
+            (lr, correction, root, self.grad_scale, seed),
             (first, second, group["eps"]),
         )
 
@@ -112,22 +116,45 @@ def _update(
     squares: Sequence[Tensor],
     copies: Sequence[Tensor | None],
     decays: Sequence[float],
-    numbers: tuple[Tensor, Tensor, Tensor, Tensor | None],
+    numbers: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
     settings: tuple[float, float, float],
 ) -> None:
     """torch.optim.adamw's single-tensor step, in its order of operations."""
-    (lr, correction, root, scale), (first, second, eps) = numbers, settings
-    for weight, gradient, average, square, copy, decay in zip(
-        weights, gradients, averages, squares, copies, decays, strict=True
+    (lr, correction, root, scale, seed), (first, second, eps) = numbers, settings
+    for index, (weight, gradient, average, square, copy, decay) in enumerate(
+        zip(weights, gradients, averages, squares, copies, decays, strict=True)
     ):
-        gradient = gradient.to(weight.dtype)
+        gradient = gradient.float()
         if scale is not None:
             gradient = gradient / scale
         average.lerp_(gradient, 1 - first)
         square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        weight.mul_(1 - lr * decay).sub_(lr / correction * average / (square.sqrt() / root + eps))
+        updated = weight.float() * (1 - lr * decay) - lr / correction * average / (square.sqrt() / root + eps)
+        if weight.dtype == torch.float32:
+            weight.copy_(updated)
+        else:
+            assert seed is not None
+            weight.copy_(rounded_at_random(updated, seed * MIX + index))
         if copy is not None:
             copy.copy_(weight)
+
+
+MIX = -1640531535
+"""2^32 over the golden ratio, as a signed number: multiples of it differ in many bits."""
+
+
+def rounded_at_random(x: Tensor, seed: Tensor) -> Tensor:
+    """x: float32. Returns bfloat16, each number rounded up with the probability that leaves its mean as it is.
+
+    seed: int32, another one for each draw. Chance is a hash of it and of the number's place: it costs less than a
+    generator does, and another device draws the same.
+    """
+    place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
+    mixed = (place ^ seed) * MIX
+    mixed = (mixed ^ (mixed >> 15)) * -2048144789  # multiplier and shifts of MurmurHash3's last step
+    mixed = (mixed ^ (mixed >> 13)) * -1028477387
+    # What bfloat16 leaves out are the low 16 bits: a random number of so many added to them carries in proportion.
+    return ((x.view(torch.int32) + ((mixed >> 16) & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()
 
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:

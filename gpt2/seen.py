@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import resource
 from dataclasses import dataclass
 from functools import cached_property
@@ -28,6 +29,16 @@ def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(size, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
+
+
+def cores_of_pinned_threads() -> set[int]:
+    """Logical processors that one of this process's threads may not leave; empty where the system does not tell."""
+    found: set[int] = set()
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):  # it may have ended
+            allowed = os.sched_getaffinity(int(thread.name))
+            found |= allowed if len(allowed) == 1 else set()
+    return found
 
 
 @dataclass(frozen=True)
@@ -121,6 +132,21 @@ class Seen:
         release(self.training.model)
         del loss  # and with it what was kept, which until now had addresses of its own
         return len(kept - weights)
+
+    @cached_property
+    def residual_dtype(self) -> torch.dtype:
+        """Of what the last layer is given in one more forward pass."""
+        assert self.training.micro_batch is not None
+        found: list[torch.dtype] = []
+        model = self.training.model
+        hook = model.h[-1].register_forward_pre_hook(lambda block, inputs: found.append(inputs[0].dtype))
+        try:
+            with torch.no_grad(), self.training.autocast(), torch.compiler.set_stance("force_eager"):
+                model.hidden(self.training.micro_batch[0])
+        finally:
+            hook.remove()
+            release(model)
+        return found[-1]
 
     @cached_property
     def product_error(self) -> float:

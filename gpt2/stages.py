@@ -13,6 +13,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 def usable_cores() -> int:
     """Physical cores that this process may use."""
+    if pinned := os.environ.get(PLACES, "").count("{"):  # then the system tells only where its first thread stays
+        return pinned
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
@@ -51,18 +54,39 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     variables |= _allocator(toggles.allocator)
+    if toggles.affinity == "pinned":
+        variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in _one_cpu_per_core())}
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
     return variables
 
 
+PLACES = "OMP_PLACES"
+"""Where OpenMP's threads stay: {0},{1} are the first two logical processors, each a place of its own."""
+
+
+def _one_cpu_per_core() -> list[int]:
+    """The first logical processor of each physical core that this process may use."""
+    first: dict[str, int] = {}
+    for cpu in sorted(os.sched_getaffinity(0)):
+        core = str(cpu)
+        with contextlib.suppress(OSError):
+            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+        first.setdefault(core, cpu)
+    return list(first.values())
+
+
 ALLOCATORS = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc"}
 """The libraries' names for the linker."""
+CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 
 def _allocator(name: str) -> dict[str, str]:
     if name == "thp":
         return {"THP_MEM_ALLOC_ENABLE": "1"}  # which torch reads, for blocks of 2 MiB and more
+    if name == "expandable":
+        others = [each for each in os.environ.get(CUDA_ALLOCATOR, "").split(",") if each]
+        return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
     if name not in ALLOCATORS or not (library := find_library(ALLOCATORS[name])):
         return {}
     others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
@@ -84,8 +108,11 @@ def configure_process(toggles: Toggles, device: Device) -> None:
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
         "math": torch.backends.cuda.enable_math_sdp,
     }
+    kernel = "flash" if toggles.attention == "flash3" else toggles.attention
     for name, enable in kernels.items():
-        enable(name == toggles.attention or toggles.attention not in kernels)
+        enable(name == kernel or kernel not in kernels)
+    if toggles.attention == "flash3":
+        torch.nn.attention.activate_flash_attention_impl("FA3")
 
 
 def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
@@ -93,24 +120,36 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
     return replace(
         config,
         padded_vocab_size=toggles.padded(config.vocab_size),
-        attention=toggles.attention if toggles.attention in ("explicit", "blocks") else "sdpa",
+        attention=toggles.attention if toggles.attention in ("explicit", "blocks", "flex") else "sdpa",
         recompute=toggles.recompute,
         cross_entropy=toggles.cross_entropy,
         tied_gradient=toggles.tied_gradient,
         gelu=toggles.gelu,
         products=toggles.products,
+        residual=toggles.residual,
     )
 
 
-def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
-    """Compile the model, then make it one of several replicas, or spread it over the ranks."""
-    from gpt2 import parallel
+COMPILE: dict[str, dict[str, Any]] = {"coordinate-descent": {"options": {"coordinate_descent_tuning": True}}}
+"""What torch.compile takes for those values that are not modes of its own."""
 
+
+def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
+    """Narrow and compile the model, then make it one of several replicas, or spread it over the ranks."""
+    import torch
+
+    from gpt2 import parallel
+    from gpt2.float8 import to_float8
+
+    if toggles.weights != "float32":
+        model.narrow(getattr(torch, toggles.weights))
+    if toggles.float8 != "none":
+        to_float8(model, toggles.float8)
     if toggles.compile != "eager":
         # What gathers the shards of a block runs before and after it, never within compiled code.
         parts = list(model.h) if toggles.shards_gradients else [model]
         for part in parts:
-            part.compile(mode=toggles.compile)  # in place: parameters keep their names
+            part.compile(**COMPILE.get(toggles.compile, {"mode": toggles.compile}))  # in place: names stay
     if toggles.processes == 1:
         return model
     if toggles.shards_gradients:

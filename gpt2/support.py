@@ -25,7 +25,7 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
     if reason := _unmet(toggles):
         raise UnsupportedToggle(*reason)
-    if toggles.attention in ("flash", "cudnn") and toggles.autocast == "float32" and toggles.device != HOST:
+    if toggles.attention in ("flash", "cudnn", "flash3") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.sharding != "none" and toggles.world_size == 1:
@@ -50,6 +50,26 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
             return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"
         if toggles.autocast == "float16" or toggles.sharding != "none":
             return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
+    if toggles.residual == "bfloat16" and toggles.autocast != "bfloat16":
+        return "residual", toggles.residual, "it takes autocast: bfloat16"
+    if toggles.float8 != "none":
+        needs = {"autocast": "bfloat16", "products": "whole", "weight_casts": "forward", "weights": "float32"}
+        needs["sharding"] = "none"
+        for name, value in needs.items():
+            if getattr(toggles, name) != value:
+                return "float8", toggles.float8, f"it takes {name}: {value}"
+    if toggles.weights == "bfloat16":
+        needs = {"autocast": "bfloat16", "adamw": "compiled", "weight_casts": "forward"}
+        for name, value in needs.items():
+            if getattr(toggles, name) != value:
+                return "weights", toggles.weights, f"it takes {name}: {value}"
+        if toggles.grad_accum_steps > 1 or toggles.world_size > 1:
+            reason = "gradients would be added up in bfloat16; choose float32, or one rank and a larger micro-batch"
+            return "weights", toggles.weights, reason
+    if toggles.attention == "flex" and toggles.compile == "eager":
+        return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
+    if toggles.affinity == "pinned" and toggles.world_size > 1:
+        return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
     if toggles.weight_casts == "optimizer":
         # Scaled in a pass of their own, gradients would be rounded to bfloat16 once more.
         needs = {"autocast": "bfloat16", "adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}

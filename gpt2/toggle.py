@@ -32,12 +32,14 @@ def choice(
     *,
     only: Mapping[Any, Only] | None = None,
     precision: Mapping[Any, str] | None = None,
+    maths: Mapping[Any, str] | None = None,
     note: Callable[[Toggles, Workload], str] | None = None,
 ) -> Any:
     """A field of Toggles.
 
     only: values that not every device can do. precision: values that change the arithmetic, with their class (see
-    LOSS_TOLERANCE). note: what a reader of the scoreboard must be told beside the value.
+    LOSS_TOLERANCE). maths: values that make it another training than GPT-2's with other rounding, and why. note: what
+    a reader of the scoreboard must be told beside the value.
     """
-    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "note": note}
+    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
     return field(default=default, metadata=metadata)

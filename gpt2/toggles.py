@@ -56,20 +56,25 @@ class Toggles:
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks"] = choice(
+    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "flash3", "flex"] = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one; blocks "
-        "is flash with a backward pass by products of blocks.",
+        "is flash with a backward pass by products of blocks, flash3 FlashAttention-3, flex FlexAttention.",
         only={
+            "flash3": Only({"cuda"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
+            "flex": Only({"cuda"}, "FlexAttention trains on CUDA only; choose sdpa"),
             "blocks": Only({"cpu"}, "only a CPU's library gains by it; choose flash"),
             "flash": Only({"cpu", "cuda"}, "no such kernel on this device; choose sdpa"),
             "efficient": Only({"cuda"}, "this kernel exists on CUDA only; choose sdpa"),
             "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),
         },
     )
-    compile: Literal["eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = choice(
+    compile: Literal[
+        "eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"
+    ] = choice(
         "eager",
-        "Mode of torch.compile for the model's forward and backward pass.",
+        "Mode of torch.compile for the model's forward and backward pass; coordinate-descent is default, each Triton "
+        "kernel's settings tuned one after another.",
         note=lambda toggles, workload: (
             "each block apart; embeddings and lm_head eager"
             if toggles.compile != "eager" and toggles.shards_gradients
@@ -81,6 +86,7 @@ class Toggles:
             "max-autotune": Only(
                 {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
+            "coordinate-descent": Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
             "max-autotune-no-cudagraphs": Only(
                 {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, or eager on xla"
             ),
@@ -168,12 +174,41 @@ class Toggles:
         "Who casts the weights for the products: autocast in each forward pass, or AdamW as it writes them.",
         only={"optimizer": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose forward")},
     )
-    allocator: Literal["system", "thp", "tcmalloc", "jemalloc"] = choice(
+    residual: Literal["float32", "bfloat16"] = choice(
+        "float32",
+        "Number format of the residual stream, which all layers add to.",
+        maths={"bfloat16": "each layer's sum is rounded to bfloat16"},
+    )
+    weights: Literal["float32", "bfloat16"] = choice(
+        "float32",
+        "Number format of the weight matrices; bfloat16 is rounded stochastically by AdamW and has no float32 master "
+        "(weight_casts: optimizer has one).",
+        maths={"bfloat16": "weights keep 8 of 24 bits, rounded at random"},
+        only={"bfloat16": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose float32")},
+    )
+    float8: Literal["none", "tensorwise", "rowwise"] = choice(
+        "none",
+        "The blocks' linear layers multiply in float8 by torchao, scaled by tensor or by row; the lm_head does not.",
+        maths=dict.fromkeys(("tensorwise", "rowwise"), "linear layers keep 3 or 4 bits of what they multiply"),
+        precision=dict.fromkeys(("tensorwise", "rowwise"), "float8"),
+        only=dict.fromkeys(("tensorwise", "rowwise"), Only({"cuda"}, "only newer GPUs have such units; choose none")),
+        note=lambda toggles, workload: "" if toggles.float8 == "none" else "MFU is over bfloat16's peak",
+    )
+    allocator: Literal["system", "thp", "tcmalloc", "jemalloc", "expandable"] = choice(
         "system",
-        "Where memory on a CPU comes from: the C library, the same in huge pages by torch (thp), or another library.",
-        only=dict.fromkeys(
-            ("thp", "tcmalloc", "jemalloc"), Only({"cpu"}, "this device has memory of its own; choose system")
-        ),
+        "Where memory comes from: on a CPU the C library, the same in huge pages by torch (thp), or another library; "
+        "on CUDA torch's cache, or that in segments that grow (expandable).",
+        only={
+            **dict.fromkeys(
+                ("thp", "tcmalloc", "jemalloc"), Only({"cpu"}, "this device has memory of its own; choose system")
+            ),
+            "expandable": Only({"cuda"}, "only CUDA's memory has segments; choose system"),
+        },
+    )
+    affinity: Literal["free", "pinned"] = choice(
+        "free",
+        "Threads of a CPU wander between cores as the system likes, or stay on one core each.",
+        only={"pinned": Only({"cpu"}, "the threads of a CPU are meant; choose free")},
     )
     threads: int | Literal["default"] = choice(
         "default",
@@ -224,6 +259,14 @@ class Toggles:
             return self.autocast
         high = "float32" if self.device in SPMD else "tf32"  # a TPU adds up three products of bfloat16
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
+
+    def maths(self) -> dict[str, str]:
+        """What makes this another training than the baseline's with other rounding: "toggle=value", and why."""
+        return {
+            f"{toggle.name}={value}": why
+            for toggle in fields(self)
+            if (why := toggle.metadata["maths"].get(value := getattr(self, toggle.name)))
+        }
 
     def precision_class(self) -> str:
         """The coarsest arithmetic switched on: a key of LOSS_TOLERANCE."""

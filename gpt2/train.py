@@ -92,6 +92,8 @@ class Training(Iterator[Step]):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
+        if not self._number:
+            self.device.give_back()
         self._number += 1
         # A copy: what a CUDA graph returned is overwritten when it runs again.
         loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
+from statistics import median
 
 from samples import measurement, record
 
@@ -91,3 +93,25 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
     assert {len(tps) for tps in found["tokens_per_second"].values()} == {int(rounds)}
     if benchmark.enabled:  # else it is too short to tell
         assert found["harness_over_bare_loop"]["value"] >= 0.99
+
+
+def test_benchmark_what_the_runner_adds_to_a_process(benchmark, tmp_path: Path) -> None:
+    """Seconds of `bench run` in which no process of it ran, by process; its own start and end are in extra_info."""
+    ladder = tmp_path / "l.yaml"
+    ladder.write_text(
+        "name: l\nworkload: {model: tiny, data: synthetic, seq_len: 64}\n"
+        "protocol: {repeats: 3, min_warmup_steps: 1, block_seconds: 0.05, blocks: 5, ceiling_seconds: 0}\n"
+        "rungs:\n  - {name: a}\n  - {name: b, set: {attention: sdpa}}\n"
+    )
+    command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path)]
+    benchmark.pedantic(lambda: subprocess.run(command, check=True, capture_output=True), rounds=1)
+    (results,) = tmp_path.rglob("*.jsonl")
+    records = [json.loads(line) for line in results.read_text().splitlines()]
+    begun = [datetime.fromisoformat(each["time"]).timestamp() for each in records]
+    between = [
+        later - begin - each["process_seconds"] for begin, later, each in zip(begun, begun[1:], records, strict=False)
+    ]
+    assert len(records) == 9
+    benchmark.extra_info |= {"runner_seconds_per_process": median(between), "most": max(between)}
+    if benchmark.enabled:
+        assert median(between) < 1

@@ -8,7 +8,7 @@ import torch
 
 from gpt2.device import Cpu, find
 from gpt2.model import build
-from gpt2.stages import configure_process, environment, make_optimizer, model_config
+from gpt2.stages import configure_process, environment, make_optimizer, model_config, usable_cores
 from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles, resolve
@@ -77,6 +77,24 @@ def test_counts_below_one_are_refused(name: str) -> None:
             {**CASTS, "grad_accum_steps": 2},
             "added up in bfloat16; choose forward, or one rank and a larger micro-batch",
         ),
+        ({"residual": "bfloat16"}, "residual: bfloat16: it takes autocast: bfloat16"),
+        ({"weights": "bfloat16", "autocast": "bfloat16"}, "weights: bfloat16: it takes adamw: compiled"),
+        ({**CASTS, "weights": "bfloat16"}, "it takes weight_casts: forward"),
+        (
+            {"weights": "bfloat16", "autocast": "bfloat16", "adamw": "compiled", "grad_accum_steps": 2},
+            "added up in bfloat16; choose float32, or one rank and a larger micro-batch",
+        ),
+        ({"float8": "rowwise"}, "only newer GPUs have such units; choose none"),
+        ({"device": "cuda", "float8": "rowwise"}, "float8: rowwise: it takes autocast: bfloat16"),
+        ({"affinity": "pinned", "world_size": 2}, "all ranks would share the first cores; choose free"),
+        ({"device": "mps", "affinity": "pinned"}, "choose free"),
+        ({"allocator": "expandable"}, "only CUDA's memory has segments; choose system"),
+        ({"compile": "coordinate-descent"}, "choose default"),
+        ({"attention": "flash3"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
+        ({"device": "cuda", "attention": "flash3"}, "set autocast"),
+        ({"attention": "flex"}, "FlexAttention trains on CUDA only; choose sdpa"),
+        ({"device": "cuda", "attention": "flex"}, "uncompiled it materialises the scores; set compile"),
+        ({"device": "cuda", "attention": "blocks"}, "only a CPU's library gains by it; choose flash"),
         (
             {"device": "cuda", "compile": "reduce-overhead", "grad_accum_steps": 2},
             "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs",
@@ -208,6 +226,30 @@ def test_an_allocator_that_is_not_here_is_refused_with_what_installs_it(
         find(Toggles(allocator=name))  # type: ignore[arg-type]
 
 
+def test_expandable_segments_are_added_to_what_the_user_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "max_split_size_mb:128")
+    found = environment(Toggles(device="cuda", allocator="expandable"))
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no thread on a core")
+def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_are() -> None:
+    toggles = Toggles(affinity="pinned")
+    program = (
+        "from types import SimpleNamespace; import torch; from gpt2.stages import configure_process, usable_cores;"
+        "from gpt2.device import Cpu; from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
+        "configure_process(Toggles(affinity='pinned'), Cpu()); torch.ones(2**22).exp();"
+        "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
+        "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not found.took_effect)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    cores, threads = done.stdout.split()[:2]
+    assert (int(cores), int(threads)) == (usable_cores(), usable_cores())
+
+
 @pytest.mark.parametrize("name", ["thp", "tcmalloc", "jemalloc"])
 def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
     toggles = Toggles(allocator=name)  # type: ignore[arg-type]
@@ -216,8 +258,9 @@ def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name:
     except UnsupportedToggle as missing:
         pytest.skip(str(missing))
     program = (
-        "from types import SimpleNamespace; from gpt2.proofs import allocator; from gpt2.toggles import Toggles;"
-        f"found = allocator(SimpleNamespace(toggles=Toggles(allocator={name!r})));"
+        "from types import SimpleNamespace as Made; from gpt2.device import Cpu;"
+        "from gpt2.proofs import allocator; from gpt2.toggles import Toggles;"
+        f"found = allocator(Made(toggles=Toggles(allocator={name!r}), training=Made(device=Cpu())));"
         "print(found.evidence); raise SystemExit(not found.took_effect)"
     )
     done = subprocess.run(

@@ -38,5 +38,5 @@ def every_value() -> list[dict[str, object]]:
             if value != toggle.default:
                 changes.append({toggle.name: value})
     assert {name for change in changes for name in change} >= {"autocast", "attention", "compile", "adamw"}
-    apart = {"device", "world_size", "allocator"}  # which a process must have from its start
+    apart = {"device", "world_size", "allocator", "affinity"}  # which a process must have from its start
     return [change for change in changes if not change.keys() & apart]

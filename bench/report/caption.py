@@ -46,6 +46,11 @@ def derived_peak(board: Scoreboard) -> bool:
     return found is not None and found.peak_flops_source.startswith("derived")
 
 
+MATHS = Method(
+    "Maths is equal where a step computes what the first rung's does, but for its number format's rounding."
+)
+
+
 def caption(board: Scoreboard) -> list[str]:
     """Of the scoreboard itself, a line for each matter."""
     machine, workload = board.environment, board.records[0].workload
@@ -62,7 +67,15 @@ def caption(board: Scoreboard) -> list[str]:
                 others.setdefault(row.tokens_per_step, []).append(row.rung)
         sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
-    lines += [*swept(board), *_counting(board), *_verdicts(board), *_until(board), *_mfu(board), *_ceilings(board)]
+    lines += [
+        MATHS,
+        *swept(board),
+        *_counting(board),
+        *_verdicts(board),
+        *_until(board),
+        *_mfu(board),
+        *_ceilings(board),
+    ]
     lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
     if machine.variables:
         lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")

@@ -24,6 +24,7 @@ from bench.stats import Estimate, Verdict, geometric_mean, paired_ratio, verdict
 from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
+EQUAL = "equal"
 FEWER = "it ran in"
 """Begins the doubt about a sweep's candidate that ran less often than the others."""
 
@@ -38,6 +39,8 @@ class Row:
     toggles: Toggles
     changed: tuple[str, ...]
     """From the row above, as a reader sees it."""
+    maths: str | None
+    """`equal` to the first rung's but for rounding, or what changes it; None of another trainer."""
     tokens_per_step: int | None
     tps: Estimate | None
     speedup: Estimate | None
@@ -112,12 +115,14 @@ def row_of(
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
     scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
+    changes = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
         rung=rung[0].rung,
         index=rung[0].rung_index,
         toggles=toggles,
         changed=tuple(_changed(rung, before)),
+        maths=None if theirs else "; ".join(changes) or EQUAL,
         tokens_per_step=found.tokens_per_step if found else None,
         tps=mean,
         speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
@@ -133,7 +138,7 @@ def row_of(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step and not theirs else None,
-        doubts=() if theirs else (*doubts(rung, before, reference), *_dropped(rung, rungs, records)),
+        doubts=() if theirs else (*doubts(rung, before, reference), *changes, *_dropped(rung, rungs, records)),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,

@@ -19,9 +19,10 @@ from bench.report.caption import (
 from bench.report.notes import Method
 from bench.report.peers import peers
 from bench.report.published import beside
-from bench.report.row import Row
+from bench.report.row import EQUAL, Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
+from bench.report.spent import spent
 from bench.report.text import DASH, floor, gib, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing, timing_notes
 
@@ -32,6 +33,7 @@ TOKENS = 10_000_000_000
 DISPENSABLE = (
     "Memory over",
     "Hours to 10B tokens",
+    "Maths",
     "HFU",
     "MFU (own",
     "Of measured",
@@ -63,6 +65,8 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequ
         result.append(against)
     if times := timing(board):
         result.append(_timing(times, name))
+    if kinds := spent(board):
+        result.append(kinds)
     if any(row.tps and (price is not None or row.joules_per_token is not None) for row in board.rows):
         result.append(_cost(board, name, price))
     if next_to := beside(board, figures):
@@ -73,7 +77,7 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequ
 def _scoreboard(board: Scoreboard, name: str) -> Sheet:
     loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     peak = ", derived peak" if derived_peak(board) else ""
-    head = ["Rung", "Changed", "TPS", "Speed-up", "Over rung before", "TPS per device", "Efficiency"]
+    head = ["Rung", "Changed", "Maths", "TPS", "Speed-up", "Over rung before", "TPS per device", "Efficiency"]
     head += [
         f"MFU (bf16{peak})",
         f"MFU (own format{peak})",
@@ -87,7 +91,7 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
     ]
     several = any(row.toggles.world_size > 1 for row in board.rows)
     rows = [_cells(row, board, several) for row in board.rows]
-    words = frozenset({0, 1, 15})
+    words = frozenset({0, 1, 2, 16})
     return Sheet(title=name, head=head, rows=rows, words=words, notes=caption(board), dispensable=DISPENSABLE)
 
 
@@ -97,6 +101,7 @@ def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
+        (EQUAL if row.maths == EQUAL else "changed") if row.maths and row.tps else DASH,
         with_interval(number(row.tps.value) if row.tps else "", row.tps),
         "1.00x" if row is board.rows[0] and row.speedup else ratio(row.speedup),
         f"{ratio(row.gain)}, {row.verdict}" if row.gain and row.verdict else ratio(row.gain),
@@ -144,7 +149,7 @@ def _gain(gain: Gain) -> str:
 
 
 def _timing(times: Sequence[Timing], name: str) -> Sheet:
-    head = ["Rung", "Start-up (s)", "First step (s)", "First step, warm cache (s)"]
+    head = ["Rung", "Start-up (s)", "Imports (s)", "Data (s)", "First step (s)", "First step, warm cache (s)"]
     head += ["Step, median (ms)", "Saved over rung before (ms)", "5 to 95 % of steps (ms)", "Making batches"]
     rows = []
     for each in times:
@@ -154,8 +159,10 @@ def _timing(times: Sequence[Timing], name: str) -> Sheet:
             [
                 plain(each.rung),
                 number(each.startup),
-                number(each.first_step) if each.first_step is not None else DASH,
-                number(each.first_step_warm) if each.first_step_warm is not None else DASH,
+                *(
+                    number(seconds) if seconds is not None else DASH
+                    for seconds in (each.imports, each.data, each.first_step, each.first_step_warm)
+                ),
                 number(1e3 * each.step) if each.step is not None else DASH,
                 number(1e3 * each.saved) if each.saved is not None else DASH,
                 spread,

@@ -19,6 +19,10 @@ class Timing:
     rung: str
     startup: float
     """Imports, data and weights; median."""
+    imports: float | None
+    """Of it, until torch was loaded and the device found; median."""
+    data: float | None
+    """Of it, to open the corpus; median."""
     first_step: float | None
     """With compilation, where there is any, and an empty compiler cache; median."""
     first_step_warm: float | None
@@ -58,6 +62,8 @@ def timing(board: Scoreboard) -> list[Timing]:
             Timing(
                 rung=rung[0].rung,
                 startup=median(each.startup_seconds for each in found),
+                imports=_median([each.import_seconds for each in found if each.import_seconds is not None]),
+                data=_median([each.data_seconds for each in found if each.data_seconds is not None]),
                 first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
                 first_step_warm=_median([took for cache, took in firsts if took is not None and cache == "warm"]),
                 step=step,
@@ -85,12 +91,12 @@ def timing_notes(times: Sequence[Timing]) -> list[str]:
     external = ["External rungs: start-up is until the first progress line, first step and compilation included."]
     return [
         Method(
-            "Medians over rounds. Start-up: imports, data and weights. First step: with compilation where there is "
-            "any; warm: with the compiler cache of an earlier round. Steps: those of all windows together, by the "
-            "device's own clock where it has one; their spread tells how evenly the machine ran, not how certain a "
-            "mean is. Saved: by the medians, where both steps have as many tokens; how certain that is, the "
-            "scoreboard's ratio tells. Making batches: the host's share of the window; a GPU works meanwhile on what "
-            "is queued."
+            "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and weights. "
+            "First step: with compilation where there is any; warm: with the compiler cache of an earlier round. "
+            "Steps: those of all windows together, by the device's own clock where it has one; their spread tells how "
+            "evenly the machine ran, not how certain a mean is. Saved: by the medians, where both steps have as many "
+            "tokens; how certain that is, the scoreboard's ratio tells. Making batches: the host's share of the "
+            "window; a GPU works meanwhile on what is queued."
         ),
         *(external if any(each.external for each in times) else []),
     ]

@@ -128,6 +128,14 @@ class Device(ABC):
         except RuntimeError:  # torch refuses to say once it was set through its newer API
             return "changed since"
 
+    def give_back(self) -> None:
+        """Return memory to the system that only the first step's compilation needed."""
+        return
+
+    def segments(self) -> tuple[int, int] | None:
+        """Segments of torch's allocator that can grow, and all of them; None where it has none."""
+        return None
+
     def sample_memory(self) -> None:
         """Called between each forward pass and its backward pass, when most memory is in use."""
         return

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
+import os
 import platform
 import re
 import resource
@@ -29,7 +32,20 @@ class Cpu(Device):
         if library and not find_library(library):
             package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[str(value)]
             return f"there is no lib{library} here; apt-get install {package}, or choose thp"
+        if (toggle, value) == ("affinity", "pinned") and not hasattr(os, "sched_getaffinity"):
+            return f"{platform.system()} lets no thread be kept on a core; choose free"
         return super().refuses(toggle, value)
+
+    def give_back(self) -> None:
+        gc.collect()
+        library = ctypes.CDLL(None)
+        with contextlib.suppress(AttributeError):  # each allocator has a way of its own; others have none
+            if hasattr(library, "mallctl"):  # jemalloc; 4096 stands for all of its arenas
+                library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
+            elif hasattr(library, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
+                library.MallocExtension_ReleaseFreeMemory()
+            else:
+                library.malloc_trim(0)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = _resident_peak()

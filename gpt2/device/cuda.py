@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 
 import torch
 from torch.profiler import ProfilerActivity
@@ -42,6 +43,20 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
             return self._too_many_ranks()  # on this machine; others may hold more
+        if toggle == "float8" and value != "none":
+            if torch.cuda.get_device_capability(self.torch_device) < (8, 9):
+                return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
+            if not find_spec("torchao"):
+                return "torchao is not here; pip install torchao, or choose none"
+        if (toggle, value) == ("attention", "flash3"):
+            if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
+                return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"
+            if torch.cuda.get_device_capability(self.torch_device)[0] != 9:
+                return f"{self.chip()} is no Hopper GPU; choose cudnn or flash"
+            if not find_spec("flash_attn_interface"):
+                return (
+                    "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
+                )
         return super().refuses(toggle, value)
 
     def _too_many_ranks(self) -> str:
@@ -87,6 +102,10 @@ class Cuda(Device):
             run_bytes=max(peak, self._run_peak),
             alloc_retries=self._alloc_retries() - self._retries,
         )
+
+    def segments(self) -> tuple[int, int]:
+        found = torch.cuda.memory_snapshot()
+        return sum(segment["is_expandable"] for segment in found), len(found)
 
     def _alloc_retries(self) -> int:
         return torch.cuda.memory_stats(self.torch_device).get("num_alloc_retries", 0)

@@ -1,0 +1,71 @@
+"""Did each toggle take effect? Read from one profiled step, from torch's flags and counters, and from small probes.
+
+    ops = profile(lambda: next(training), training.device)
+    for toggle, finding in prove(training, ops).items(): ...
+
+A field of Toggles is proved by the function of PROOFS that bears its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+
+from gpt2.ops import Op
+from gpt2.proofs.arithmetic import attention, autocast, float8, matmul_precision, residual, weight_casts, weights
+from gpt2.proofs.finding import Finding
+from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
+from gpt2.proofs.step import (
+    adamw,
+    clip,
+    compile,
+    cross_entropy,
+    gelu,
+    grad_accum_steps,
+    micro_batch_size,
+    products,
+    recompute,
+    tied_gradient,
+    vocab_multiple,
+)
+from gpt2.seen import Seen
+from gpt2.toggles import Toggles
+from gpt2.train import Training
+
+__all__ = ["PROOFS", "Finding", "prove"]
+
+PROOFS: dict[str, Callable[[Seen], Finding]] = {
+    proof.__name__: proof
+    for proof in (
+        device,
+        autocast,
+        matmul_precision,
+        attention,
+        compile,
+        adamw,
+        sharding,
+        vocab_multiple,
+        recompute,
+        micro_batch_size,
+        grad_accum_steps,
+        world_size,
+        cross_entropy,
+        tied_gradient,
+        gelu,
+        products,
+        clip,
+        weight_casts,
+        residual,
+        weights,
+        float8,
+        allocator,
+        affinity,
+        threads,
+    )
+}
+
+
+def prove(training: Training, ops: list[Op]) -> dict[str, Finding]:
+    """A finding for each toggle, baseline values included. `ops`: those of one step of this very training."""
+    seen = Seen(training, ops)
+    return {toggle.name: PROOFS[toggle.name](seen) for toggle in fields(Toggles)}

@@ -1,0 +1,97 @@
+"""Proofs of number formats and of attention."""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from gpt2.attention import BLOCK
+from gpt2.ops import fused_attention
+from gpt2.proofs.finding import Finding, counted
+from gpt2.seen import Seen
+from gpt2.toggles import Toggles
+
+EXACT_PRODUCT = 1.5e-6
+"""A float32 product's relative error is about 3e-7; as three bfloat16 products 4e-6, TF32 4e-4, bfloat16 2e-3."""
+
+
+def autocast(seen: Seen) -> Finding:
+    wanted = seen.toggles.autocast
+    if seen.formats:
+        taken = sum(found == wanted or (wanted, found) == ("float32", "tf32") for found in seen.formats)
+        return Finding(
+            taken == len(seen.formats), f"{taken} of {len(seen.formats)} linear products took {wanted} inputs"
+        )
+    one = torch.ones(1, 1, device=seen.training.device.torch_device)
+    with seen.training.autocast():
+        given = str((one @ one).dtype).removeprefix("torch.")
+    return Finding(given == wanted, f"generated kernels do not tell their format; a product in its place gave {given}")
+
+
+def matmul_precision(seen: Seen) -> Finding:
+    wanted, exact = seen.toggles.matmul_precision, seen.product_error < EXACT_PRODUCT
+    probe = f"a float32 product is {'exact' if exact else 'rounded'}: relative error {seen.product_error:.0e}"
+    found = seen.training.device.matmul_precision()
+    if found != wanted:
+        return Finding(False, f"torch's setting is {found}; {probe}")
+    if exact != (wanted == Toggles().matmul_precision):
+        return Finding(False, f"torch's setting is {found}, but {probe}")
+    if not exact and seen.formats and not {"float32", "tf32"} & set(seen.formats):
+        return Finding(False, f"no float32 product ran: autocast made all of them {seen.formats[0]}")
+    return Finding(True, probe)
+
+
+def attention(seen: Seen) -> Finding:
+    wanted, T = seen.toggles.attention, seen.training.workload.seq_len
+    fused = fused_attention(seen.ops)
+    ran = ", ".join(fused.values())
+    scores = sum(p.batched and (p.m, p.n) == (T, T) for p in seen.products)
+    materialised = f"scores materialised: {scores} products of {T} x {T}" if scores else "no fused kernel ran"
+    if wanted in ("explicit", "math") and fused:
+        return Finding(False, f"torch replaced it by {ran}")
+    if wanted == "explicit":
+        return Finding(True, materialised)
+    if wanted == "math":
+        if seen.named("aten::_scaled_dot_product_attention_math"):
+            return Finding(True, f"math kernel: {materialised}")
+        compiled = seen.toggles.compile != "eager"  # which holds the kernel's products and not its name
+        return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
+    if wanted == "blocks":
+        backward = [op.name for op in seen.ops if re.search("attention.*_backward", op.name)]
+        blocks = sum(p.batched and p.m == p.n == min(BLOCK, T) for p in seen.products)
+        ran = f"ran {ran}, and {counted(blocks, 'product')} of blocks" if fused else materialised
+        return Finding(set(fused) == {"flash"} and not backward and blocks > 0, ran)
+    if wanted == "flex":
+        kernels = sum(op.on_device and "flex_attention" in op.name for op in seen.ops)
+        return Finding(kernels > 0 and not fused, f"{counted(kernels, 'kernel')} of FlexAttention ran")
+    if wanted == "flash3":
+        active = torch.nn.attention.current_flash_attention_impl()
+        return Finding(set(fused) == {"flash"} and active == "FA3", f"{ran or materialised}, by {active or 'torch'}")
+    if wanted == "sdpa":
+        return Finding(True, f"ran {ran}") if fused else Finding(False, f"torch chose its math kernel: {materialised}")
+    return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)
+
+
+def residual(seen: Seen) -> Finding:
+    found = str(seen.residual_dtype).removeprefix("torch.")
+    return Finding(found == seen.toggles.residual, f"the last layer is given {found}")
+
+
+def weights(seen: Seen) -> Finding:
+    matrices = [p for p in seen.training.model.parameters() if p.dim() >= 2]
+    right = sum(p.dtype == getattr(torch, seen.toggles.weights) for p in matrices)
+    return Finding(right == len(matrices), f"{right} of {len(matrices)} matrices are {seen.toggles.weights}")
+
+
+def float8(seen: Seen) -> Finding:
+    ran = sum(op.name == "aten::_scaled_mm" or (op.on_device and "e4m3" in op.name) for op in seen.ops)
+    return Finding((ran > 0) == (seen.toggles.float8 != "none"), f"{counted(ran, 'product')} in float8")
+
+
+def weight_casts(seen: Seen) -> Finding:
+    copies = getattr(seen.training.optimizer, "copies", {})
+    right = sum(torch.equal(weight.to(copy.dtype), copy) for weight, copy in copies.items())
+    if seen.toggles.weight_casts == "forward":
+        return Finding(not copies, f"{len(copies)} matrices have copies")
+    return Finding(right == len(copies) > 0, f"{right} of {len(copies)} matrices lie as {seen.toggles.autocast}, too")

@@ -1,0 +1,125 @@
+"""Proofs of how a step is put together."""
+
+from __future__ import annotations
+
+import sys
+
+from gpt2.optimizer import CompiledAdamW
+from gpt2.products import chosen as arrangements
+from gpt2.proofs.finding import Finding, counted
+from gpt2.seen import Seen
+
+
+def compile(seen: Seen) -> Finding:
+    regions = sum(op.name.startswith("Torch-Compiled Region") for op in seen.ops)
+    if isinstance(seen.training.optimizer, CompiledAdamW):
+        regions -= 2  # its norm and its update, whatever the model is
+    if seen.toggles.compile == "eager":
+        return Finding(not regions, f"{regions} compiled regions ran" if regions else "nothing compiled ran")
+    if not regions:
+        return Finding(False, "nothing compiled ran: torch fell back to eager code")
+    graphs = len({op.name for op in seen.ops if "CompiledFxGraph" in op.name})
+    counters = sys.modules["torch._dynamo.utils"].counters
+    breaks = sum(counters["graph_break"].values())
+    ran = f"{counted(graphs, 'compiled graph')} ran, {counted(breaks, 'graph break')}"
+    if seen.toggles.cuda_graphs and not seen.graph_launches:
+        return Finding(False, f"{ran}, but no CUDA graph was launched")
+    if seen.graph_launches:
+        ran += f", {counted(seen.graph_launches, 'CUDA graph')} launched"
+    if tuned := counters["inductor"]["select_algorithm_autotune"]:
+        return Finding(True, f"{ran}, {counted(tuned, 'product')} autotuned")
+    cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    if seen.toggles.compile.startswith("max-autotune") and not cached and not any(op.on_device for op in seen.ops):
+        return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU other kernels are tuned too
+    return Finding(True, ran)
+
+
+def adamw(seen: Seen) -> Finding:
+    fused = len(seen.named("aten::_fused_adamw_"))
+    foreach = len(seen.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
+    single = len(seen.named("aten::addcdiv_"))
+    compiled = isinstance(seen.training.optimizer, CompiledAdamW)
+    ran = "fused" if fused else "foreach" if foreach else "for_loop" if single else "compiled" if compiled else "none"
+    evidence = {
+        "compiled": "the whole step is a compiled function, no update was seen apart",
+        "fused": f"{counted(fused, 'call')} of _fused_adamw_",
+        "foreach": f"{counted(foreach, 'call')} of _foreach_addcdiv_, none fused",
+        "for_loop": f"{counted(single, 'call')} of addcdiv_, one for each tensor",
+        "none": "no update was seen",
+    }
+    return Finding(ran == seen.toggles.adamw, evidence[ran])
+
+
+def clip(seen: Seen) -> Finding:
+    given = getattr(seen.training.optimizer, "grad_scale", None) is not None
+    evidence = "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
+    return Finding(given == (seen.toggles.clip == "in_step"), evidence)
+
+
+def vocab_multiple(seen: Seen) -> Finding:
+    config = seen.training.model.config
+    logical, padded = config.vocab_size, seen.training.model.wte.weight.size(0)
+    columns = sorted({head.n for head in seen.heads})
+    ran = f"; lm_head gave {', '.join(f'{n}' for n in columns)} columns" if columns else ""
+    if seen.toggles.vocab_multiple == 1:
+        return Finding(padded == logical, f"{padded} rows{ran}")
+    if padded == logical:
+        return Finding(False, f"{logical} is already a multiple: nothing to pad")
+    right = padded % seen.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
+    return Finding(right, f"{padded} rows for {logical} tokens{ran}")
+
+
+def recompute(seen: Seen) -> Finding:
+    config = seen.training.model.config
+    wanted, layers = seen.toggles.recompute, config.n_layer
+    if seen.training.device.lazy:
+        return Finding(config.recompute == wanted, f"the model is built for {config.recompute}")
+    if seen.rows == config.n_embd and (seen.toggles.autocast != "float32" or seen.toggles.shards_gradients):
+        evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
+        return Finding(config.recompute == wanted, evidence)
+    # A layer's MLP has two such activations: what GELU takes and what it gives.
+    evidence = f"a forward pass keeps {seen.wide_kept} of the {2 * layers} activations of the MLPs"
+    if wanted == "none":
+        by_compiler = seen.wide_kept < 2 * layers and seen.toggles.compile != "eager"
+        return Finding(seen.wide_kept == 2 * layers or by_compiler, evidence)
+    return Finding(seen.wide_kept == {"gelu": layers, "block": 0}[wanted], evidence)
+
+
+def micro_batch_size(seen: Seen) -> Finding:
+    T = seen.training.workload.seq_len
+    sizes = sorted({rows / T for rows in seen.forward_rows})
+    evidence = f"forward passes of {', '.join(f'{size:g}' for size in sizes)} x {T} tokens"
+    return Finding(sizes == [seen.toggles.sequences], evidence if sizes else "no forward pass was told apart")
+
+
+def grad_accum_steps(seen: Seen) -> Finding:
+    passes = len(seen.forward_rows)
+    return Finding(passes == seen.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step")
+
+
+def cross_entropy(seen: Seen) -> Finding:
+    return _built_for(seen, "cross_entropy")
+
+
+def gelu(seen: Seen) -> Finding:
+    return _built_for(seen, "gelu")
+
+
+def _built_for(seen: Seen, name: str) -> Finding:
+    built = getattr(seen.training.model.config, name)
+    return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")
+
+
+def tied_gradient(seen: Seen) -> Finding:
+    added = len(seen.named("gpt2::add_rows"))
+    evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
+    return Finding(added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence)
+
+
+def products(seen: Seen) -> Finding:
+    shared = [op for op in seen.ops if op.name == "gpt2::product"]
+    if seen.toggles.products == "whole":
+        return Finding(not shared, "each product was handed over whole")
+    shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
+    evidence = f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
+    return Finding(bool(shared) and set(arrangements()) != {"whole"}, evidence)

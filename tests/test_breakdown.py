@@ -1,0 +1,136 @@
+"""On what a step spends its time: events made by hand, and a step that really ran."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from samples import measurement, record
+from trainings import FOUR, start
+
+from bench.report.scoreboard import scoreboard
+from bench.report.spent import TITLES, spent
+from gpt2.breakdown import KINDS, breakdown
+from gpt2.ops import Recorded
+from gpt2.ops import record as record_step
+
+
+@dataclass(frozen=True)
+class Event:
+    """As the profiler has them; times in milliseconds."""
+
+    label: str
+    start: float
+    end: float
+    kind: str = "CPU"
+    thread: int = 0
+
+    def name(self) -> str:
+        return self.label
+
+    def start_ns(self) -> int:
+        return int(self.start * 1e6)
+
+    def end_ns(self) -> int:
+        return int(self.end * 1e6)
+
+    def duration_ns(self) -> int:
+        return self.end_ns() - self.start_ns()
+
+    def start_thread_id(self) -> int:
+        return self.thread
+
+    def device_type(self) -> object:
+        class Kind:
+            name = self.kind
+
+        return Kind
+
+
+def milliseconds(seconds: float, *events: Event) -> dict[str, float]:
+    return {kind: round(1e3 * taken, 6) for kind, taken in breakdown(Recorded(list(events), seconds / 1e3)).items()}
+
+
+def test_an_operation_has_its_own_time_without_that_of_operations_within_it() -> None:
+    found = milliseconds(
+        12,
+        Event("## Call CompiledFxGraph abc", 0, 10),
+        Event("aten::addmm", 1, 4),
+        Event("aten::copy_", 2, 3),
+        Event("aten::_scaled_dot_product_flash_attention_for_cpu", 5, 7),
+        Event("aten::bmm", 7, 8),
+    )
+    assert found == {"products": 2, "attention": 3, "compiled": 4, "copies": 1, "rest": 2}
+
+
+def test_what_runs_within_an_operator_of_ours_or_in_the_optimisers_step_is_theirs() -> None:
+    found = milliseconds(
+        10,
+        Event("gpt2::product", 0, 4),
+        Event("aten::mm", 0, 2),
+        Event("aten::copy_", 2, 3),
+        Event("Optimizer.step#AdamW.step", 5, 9),
+        Event("aten::copy_", 6, 7),
+    )
+    assert found == {"products": 4, "optimizer": 4, "rest": 2}
+
+
+def test_operations_of_other_threads_are_not_within_those_of_this_one() -> None:
+    found = milliseconds(4, Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 2, thread=7))
+    assert found == {"products": 4, "exchange": 1}
+
+
+def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
+    found = milliseconds(
+        10,
+        Event("aten::mm", 0, 9),
+        Event("sm90_xmma_gemm_bf16bf16_bf16f32", 0, 4, "CUDA"),
+        Event("flash_fwd_kernel", 4, 5, "CUDA"),
+        Event("triton_poi_fused_gelu_0", 5, 6, "CUDA"),
+        Event("multi_tensor_apply_kernel<FusedAdam>", 6, 8, "CUDA"),
+        Event("Memcpy HtoD (Pinned -> Device)", 8, 8.5, "CUDA"),
+        Event("ncclDevKernel_AllReduce", 8, 9, "CUDA"),
+    )
+    assert found == {
+        "products": 4,
+        "attention": 1,
+        "compiled": 1,
+        "optimizer": 2,
+        "copies": 0.5,
+        "exchange": 1,
+        "rest": 0.5,
+    }
+
+
+@pytest.mark.parametrize("changes", [{}, {"attention": "blocks", "compile": "default", "adamw": "compiled"}])
+def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
+    torch.compiler.reset()
+    training = start(replace(FOUR, **changes))
+    next(training)
+    recorded = record_step(lambda: next(training), training.device)
+    found = breakdown(recorded)
+    assert sum(found.values()) == pytest.approx(recorded.seconds, rel=1e-6)
+    assert {"products", "attention", "optimizer"} <= found.keys() <= set(KINDS)
+    assert ("compiled" in found) == ("compile" in changes)
+
+
+def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None:
+    assert list(TITLES) == list(KINDS)
+    rounds = [
+        record(repetition=number, measurement=measurement(1e3, profiled_seconds={"products": products, "rest": 0.25}))
+        for number, products in enumerate((0.5, 0.75, 4.0), 1)
+    ]
+    sheet = spent(scoreboard(rounds))
+    assert sheet is not None
+    (row,) = sheet.rows
+    assert dict(zip(sheet.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(sheet.head, "-") | {
+        "Rung": "",
+        "Step (ms)": "1,000",
+        "Products (ms)": "750",
+        "Rest (ms)": "250",
+    }
+
+
+def test_a_run_that_profiled_nothing_has_no_such_table() -> None:
+    assert spent(scoreboard([record()])) is None
