@@ -1,4 +1,4 @@
-"""AdamW as one compiled function, which may clip gradients and write the weights' casts as it goes.
+"""AdamW as a compiled function, which may clip gradients and write the weights' casts as it goes.
 
 A step of AdamW computes little and moves much: each pass over weights, gradients or averages that another one can do
 on its way is time saved.
@@ -6,7 +6,7 @@ on its way is time saved.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -39,41 +39,51 @@ class CompiledAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.copies = copies
         self._weights = [weight for group in self.param_groups for weight in group["params"]]
-        self._decays = [group["weight_decay"] for group in self.param_groups for _ in group["params"]]
         for weight in self._weights:
             average = torch.zeros_like(weight, memory_format=torch.preserve_format, dtype=torch.float32)
             self.state[weight] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": average.clone()}
         self.leaves = [copies[w] if w in copies and copies[w].requires_grad else w for w in self._weights]
         """What has the gradients: each weight, or the copy that stands for it in the model."""
+        self._leaf = dict(zip(self._weights, self.leaves, strict=True))
+        self._parts = list(_parts(self.param_groups))
         self._update = torch.compile(_update, fullgraph=True, dynamic=False)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
 
     def norm(self) -> Tensor:
         """Of all gradients together."""
-        return self._norm(_gradients(self.leaves))
+        return self._norm(self._gradients())
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        group, states = self.param_groups[0], [self.state[weight] for weight in self._weights]
-        for state in states:
-            state["step"] += 1
-        number = states[0]["step"].item()
+        group = self.param_groups[0]
+        for weight in self._weights:
+            self.state[weight]["step"] += 1
+        number = self.state[self._weights[0]]["step"].item()
         first, second = group["betas"]
-        # As tensors, for a number that changes would be compiled anew each time; on the host, where nothing waits.
-        numbers = (group["lr"], 1 - first**number, (1 - second**number) ** 0.5)
-        lr, correction, root = (torch.tensor(value, dtype=torch.float32) for value in numbers)
-        narrow = any(weight.dtype != torch.float32 for weight in self._weights)
-        seed = torch.tensor(int(number), dtype=torch.int32) if narrow else None
-        self._update(
-            self._weights,
-            _gradients(self.leaves),
-            [state["exp_avg"] for state in states],
-            [state["exp_avg_sq"] for state in states],
-            [self.copies.get(weight) for weight in self._weights],
-            self._decays,
-            (lr, correction, root, self.grad_scale, seed),
-            (first, second, group["eps"]),
+        size, root = group["lr"] / (1 - first**number), (1 - second**number) ** -0.5
+        parts = [part for part, _ in self._parts]
+        averages, squares = (
+            [[self.state[weight][name] for weight in part] for part in parts] for name in ("exp_avg", "exp_avg_sq")
         )
+        changed = parts, averages, squares
+        weights, first_moments, second_moments = joined = [[_joined(part) for part in each] for each in changed]
+        self._update(
+            weights,
+            first_moments,
+            second_moments,
+            self._gradients(),
+            [self.copies[part[0]].detach().view(-1) if part[0] in self.copies else None for part in parts],
+            _scalars(*(1 - group["lr"] * decay for _, decay in self._parts)),
+            torch.ones(()) if self.grad_scale is None else self.grad_scale.reciprocal(),
+            torch.tensor(int(number), dtype=torch.int32),
+            _scalars(size, root, 1 - first, second, 1 - second, group["eps"]),
+        )
+        for of_parts, rows in zip(changed, joined, strict=True):
+            for tensors, row in zip(of_parts, rows, strict=True):
+                _part_again(row, tensors)
+
+    def _gradients(self) -> list[Tensor]:
+        return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         super().zero_grad(set_to_none)
@@ -109,34 +119,65 @@ def _gradients(leaves: Sequence[Tensor]) -> list[Tensor]:
     return [leaf.grad for leaf in leaves if leaf.grad is not None]
 
 
+def _scalars(*values: float) -> list[Tensor]:
+    """As tensors, for a number that changes would be compiled anew each time; on the host, where nothing waits."""
+    return [torch.tensor(value, dtype=torch.float32) for value in values]
+
+
+def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], float]]:
+    """Weights that are updated together, and their decay: each matrix, and all biases and LayerNorms of a group."""
+    for group in groups:
+        yield from (([weight], group["weight_decay"]) for weight in group["params"] if weight.dim() > 1)
+        if small := [weight for weight in group["params"] if weight.dim() <= 1]:
+            yield small, group["weight_decay"]
+
+
+def _joined(tensors: Sequence[Tensor]) -> Tensor:
+    """All their numbers in a row: a view of a single one, a copy of several."""
+    rows = [tensor.detach().view(-1) for tensor in tensors]
+    return rows[0] if len(rows) == 1 else torch.cat(rows)
+
+
+def _part_again(joined: Tensor, tensors: Sequence[Tensor]) -> None:
+    """Copy what _joined() made of several back into them."""
+    if len(tensors) > 1:
+        for tensor, row in zip(tensors, joined.split([each.numel() for each in tensors]), strict=True):
+            tensor.detach().view(-1).copy_(row)
+
+
 def _update(
     weights: Sequence[Tensor],
-    gradients: Sequence[Tensor],
     averages: Sequence[Tensor],
     squares: Sequence[Tensor],
+    gradients: Sequence[Tensor],
     copies: Sequence[Tensor | None],
-    decays: Sequence[float],
-    numbers: tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None],
-    settings: tuple[float, float, float],
+    keeps: Sequence[Tensor],
+    scale: Tensor,
+    seed: Tensor,
+    numbers: Sequence[Tensor],
 ) -> None:
-    """torch.optim.adamw's single-tensor step, in its order of operations."""
-    (lr, correction, root, scale, seed), (first, second, eps) = numbers, settings
-    for index, (weight, gradient, average, square, copy, decay) in enumerate(
-        zip(weights, gradients, averages, squares, copies, decays, strict=True)
+    """One step of AdamW on tensors of one dimension, in place.
+
+    keeps: what is left of each weight by its decay. scale: times each gradient. numbers: the step's size, one over
+    the root of the second moment's bias correction, 1 - beta1, beta2, 1 - beta2, epsilon. A division takes longer
+    than all the rest of the arithmetic, so there is one only.
+    """
+    size, root, less, second, rest, eps = numbers
+    for index, (weight, average, square, gradient, copy, keep) in enumerate(
+        zip(weights, averages, squares, gradients, copies, keeps, strict=True)
     ):
-        gradient = gradient.float()
-        if scale is not None:
-            gradient = gradient / scale
-        average.lerp_(gradient, 1 - first)
-        square.mul_(second).addcmul_(gradient, gradient, value=1 - second)
-        updated = weight.float() * (1 - lr * decay) - lr / correction * average / (square.sqrt() / root + eps)
-        if weight.dtype == torch.float32:
-            weight.copy_(updated)
-        else:
-            assert seed is not None
-            weight.copy_(rounded_at_random(updated, seed * MIX + index))
+        gradient = gradient.float() * scale
+        average.add_((gradient - average) * less)
+        square.mul_(second).add_(gradient * gradient * rest)
+        updated = weight.float() * keep - size * average / (square.sqrt() * root + eps)
+        narrow = weight.dtype != torch.float32
+        weight.copy_(rounded_at_random(updated, (seed * len(weights) + index) * MIX) if narrow else updated)
         if copy is not None:
             copy.copy_(weight)
+
+
+def _norm(gradients: Sequence[Tensor]) -> Tensor:
+    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()
 
 
 MIX = -1640531535
@@ -155,7 +196,3 @@ def rounded_at_random(x: Tensor, seed: Tensor) -> Tensor:
     mixed = (mixed ^ (mixed >> 13)) * -1028477387
     # What bfloat16 leaves out are the low 16 bits: a random number of so many added to them carries in proportion.
     return ((x.view(torch.int32) + ((mixed >> 16) & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()
-
-
-def _norm(gradients: Sequence[Tensor]) -> Tensor:
-    return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()

@@ -226,7 +226,8 @@ def test_a_rung_that_failed_is_a_row_with_dashes_and_its_reason() -> None:
 GOLDEN = """\
 ### h100 on h100-80gb-hbm3-x1
 
-| Rung | Changed | Maths | TPS | Speed-up | MFU (bf16) | Peak memory (GiB) | Loss at step 2 | Hours to 10B tokens | Status |
+| Rung | Changed | Maths | TPS | Speed-up | MFU (bf16) | Peak memory (GiB) | Loss at step 2 | Hours to 10B tokens \
+| Status |
 |---|---|---|--:|--:|--:|--:|--:|--:|---|
 | baseline | device=cuda | equal | 1,000 | 1.00x | 0.086% | 3.00 | 10.5000 | 2,778 | ok |
 | too large | micro\\_batch\\_size=64 | - | - | - | - | - | - | - | OOM |
