@@ -138,6 +138,8 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
         toggles = replace(toggles, compile="default")
     if toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1:  # nor can these; the casts are the same
         toggles = replace(toggles, weight_casts="forward")
+    if toggles.weights != "float32" and toggles.grad_accum_steps > 1:
+        toggles = replace(toggles, weights="float32")
     return toggles
 
 

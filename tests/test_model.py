@@ -48,7 +48,7 @@ def small(*, attention: str = "explicit", padded_vocab_size: int = 0) -> GPT2Con
     return replace(PRESETS["tiny"], attention=attention, padded_vocab_size=padded_vocab_size)
 
 
-@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+@pytest.mark.parametrize("attention", ["explicit", "sdpa", "blocks"])
 @pytest.mark.parametrize("model", ["tiny", "gpt2"])
 def test_logits_and_gradients_equal_those_of_transformers(model: str, attention: str) -> None:
     p = PRESETS[model]
@@ -75,7 +75,16 @@ def test_logits_and_gradients_equal_those_of_transformers(model: str, attention:
         assert (parameter.grad - from_conv1d(name, expected_gradient)).abs().max() < 1e-4, name
 
 
-@pytest.mark.parametrize("attention", ["explicit", "sdpa"])
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@pytest.mark.parametrize("T", [128, 96, 5])  # of 128 positions
+@torch.no_grad()  # FlexAttention has no backward pass on a CPU
+def test_flexattention_attends_as_the_explicit_scores_do_in_shorter_sequences_too(T: int) -> None:
+    tokens = torch.randint(509, (2, T), generator=torch.Generator().manual_seed(0))
+    flex, explicit = (build(small(attention=kind), 0, CPU).logits(tokens) for kind in ("flex", "explicit"))
+    assert (flex - explicit).abs().max() < 1e-5
+
+
+@pytest.mark.parametrize("attention", ["explicit", "sdpa", "blocks"])
 def test_future_tokens_cannot_affect_past_logits(attention: str) -> None:
     model = build(small(attention=attention), 0, CPU)
     tokens = torch.randint(509, (1, 64), generator=torch.Generator().manual_seed(0))

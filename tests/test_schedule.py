@@ -204,6 +204,12 @@ def test_the_parity_child_keeps_the_ranks_of_the_rung_before(write_ladder) -> No
     assert parity(write_ladder, "world_size: 2", "world_size: 4") == Toggles(world_size=2, grad_accum_steps=2)
 
 
+def test_the_parity_child_has_no_weights_whose_gradients_cannot_be_accumulated(write_ladder) -> None:
+    before = "autocast: bfloat16, adamw: compiled, weights: bfloat16"
+    expected = Toggles(autocast="bfloat16", adamw="compiled", grad_accum_steps=4)
+    assert parity(write_ladder, before, "micro_batch_size: 4") == expected
+
+
 def test_ranks_that_cannot_take_steps_of_that_size_leave_no_parity_child(write_ladder) -> None:
     assert parity(write_ladder, "world_size: 2", "world_size: 3") is None
 

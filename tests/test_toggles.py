@@ -250,6 +250,26 @@ def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_
     assert (int(cores), int(threads)) == (usable_cores(), usable_cores())
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux only")
+@pytest.mark.parametrize("name", ["system", "tcmalloc", "jemalloc"])
+def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name: str) -> None:
+    toggles = Toggles(allocator=name)  # type: ignore[arg-type]
+    try:
+        check(toggles, Cpu())
+    except UnsupportedToggle as missing:
+        pytest.skip(str(missing))
+    program = (
+        "import psutil, torch; from gpt2.device import Cpu; resident = lambda: psutil.Process().memory_info().rss;"
+        "kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; before = resident();"
+        "Cpu().give_back(); print(before - resident())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) > 200 * 2**20  # of 250 MiB
+
+
 @pytest.mark.parametrize("name", ["thp", "tcmalloc", "jemalloc"])
 def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
     toggles = Toggles(allocator=name)  # type: ignore[arg-type]

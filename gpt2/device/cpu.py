@@ -38,14 +38,15 @@ class Cpu(Device):
 
     def give_back(self) -> None:
         gc.collect()
-        library = ctypes.CDLL(None)
-        with contextlib.suppress(AttributeError):  # each allocator has a way of its own; others have none
-            if hasattr(library, "mallctl"):  # jemalloc; 4096 stands for all of its arenas
-                library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
-            elif hasattr(library, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
-                library.MallocExtension_ReleaseFreeMemory()
-            else:
-                library.malloc_trim(0)
+        if sys.platform != "linux":
+            return
+        library = ctypes.CDLL(None)  # each allocator has a way of its own
+        if hasattr(library, "mallctl"):  # jemalloc; 4096 stands for all of its arenas
+            library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
+        elif hasattr(library, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
+            library.MallocExtension_ReleaseFreeMemory()
+        elif hasattr(library, "malloc_trim"):  # glibc
+            library.malloc_trim(0)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = _resident_peak()
