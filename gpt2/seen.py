@@ -142,7 +142,7 @@ class Seen:
         hook = model.h[-1].register_forward_pre_hook(lambda block, inputs: found.append(inputs[0].dtype))
         try:
             with torch.no_grad(), self.training.autocast(), torch.compiler.set_stance("force_eager"):
-                model.hidden(self.training.micro_batch[0])
+                model(*self.training.micro_batch)
         finally:
             hook.remove()
             release(model)

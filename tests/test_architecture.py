@@ -179,7 +179,7 @@ def test_nothing_imports_an_undeclared_package() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = [each for name in ("xla", "tpu") for each in project["optional-dependencies"][name]]
+    extras = [each for name in ("float8", "xla", "tpu") for each in project["optional-dependencies"][name]]
     declared = {re.split(r"[>=\[]", each)[0].lower() for each in [*project["dependencies"], *extras]}
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info"}
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:

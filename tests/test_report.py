@@ -235,7 +235,6 @@ GOLDEN = """\
 NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
 Python 3.12.1, Linux.
 gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
-Maths is equal where a step computes what the first rung's does, but for its number format.
 Largest batch that ran: 1 (baseline); 64 ran out of memory.
 2 processes, each fresh: 1 round over the rungs.
 TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds; too few \

@@ -68,10 +68,10 @@ def caption(board: Scoreboard) -> list[str]:
         sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [
-        MATHS,
         *swept(board),
         *_counting(board),
         *_verdicts(board),
+        MATHS,
         *_until(board),
         *_mfu(board),
         *_ceilings(board),

@@ -74,6 +74,9 @@ def attention(seen: Seen) -> Finding:
 
 
 def residual(seen: Seen) -> Finding:
+    built = seen.training.model.config.residual
+    if built == "float32":  # where nothing is cast, there is nothing to look at
+        return Finding(seen.toggles.residual == built, f"the model is built for {built}")
     found = str(seen.residual_dtype).removeprefix("torch.")
     return Finding(found == seen.toggles.residual, f"the last layer is given {found}")
 
