@@ -92,7 +92,7 @@ def _allocator(name: str) -> dict[str, str]:
     others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
     variables = {"LD_PRELOAD": ":".join([library, *others])}
     if name == "jemalloc":  # by default it gives memory back within ten seconds, and takes no huge pages
-        variables["MALLOC_CONF"] = "thp:always,metadata_thp:auto,dirty_decay_ms:60000,muzzy_decay_ms:60000"
+        variables["MALLOC_CONF"] = "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"
     return variables
 
 
