@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
@@ -30,8 +31,9 @@ if TYPE_CHECKING:
 
 def usable_cores() -> int:
     """Physical cores that this process may use."""
-    if pinned := os.environ.get(PLACES, "").count("{"):  # then the system tells only where its first thread stays
-        return pinned
+    places = os.environ.get(PLACES, "")
+    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # then the system tells only where the first thread stays
+        return places.count("{")
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 

@@ -50,33 +50,36 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
             return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"
         if toggles.autocast == "float16" or toggles.sharding != "none":
             return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
-    if toggles.residual == "bfloat16" and toggles.autocast != "bfloat16":
-        return "residual", toggles.residual, "it takes autocast: bfloat16"
-    if toggles.float8 != "none":
-        needs = {"autocast": "bfloat16", "products": "whole", "weight_casts": "forward", "weights": "float32"}
-        needs["sharding"] = "none"
-        for name, value in needs.items():
-            if getattr(toggles, name) != value:
-                return "float8", toggles.float8, f"it takes {name}: {value}"
-    if toggles.weights == "bfloat16":
-        needs = {"autocast": "bfloat16", "adamw": "compiled", "weight_casts": "forward"}
-        for name, value in needs.items():
-            if getattr(toggles, name) != value:
-                return "weights", toggles.weights, f"it takes {name}: {value}"
-        if toggles.grad_accum_steps > 1 or toggles.world_size > 1:
-            reason = "gradients would be added up in bfloat16; choose float32, or one rank and a larger micro-batch"
-            return "weights", toggles.weights, reason
+    needed = _needs(toggles)
+    for name, others in needed.items():
+        for other, value in others.items():
+            if getattr(toggles, other) != value:
+                return name, getattr(toggles, name), f"it takes {other}: {value}"
+    for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
+        if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
+            reason = (
+                f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
+            )
+            return name, getattr(toggles, name), reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:
         return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
+    return None
+
+
+def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
+    """By toggle that is set to what others must be set for: those others, and to what."""
+    bfloat16 = {"autocast": "bfloat16"}
+    found: dict[str, dict[str, str]] = {}
+    if toggles.residual == "bfloat16":
+        found["residual"] = bfloat16
+    if toggles.float8 != "none":
+        whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
+        found["float8"] = bfloat16 | whole
+    if toggles.weights == "bfloat16":
+        found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":
         # Scaled in a pass of their own, gradients would be rounded to bfloat16 once more.
-        needs = {"autocast": "bfloat16", "adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
-        for name, value in needs.items():
-            if getattr(toggles, name) != value:
-                return "weight_casts", toggles.weight_casts, f"it takes {name}: {value}"
-        if toggles.grad_accum_steps > 1 or toggles.world_size > 1:
-            reason = "gradients would be added up in bfloat16; choose forward, or one rank and a larger micro-batch"
-            return "weight_casts", toggles.weight_casts, reason
-    return None
+        found["weight_casts"] = bfloat16 | {"adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
+    return found

@@ -92,7 +92,7 @@ class Training(Iterator[Step]):
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
-        if not self._number:
+        if not self._number and self.device.compilations():
             self.device.give_back()
         self._number += 1
         # A copy: what a CUDA graph returned is overwritten when it runs again.

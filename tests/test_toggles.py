@@ -232,9 +232,21 @@ def test_expandable_segments_are_added_to_what_the_user_set(monkeypatch: pytest.
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
 
 
+def output_under(toggles: Toggles, program: str) -> str:
+    """What a program prints in a process that has the toggles from its start."""
+    try:
+        check(toggles, Cpu())
+    except UnsupportedToggle as missing:
+        pytest.skip(str(missing))
+    done = subprocess.run(
+        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no thread on a core")
 def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_are() -> None:
-    toggles = Toggles(affinity="pinned")
     program = (
         "from types import SimpleNamespace; import torch; from gpt2.stages import configure_process, usable_cores;"
         "from gpt2.device import Cpu; from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
@@ -242,48 +254,38 @@ def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_
         "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
         "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not found.took_effect)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    cores, threads = done.stdout.split()[:2]
+    cores, threads = output_under(Toggles(affinity="pinned"), program).split()[:2]
     assert (int(cores), int(threads)) == (usable_cores(), usable_cores())
+
+
+@pytest.mark.parametrize(("places", "cores"), [("{0},{2},{4}", 3), ("{0:4}", 16), ("cores", 16)])
+def test_only_places_of_one_processor_each_tell_how_many_cores_there_are(
+    monkeypatch: pytest.MonkeyPatch, places: str, cores: int
+) -> None:
+    monkeypatch.setattr("psutil.cpu_count", lambda logical: 16)
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(16)))
+    monkeypatch.setenv("OMP_PLACES", places)
+    assert usable_cores() == cores
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux only")
 @pytest.mark.parametrize("name", ["system", "tcmalloc", "jemalloc"])
 def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name: str) -> None:
-    toggles = Toggles(allocator=name)  # type: ignore[arg-type]
-    try:
-        check(toggles, Cpu())
-    except UnsupportedToggle as missing:
-        pytest.skip(str(missing))
     program = (
         "import psutil, torch; from gpt2.device import Cpu; resident = lambda: psutil.Process().memory_info().rss;"
         "kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; before = resident();"
         "Cpu().give_back(); print(before - resident())"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) > 200 * 2**20  # of 250 MiB
+    given = output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]
+    assert int(given) > 200 * 2**20  # of 250 MiB
 
 
 @pytest.mark.parametrize("name", ["thp", "tcmalloc", "jemalloc"])
 def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
-    toggles = Toggles(allocator=name)  # type: ignore[arg-type]
-    try:
-        check(toggles, Cpu())
-    except UnsupportedToggle as missing:
-        pytest.skip(str(missing))
     program = (
         "from types import SimpleNamespace as Made; from gpt2.device import Cpu;"
         "from gpt2.proofs import allocator; from gpt2.toggles import Toggles;"
         f"found = allocator(Made(toggles=Toggles(allocator={name!r}), training=Made(device=Cpu())));"
         "print(found.evidence); raise SystemExit(not found.took_effect)"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]

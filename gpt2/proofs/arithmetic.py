@@ -8,7 +8,7 @@ import torch
 
 from gpt2.attention import BLOCK
 from gpt2.ops import fused_attention
-from gpt2.proofs.finding import Finding, counted
+from gpt2.proofs.finding import Finding, built_for, counted
 from gpt2.seen import Seen
 from gpt2.toggles import Toggles
 
@@ -74,9 +74,8 @@ def attention(seen: Seen) -> Finding:
 
 
 def residual(seen: Seen) -> Finding:
-    built = seen.training.model.config.residual
-    if built == "float32":  # where nothing is cast, there is nothing to look at
-        return Finding(seen.toggles.residual == built, f"the model is built for {built}")
+    if seen.training.model.config.residual == "float32":  # where nothing is cast, there is nothing to look at
+        return built_for(seen, "residual")
     found = str(seen.residual_dtype).removeprefix("torch.")
     return Finding(found == seen.toggles.residual, f"the last layer is given {found}")
 

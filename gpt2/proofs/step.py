@@ -6,7 +6,7 @@ import sys
 
 from gpt2.optimizer import CompiledAdamW
 from gpt2.products import chosen as arrangements
-from gpt2.proofs.finding import Finding, counted
+from gpt2.proofs.finding import Finding, built_for, counted
 from gpt2.seen import Seen
 
 
@@ -98,16 +98,11 @@ def grad_accum_steps(seen: Seen) -> Finding:
 
 
 def cross_entropy(seen: Seen) -> Finding:
-    return _built_for(seen, "cross_entropy")
+    return built_for(seen, "cross_entropy")
 
 
 def gelu(seen: Seen) -> Finding:
-    return _built_for(seen, "gelu")
-
-
-def _built_for(seen: Seen, name: str) -> Finding:
-    built = getattr(seen.training.model.config, name)
-    return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")
+    return built_for(seen, "gelu")
 
 
 def tied_gradient(seen: Seen) -> Finding:
