@@ -149,32 +149,37 @@ class GPT2(nn.Module):
         pad_bias = torch.empty(config.padded_vocab_size) if padded else None
         self.register_buffer("pad_bias", pad_bias, persistent=False)
 
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        """tokens, targets: (B, T) int64 with T <= n_ctx. Returns the mean cross-entropy in nats, a float32 scalar."""
+        x, head = self.embed(tokens)
+        return self.loss(self.layers(x), head, targets)
+
     def logits(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) int64 with T <= n_ctx. Returns (B, T, padded_vocab_size); padding columns are -inf."""
-        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
-        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
-        return multiplication(self.config)(*self.hidden(tokens), self.pad_bias)
+        x, head = self.embed(tokens)
+        return self._scores(self.ln_f(self.layers(x)), head)
 
-    def hidden(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens: (B, T) int64. Returns what the lm_head multiplies: (B, T, d) and (padded_vocab_size, d)."""
-        rows, head = self._embedded(tokens)
+    def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
+        """tokens: (B, T) int64. Returns the first layer's input, (B, T, d), and what the lm_head multiplies by."""
+        if self.config.tied_gradient == "scatter":
+            rows, head = self.wte(tokens), self.wte.weight
+        else:
+            rows, head = TiedEmbedding.apply(self.wte.weight, self.head_copy, tokens)
         x = rows + self.wpe(torch.arange(tokens.size(1), device=tokens.device))
-        x = x.to(getattr(torch, self.config.residual))
+        return x.to(getattr(torch, self.config.residual)), head
+
+    def layers(self, x: Tensor) -> Tensor:
+        """x: (B, T, d). Returns the same shape."""
         mask = self.future if self.blocks is None else self.blocks
         for block in self.h:
             recompute = self.config.recompute == "block"
             x = recomputed(block, x, mask) if recompute else block(x, mask)
-        return self.ln_f(x), head
+        return x
 
-    def _embedded(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        if self.config.tied_gradient == "scatter":
-            return self.wte(tokens), self.wte.weight
-        return TiedEmbedding.apply(self.wte.weight, self.head_copy, tokens)
-
-    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """tokens, targets: (B, T) int64. Returns the mean cross-entropy in nats, a float32 scalar."""
+    def loss(self, x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+        """x: (B, T, d), of the last layer; head: (padded_vocab_size, d); targets: (B, T) int64. As forward()."""
+        x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
-            x, head = self.hidden(tokens)
             return F.linear_cross_entropy(
                 x.flatten(0, 1),
                 head,
@@ -182,10 +187,15 @@ class GPT2(nn.Module):
                 linear_bias=self.pad_bias,
                 options=nn.LinearCrossEntropyOptions(),
             )
-        logits = self.logits(tokens).flatten(0, 1)
+        logits = self._scores(x, head).flatten(0, 1)
         if self.config.cross_entropy == "closed_form":
             return CrossEntropy.apply(logits, targets.flatten())
         return F.cross_entropy(logits.float(), targets.flatten())
+
+    def _scores(self, x: Tensor, head: Tensor) -> Tensor:
+        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
+        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
+        return multiplication(self.config)(x, head, self.pad_bias)
 
     def keep_copies(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
         """From now on multiply by copies of the matrices in `dtype`; who changes a matrix changes its copy.

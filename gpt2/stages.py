@@ -148,10 +148,14 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     if toggles.float8 != "none":
         to_float8(model, toggles.float8)
     if toggles.compile != "eager":
+        options = COMPILE.get(toggles.compile, {"mode": toggles.compile})
         # What gathers the shards of a block runs before and after it, never within compiled code.
-        parts = list(model.h) if toggles.shards_gradients else [model]
-        for part in parts:
-            part.compile(**COMPILE.get(toggles.compile, {"mode": toggles.compile}))  # in place: names stay
+        by_block = toggles.compile_region == "block" or toggles.shards_gradients
+        for part in model.h if by_block else [model]:
+            part.compile(**options)  # in place: names stay; blocks share what is compiled for the first
+        if by_block and not toggles.shards_gradients:
+            for name in ("embed", "loss"):
+                setattr(model, name, torch.compile(getattr(model, name), **options))
     if toggles.processes == 1:
         return model
     if toggles.shards_gradients:

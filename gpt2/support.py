@@ -61,6 +61,12 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
             )
             return name, getattr(toggles, name), reason
+    if toggles.compile_region == "block":
+        if toggles.compile == "eager":
+            return "compile_region", toggles.compile_region, "nothing is compiled; set compile"
+        if toggles.world_size > 1:
+            reason = "several ranks cut the graph where they exchange; choose model"
+            return "compile_region", toggles.compile_region, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:

@@ -92,6 +92,12 @@ class Toggles:
             ),
         },
     )
+    compile_region: Literal["model", "block"] = choice(
+        "model",
+        "What torch.compile takes in one piece: the model, its layers unrolled, or a block, which is compiled once "
+        "for all layers.",
+        only={"block": Only(EAGER, "XLA compiles every step by itself; choose model")},
+    )
     adamw: Literal["for_loop", "foreach", "fused", "compiled"] = choice(
         "for_loop",
         "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or compiled.",

@@ -90,6 +90,7 @@ def none_left(folder: Path, seconds: float) -> bool:
 
 def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> None:
     outcome, printed = timed(peer(program()))
+    assert outcome.status == "ok", outcome.error
     found = outcome.measurement
     assert found is not None
     assert (found.tokens_per_step, len(found.block_seconds)) == (64, 5)
@@ -109,7 +110,9 @@ def test_the_peak_memory_is_that_of_the_window(peer) -> None:
     """What was held before and given back does not count; what is held within does."""
     mib = "2**20"
     text = f"held = bytearray(400 * {mib})\ndel held\nkept = bytearray(100 * {mib})\n{program()}"
-    found = timed(peer(text))[0].measurement
+    outcome, _ = timed(peer(text))
+    assert outcome.status == "ok", outcome.error
+    found = outcome.measurement
     assert found is not None
     assert found.peak_memory_method == "resident, window (VmHWM)"
     assert found.peak_memory_bytes is not None

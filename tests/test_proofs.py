@@ -57,6 +57,9 @@ def _findings(changes: tuple[tuple[str, object], ...]) -> dict[str, Finding]:
     return prove(training, profile(lambda: next(training), training.device))
 
 
+REGIONS = {"compile": "default", "compile_region": "block"}
+
+
 def test_every_toggle_has_a_proof() -> None:
     assert list(PROOFS) == [toggle.name for toggle in fields(Toggles)]
 
@@ -77,6 +80,11 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         ({"attention": "math"}, "attention", "math kernel: scores materialised: 4 products of 64 x 64"),
         ({"attention": "sdpa"}, "attention", "ran _scaled_dot_product_flash_attention_for_cpu"),
         ({"compile": "default"}, "compile", "2 compiled graphs ran, 0 graph breaks"),
+        ({"compile": "default"}, "compile_region", "no compiled graph ran for each layer"),
+        (REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
+        (REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
+        (REGIONS | {"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
+        (REGIONS | {"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
         ({"matmul_precision": "medium"}, "matmul_precision", "a float32 product is rounded: relative error 2e-03"),
         ({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
         ({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),

@@ -77,6 +77,11 @@ def test_counts_below_one_are_refused(name: str) -> None:
             {**CASTS, "grad_accum_steps": 2},
             "added up in bfloat16; choose forward, or one rank and a larger micro-batch",
         ),
+        ({"compile_region": "block"}, "compile_region: block: nothing is compiled; set compile"),
+        (
+            {"compile": "default", "compile_region": "block", "world_size": 2},
+            "several ranks cut the graph where they exchange; choose model",
+        ),
         ({"residual": "bfloat16"}, "residual: bfloat16: it takes autocast: bfloat16"),
         ({"weights": "bfloat16", "autocast": "bfloat16"}, "weights: bfloat16: it takes adamw: compiled"),
         ({**CASTS, "weights": "bfloat16"}, "it takes weight_casts: forward"),

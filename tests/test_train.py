@@ -46,6 +46,7 @@ SAME_LOSS = [
     {"autocast": "float16", "adamw": "fused"},
     {"threads": 1},
     {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "adamw": "fused", "vocab_multiple": 64},
+    {"compile": "default", "compile_region": "block", "attention": "blocks", "gelu": "sigmoid", "recompute": "gelu"},
 ]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 
 from gpt2.optimizer import CompiledAdamW
 from gpt2.products import chosen as arrangements
@@ -32,6 +33,18 @@ def compile(seen: Seen) -> Finding:
     if seen.toggles.compile.startswith("max-autotune") and not cached and not any(op.on_device for op in seen.ops):
         return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU other kernels are tuned too
     return Finding(True, ran)
+
+
+def compile_region(seen: Seen) -> Finding:
+    runs = Counter(op.name for op in seen.ops if "CompiledFxGraph" in op.name)
+    layers = seen.training.model.config.n_layer * seen.toggles.grad_accum_steps
+    repeated = sum(count >= layers for count in runs.values())
+    if seen.toggles.compile_region == "block":
+        ran = f"{repeated} of {counted(len(runs), 'compiled graph')} ran for each layer"
+        return Finding(repeated >= 2, ran)  # forward and backward pass of a block
+    return Finding(
+        seen.toggles.shards_gradients or not repeated or layers == 1, "no compiled graph ran for each layer"
+    )
 
 
 def adamw(seen: Seen) -> Finding:
