@@ -37,6 +37,8 @@ class Environment(Plain):
     """Of these, those that the process may use; null in older records."""
     cpu_flags: list[str]
     """Instruction sets that matter to matrix products."""
+    cpu_mhz: Amount | None = None
+    """Its highest clock, or the one that a virtual machine says it has; null where the system does not tell."""
     memory_bytes: AtLeastOne
     """Of the machine."""
     os: str
@@ -73,8 +75,8 @@ class Environment(Plain):
 Difference = tuple[str, object, object]
 """What must be equal and is not, what it was and what it is."""
 
-MEMORY_TOLERANCE = 0.01
-"""A new kernel keeps a little more or less of the memory for itself."""
+TOLERANCE = 0.01
+"""Of amounts: a new kernel keeps a little more or less of the memory for itself, and measures the clock anew."""
 
 
 def differences(was: Environment, now: Environment, *, same_device: bool = True) -> Iterator[Difference]:
@@ -100,9 +102,14 @@ def differences(was: Environment, now: Environment, *, same_device: bool = True)
             yield name, there, here
     for name, before, after in (
         ("the machine's memory", was.memory_bytes, now.memory_bytes),
-        ("the device's memory", was.device_memory_bytes or 0, now.device_memory_bytes or 0),
+        ("the CPU's clock (MHz)", was.cpu_mhz, now.cpu_mhz),
+        *(
+            [("the device's memory", was.device_memory_bytes or 0, now.device_memory_bytes or 0)]
+            if same_device
+            else []
+        ),
     ):
-        if (same_device or name == "the machine's memory") and abs(after - before) > MEMORY_TOLERANCE * before:
+        if before is not None and after is not None and abs(after - before) > TOLERANCE * before:
             yield name, before, after
 
 

@@ -20,6 +20,7 @@ MACHINE = Environment(
     cpu_cores=8,
     usable_cores=8,
     cpu_flags=["avx2"],
+    cpu_mhz=2000.0,
     memory_bytes=64 * 2**30,
     os="Linux",
     python="3.12.1",

@@ -1,6 +1,10 @@
+from pathlib import Path
+from types import SimpleNamespace
+
 import pytest
 
-from bench.environment import describe
+from bench import environment
+from bench.environment import cpu_mhz, describe
 from gpt2.device import Cpu
 
 
@@ -19,3 +23,20 @@ def test_variables_that_the_toggles_set_are_not_recorded_as_the_users() -> None:
 @pytest.mark.usefixtures("preloaded")
 def test_variables_that_the_user_set_are_recorded() -> None:
     assert describe(Cpu()).variables == {"LD_PRELOAD": "libjemalloc.so.2:mine.so", "MALLOC_CONF": "thp:always"}
+
+
+CPUINFO = "flags\t\t: fpu amx_tile{}\ncpu MHz\t\t: 2000.000\n"
+
+
+@pytest.mark.parametrize(
+    ("highest", "flags", "expected"),
+    [(3800.0, "", 3800.0), (0.0, " hypervisor", 2000.0), (0.0, "", None)],
+    ids=["the highest", "in a virtual machine the one it has", "a passing value is none"],
+)
+def test_the_clock_of_the_cpu(
+    highest: float, flags: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(environment.psutil, "cpu_freq", lambda: SimpleNamespace(current=1234.5, max=highest))
+    told = tmp_path / "cpuinfo"
+    told.write_text(CPUINFO.format(flags))
+    assert cpu_mhz(told) == expected

@@ -75,6 +75,7 @@ def here(**changes) -> Environment:
         (here(chip="NVIDIA H200"), "the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"),
         (here(device_count=2), "the number of devices was 1 and is 2"),
         (here(memory_bytes=2**30), "the machine's memory was 68719476736 and is 1073741824"),
+        (here(cpu_mhz=2600.0), "the CPU's clock (MHz) was 2000.0 and is 2600.0"),
         (here(nodes=2), "the number of nodes was 1 and is 2"),
         (here(usable_cores=1), "the number of usable cores was 8 and is 1"),
         (here(torch="2.12.0"), "torch was 2.11.0 and is 2.12.0"),

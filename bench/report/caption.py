@@ -285,7 +285,8 @@ def fastest(board: Scoreboard) -> list[str]:
 def _machine(board: Scoreboard) -> str:
     e = board.environment
     flags = f" with {' '.join(e.cpu_flags)}" if e.cpu_flags else ""
-    cpu = f"{e.cpu}, {e.cpu_cores} cores{flags}"
+    clock = f" of {e.cpu_mhz / 1000:.1f} GHz" if e.cpu_mhz else ""
+    cpu = f"{e.cpu}, {e.cpu_cores} cores{clock}{flags}"
     chip = cpu if e.chip == e.cpu else f"{e.chip} ({e.device_count} here; {cpu})"
     chip = f"{e.nodes} nodes, each: {chip}" if e.nodes else chip
     versions = "".join(f", {name} {version}" for name, version in sorted(e.versions.items()))
