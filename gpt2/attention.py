@@ -56,19 +56,24 @@ class BlockAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With P the softmax of the scores: dS = P (dP - D), where D is the row's sum of gradient times result."""
+        """With P the softmax of the scores: dS = P (dP - D), where D is the row's sum of gradient times result.
+
+        P is the exponential of scores less the logarithm of their sum, which the product itself subtracts: large
+        scores are small again before they are rounded to the products' number format.
+        """
         (gradient,) = grad_outputs
         q, k, v, out, log_sum = ctx.saved_tensors
         scale = q.size(-1) ** -0.5
         rows = (gradient.float() * out.float()).sum(-1, keepdim=True)
-        of_out, queries, keys, values = (_blocks(each) for each in (gradient, q * scale, k, v))
-        log_sum, rows = (_blocks(each) for each in (log_sum.unsqueeze(-1), rows))
+        of_out, queries, keys = (_blocks(each) for each in (gradient, q * scale, k))
+        rows, values = _blocks(rows), _blocks(v)
+        less_log_sum = _blocks(_less(q * scale, log_sum.unsqueeze(-1)))
+        keys_and_ones = _blocks(F.pad(k, (0, 2), value=1.0))
         count = len(queries)
         to_q, to_k, to_v = ([[] for _ in range(count)] for _ in range(3))
         for apart in range(count):  # how many blocks a query is behind its keys
             here, there = slice(apart, count), slice(0, count - apart)
-            scores = queries[here] @ keys[there].mT
-            share = (scores.float() - log_sum[here]).exp()
+            share = (less_log_sum[here] @ keys_and_ones[there].mT).float().exp()
             if not apart:
                 at = torch.arange(share.size(-1), device=q.device, dtype=torch.float32)
                 share = torch.where(at <= at[:, None], share, 0.0)
@@ -83,6 +88,16 @@ class BlockAttention(Function):
                 for block, part in enumerate(parts, first):
                     sums[block].append(part)
         return _whole(to_q, q, scale), _whole(to_k, k), _whole(to_v, v)
+
+
+def _less(x: Tensor, subtracted: Tensor) -> Tensor:
+    """x: (..., d), with two columns whose product with ones is minus `subtracted`, of (..., 1) in float32.
+
+    Two, because x may have a smaller number format.
+    """
+    first = subtracted.to(x.dtype)
+    rest = (subtracted - first.float()).to(x.dtype)
+    return torch.cat([x, -first, -rest], dim=-1)
 
 
 def _blocks(x: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from gpt2.ops import FIRST_FACTOR, Recorded, attention_kernel_kind, is_matmul_kernel
+from gpt2.ops import FIRST_FACTOR, Recorded, attention_kernel_kind, is_matmul_kernel, on_accelerator
 
 KINDS: tuple[str, ...] = ("products", "attention", "compiled", "optimizer", "copies", "exchange", "other", "rest")
 """Matrix products; attention; kernels that torch.compile generated; AdamW's step; casts and copies; between ranks; any
@@ -21,35 +21,42 @@ HOST_KINDS = {
 """What an operation's name begins with, if it is no product of a linear layer."""
 DEVICE_KINDS = {
     "exchange": r"nccl",
+    "optimizer": r"adam",
     "compiled": r"triton_",
-    "optimizer": r"adam|multi_tensor_apply",
     "copies": r"mem(cpy|set)",
 }
 """What a kernel's name holds, if it is neither attention nor a product."""
 
 
-def breakdown(recorded: Recorded) -> dict[str, float]:
-    """Seconds by kind of work, adding up to the step's; kinds that took no time are left out.
+STEP = "Optimizer.step"
+"""As what torch announces the step of any optimiser."""
 
-    On an accelerator what counts is its kernels' time; where some ran beside each other, nothing is left over. On a
-    CPU it is each operation's own time, without that of operations within it. Batched products count as attention on
-    a CPU, where nothing else has them; an accelerator's product kernels do not tell.
+
+def breakdown(recorded: Recorded) -> dict[str, float]:
+    """Seconds by kind of work, adding up to the step's, or to more where some of it ran beside other.
+
+    Kinds that took no time are left out. On an accelerator what counts is its kernels' time, and those that ran in the
+    span of the optimiser's step are the optimiser's. On a CPU it is each operation's own time, without that of
+    operations within it. Batched products count as attention on a CPU, where nothing else has them; an accelerator's
+    product kernels do not tell.
     """
-    kernels = [event for event in recorded.events if event.device_type().name != "CPU"]
-    seconds = _of_kernels(kernels) if kernels else _of_operations(recorded.events)
+    kernels = list(filter(on_accelerator, recorded.events))
+    seconds = _of_kernels(kernels, recorded.annotations) if kernels else _of_operations(recorded.events)
     seconds["rest"] = max(0.0, recorded.seconds - sum(seconds.values()))
     return {kind: seconds[kind] for kind in KINDS if seconds.get(kind)}
 
 
-def _of_kernels(kernels: Sequence[Any]) -> dict[str, float]:
+def _of_kernels(kernels: Sequence[Any], annotations: Sequence[Any]) -> dict[str, float]:
     seconds = dict.fromkeys(KINDS, 0.0)
+    steps = [(span.start_ns(), span.end_ns()) for span in annotations if span.name().startswith(STEP)]
     for event in kernels:
-        seconds[_kernel_kind(event.name())] += event.duration_ns() / 1e9
+        of_step = any(start <= event.start_ns() < end for start, end in steps)
+        seconds["optimizer" if of_step else _kernel_kind(event.name())] += event.duration_ns() / 1e9
     return seconds
 
 
 def _kernel_kind(name: str) -> str:
-    if attention_kernel_kind(name):
+    if attention_kernel_kind(name) or "flex_attention" in name:
         return "attention"
     if is_matmul_kernel(name):
         return "products"
@@ -70,7 +77,7 @@ def _of_operations(events: Sequence[Any]) -> dict[str, float]:
         if within and not within[2]:
             stack.append((event, within[1], False))
             continue
-        optimizer = name.startswith("Optimizer.step") or (within is not None and within[1] == "optimizer")
+        optimizer = name.startswith(STEP) or (within is not None and within[1] == "optimizer")
         kind = "optimizer" if optimizer else _operation_kind(name)
         seconds[kind] += event.duration_ns() / 1e9
         if within:

@@ -9,6 +9,7 @@ import math
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
@@ -49,6 +50,23 @@ class SigmoidGelu(Function):
 
 def _sigmoid(x: Tensor) -> Tensor:
     return 1 / (1 + torch.exp(-x))  # which the compiler vectorises better than torch.sigmoid
+
+
+def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
+    """Mean cross-entropy of x @ head.T + bias, computed by torch in chunks: all logits are never there at once.
+
+    x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar.
+    """
+    dtype = product_dtype(x)  # autocast passes this function by
+    bias = None if bias is None else bias.to(dtype)
+    # In a smaller format than float32 torch also adds up the losses of all tokens, which costs a digit or two. Token
+    # by token it does not; but then its backward pass computes the logits again.
+    reduction = "mean" if dtype == torch.float32 else "none"
+    options = torch.nn.LinearCrossEntropyOptions()
+    loss = F.linear_cross_entropy(
+        x.to(dtype), head.to(dtype), targets, linear_bias=bias, reduction=reduction, options=options
+    )
+    return loss.float().mean()
 
 
 class CrossEntropy(Function):

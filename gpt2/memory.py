@@ -59,8 +59,8 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
-    logits = elements * 4
-    if toggles.compile != "eager" and not toggles.shards_gradients:
+    logits = {"torch": elements * 4, "closed_form": elements * dtype.itemsize, "linear": 0}[toggles.cross_entropy]
+    if toggles.cross_entropy == "torch" and toggles.compile != "eager" and not toggles.shards_gradients:
         # Eager code keeps log-probabilities in float32. Compiled code keeps the logits as the product gave them, and
         # their gradient is of that format too. Where gradients are sharded, the lm_head is not compiled.
         logits -= 2 * elements * (4 - dtype.itemsize)

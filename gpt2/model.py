@@ -18,7 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention import BlockAttention, causal_blocks, flex_causal
-from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
+from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -180,13 +180,7 @@ class GPT2(nn.Module):
         """x: (B, T, d), of the last layer; head: (padded_vocab_size, d); targets: (B, T) int64. As forward()."""
         x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
-            return F.linear_cross_entropy(
-                x.flatten(0, 1),
-                head,
-                targets.flatten(),
-                linear_bias=self.pad_bias,
-                options=nn.LinearCrossEntropyOptions(),
-            )
+            return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), self.pad_bias)
         logits = self._scores(x, head).flatten(0, 1)
         if self.config.cross_entropy == "closed_form":
             return CrossEntropy.apply(logits, targets.flatten())

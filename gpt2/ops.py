@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -33,6 +33,8 @@ class Recorded:
     """The profiler's own, in the order in which they began, the outer one first."""
     seconds: float
     """That the step took, under the profiler."""
+    annotations: list[Any] = field(default_factory=list)
+    """Spans of an accelerator's time that bear the name of a part of the program; they are no kernels."""
 
 
 def record(step: Callable[[], object], device: Device) -> Recorded:
@@ -45,8 +47,19 @@ def record(step: Callable[[], object], device: Device) -> Recorded:
         seconds = time.perf_counter() - start
     assert profiler.profiler is not None
     assert profiler.profiler.kineto_results is not None
-    events = profiler.profiler.kineto_results.events()
-    return Recorded(sorted(events, key=lambda event: (event.start_ns(), -event.end_ns())), seconds)
+    return recorded(profiler.profiler.kineto_results.events(), seconds)
+
+
+def recorded(events: Iterable[Any], seconds: float) -> Recorded:
+    """Of the profiler's events in any order."""
+    ordered = sorted(events, key=lambda event: (event.start_ns(), -event.end_ns()))
+    spans = [event for event in ordered if on_accelerator(event) and event.is_user_annotation()]
+    ran = [event for event in ordered if not (on_accelerator(event) and event.is_user_annotation())]
+    return Recorded(ran, seconds, spans)
+
+
+def on_accelerator(event: Any) -> bool:
+    return event.device_type().name != "CPU"
 
 
 def profile(step: Callable[[], object], device: Device) -> list[Op]:
@@ -71,7 +84,7 @@ def ops_of(recorded: Recorded) -> list[Op]:
             outer.add(index)
         stack.append((event, index))
     return [
-        Op(event.name(), list(event.dtypes()), list(event.shapes()), event.device_type().name != "CPU")
+        Op(event.name(), list(event.dtypes()), list(event.shapes()), on_accelerator(event))
         for index, event in enumerate(events)
         if index not in outer
     ]

@@ -23,7 +23,7 @@ ROUNDS = 4
 ENOUGH_SECONDS = 0.5
 """For one shape: the largest need not be timed so often."""
 
-Key = tuple[torch.Size, torch.Size, bool, bool, torch.dtype, bool]
+Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
 _chosen: dict[Key, str] = {}
 
@@ -39,7 +39,7 @@ OWN.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """a: (m, k); b: (k, n), either perhaps transposed; bias: (n,) or None. Returns (m, n)."""
-    key = (a.shape, b.shape, a.stride(-1) == 1, b.stride(-1) == 1, a.dtype, bias is not None)
+    key = (torch.get_num_threads(), a.shape, b.shape, a.stride(-1) == 1, b.stride(-1) == 1, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
         name = _chosen[key] = _fastest(a, b, bias)

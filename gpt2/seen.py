@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 
+from gpt2.breakdown import STEP
 from gpt2.ops import Op, Product, kernel_formats, products
 from gpt2.parallel import is_shard, release
 from gpt2.toggles import Toggles
@@ -114,6 +115,16 @@ class Seen:
         states = getattr(optimizer, "optim", optimizer).state.values()  # a sharded optimiser holds this rank's own
         averages = (state["exp_avg"] for state in states)
         return sum((each.to_local() if is_shard(each) else each).numel() for each in averages)
+
+    @cached_property
+    def compiled_regions(self) -> tuple[int, int]:
+        """Compiled functions that ran before the optimiser's step, and within it."""
+        names = [op.name for op in self.ops]
+        step = next((place for place, name in enumerate(names) if name.startswith(STEP)), len(names))
+        before, within = (
+            sum(name.startswith("Torch-Compiled Region") for name in part) for part in (names[:step], names[step:])
+        )
+        return before, within
 
     @cached_property
     def wide_kept(self) -> int:

@@ -115,6 +115,8 @@ def configure_process(toggles: Toggles, device: Device) -> None:
         enable(name == kernel or kernel not in kernels)
     if toggles.attention == "flash3":
         torch.nn.attention.activate_flash_attention_impl("FA3")
+    elif getattr(torch.nn.attention, "current_flash_attention_impl", lambda: None)():
+        torch.nn.attention.restore_flash_attention_impl()
 
 
 def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:

@@ -45,6 +45,9 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
     """A toggle that does nothing, or the wrong thing, without another one: its name, its value and what it needs."""
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
+    if toggles.device == "mps" and toggles.autocast == "float16" and toggles.adamw == "fused":
+        # https://github.com/pytorch/pytorch/pull/186360
+        return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
     if toggles.clip == "in_step":
         if toggles.adamw not in ("fused", "compiled"):
             return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"

@@ -173,7 +173,9 @@ class Toggles:
         only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
     )
     clip: Literal["separate", "in_step"] = choice(
-        "separate", "Gradients clipped in a pass of their own, or by AdamW as it reads them."
+        "separate",
+        "Gradients clipped in a pass of their own, or by AdamW as it reads them.",
+        only={"in_step": Only({"cpu", "cuda"}, "this device's AdamW scales no gradients; choose separate")},
     )
     weight_casts: Literal["forward", "optimizer"] = choice(
         "forward",

@@ -94,7 +94,7 @@ def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -
 
     To those of flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are computed
     again, their forward products except the last, the MLP's projection, whose result no gradient needs; the lm_head
-    is in no block. What a fused attention kernel computes again within itself is not counted.
+    is in no block. What a fused attention kernel or the loss in chunks computes again within itself is not counted.
     """
     d = config.n_embd
     padding = 3 * 2 * (config.padded_vocab_size - config.vocab_size) * d

@@ -12,8 +12,8 @@ from trainings import FOUR, start
 from bench.report.scoreboard import scoreboard
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
-from gpt2.ops import Recorded
 from gpt2.ops import record as record_step
+from gpt2.ops import recorded
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ class Event:
     def start_thread_id(self) -> int:
         return self.thread
 
+    annotation: bool = False
+
+    def is_user_annotation(self) -> bool:
+        return self.annotation
+
     def device_type(self) -> object:
         class Kind:
             name = self.kind
@@ -49,7 +54,7 @@ class Event:
 
 
 def milliseconds(seconds: float, *events: Event) -> dict[str, float]:
-    return {kind: round(1e3 * taken, 6) for kind, taken in breakdown(Recorded(list(events), seconds / 1e3)).items()}
+    return {kind: round(1e3 * taken, 6) for kind, taken in breakdown(recorded(events, seconds / 1e3)).items()}
 
 
 def test_an_operation_has_its_own_time_without_that_of_operations_within_it() -> None:
@@ -81,6 +86,18 @@ def test_operations_of_other_threads_are_not_within_those_of_this_one() -> None:
     assert found == {"products": 4, "exchange": 1}
 
 
+def test_on_an_accelerator_spans_named_by_the_program_are_no_kernels() -> None:
+    found = milliseconds(
+        10,
+        Event("## Call CompiledFxGraph abc", 0, 4, "CUDA", annotation=True),
+        Event("sm90_xmma_gemm_bf16bf16_bf16f32", 0, 4, "CUDA"),
+        Event("Optimizer.step#CompiledAdamW.step", 5, 8, "CUDA", annotation=True),
+        Event("triton_poi_fused_add_0", 5, 7, "CUDA"),
+        Event("triton_poi_fused_gelu_0", 9, 10, "CUDA"),
+    )
+    assert found == {"products": 4, "compiled": 1, "optimizer": 2, "rest": 3}
+
+
 def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
     found = milliseconds(
         10,
@@ -108,9 +125,9 @@ def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
     torch.compiler.reset()
     training = start(replace(FOUR, **changes))
     next(training)
-    recorded = record_step(lambda: next(training), training.device)
-    found = breakdown(recorded)
-    assert sum(found.values()) == pytest.approx(recorded.seconds, rel=1e-6)
+    step = record_step(lambda: next(training), training.device)
+    found = breakdown(step)
+    assert sum(found.values()) == pytest.approx(step.seconds, rel=1e-6)
     assert {"products", "attention", "optimizer"} <= found.keys() <= set(KINDS)
     assert ("compiled" in found) == ("compile" in changes)
 

@@ -10,27 +10,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trainings import FOUR, WORKLOAD, start
+from trainings import FAST, FOUR, WORKLOAD, start
 
 from gpt2 import products
 from gpt2.attention import BlockAttention
-from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding
+from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.optimizer import CompiledAdamW, clip_gradients
-from gpt2.toggles import Toggles
-
-FAST = Toggles(
-    autocast="bfloat16",
-    attention="blocks",
-    compile="default",
-    adamw="compiled",
-    cross_entropy="closed_form",
-    tied_gradient="rows",
-    gelu="sigmoid",
-    products="tuned",
-    clip="in_step",
-    weight_casts="optimizer",
-    micro_batch_size=4,
-)
 
 
 def with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -91,9 +76,13 @@ def test_gradients_of_attention_by_blocks_are_torchs_also_where_the_last_block_i
     torch.testing.assert_close(with_gradients(BlockAttention.apply, q, k, v), torchs, rtol=1e-4, atol=1e-5)
 
 
-def test_in_bfloat16_gradients_of_attention_by_blocks_err_less_than_twice_as_much_as_torchs() -> None:
+@pytest.mark.parametrize("largest_score", [5, 40, 80])
+def test_in_bfloat16_gradients_of_attention_by_blocks_err_less_than_twice_as_much_as_torchs(
+    largest_score: int,
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    inputs = [torch.randn(1, 4, 512, 64, generator=generator).bfloat16() for _ in range(3)]
+    q, k, v = (torch.randn(1, 4, 512, 64, generator=generator) for _ in range(3))
+    inputs = [each.bfloat16() for each in (q * largest_score / 5, k, v)]
     sdpa = partial(F.scaled_dot_product_attention, is_causal=True)
     exact = with_gradients(sdpa, *(each.double() for each in inputs))[1:]
 
@@ -111,6 +100,46 @@ def test_a_product_shared_out_is_the_whole_product(side: str, parts: int) -> Non
     out = torch.full((13, 6), float("nan"))
     products._arranged(f"{side} in {parts}", a, b, bias, out)
     torch.testing.assert_close(out, torch.addmm(bias, a, b))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("narrow_head", [False, True], ids=["head as it is", "head in that format"])
+def test_the_loss_in_chunks_is_that_of_whole_logits_in_the_same_number_format(
+    narrow_head: bool, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, head = torch.randn(256, 64, generator=generator), 0.1 * torch.randn(512, 64, generator=generator)
+    targets, bias = torch.randint(0, 509, (256,), generator=generator), torch.zeros(512)
+    bias[509:] = -torch.inf
+    head = head.to(dtype) if narrow_head else head
+
+    def whole(x: Tensor, head: Tensor) -> Tensor:
+        return F.cross_entropy(x @ head.t() + bias, targets)
+
+    def chunked(x: Tensor, head: Tensor) -> Tensor:
+        with torch.autocast("cpu", dtype=dtype, enabled=dtype != torch.float32):
+            return chunked_cross_entropy(x, head, targets, bias)
+
+    found, *gradients = with_gradients(chunked, x, head)
+    exact, *expected = with_gradients(whole, x.to(dtype).float(), head.to(dtype).float())
+    assert found.dtype == torch.float32
+    assert found.item() == pytest.approx(exact.item(), rel=1e-6 if dtype == torch.float32 else 5e-4)
+    for mine, torchs in zip(gradients, expected, strict=True):
+        assert (mine.float() - torchs).norm() <= (1e-5 if dtype == torch.float32 else 1e-2) * torchs.norm()
+
+
+@pytest.mark.parametrize("clip", ["separate", "in_step"])
+def test_fused_adamw_with_scaled_gradients_is_adamw_with_clipping(clip: str) -> None:
+    mine, torchs = (torch.nn.Parameter(torch.linspace(-1, 1, 24).view(6, 4)) for _ in range(2))
+    fused, oracle = torch.optim.AdamW([mine], lr=0.01, fused=True), torch.optim.AdamW([torchs], lr=0.01)
+    for size in (0.1, 3.0, 0.5):
+        torchs.grad = torch.full((6, 4), size)
+        mine.grad = torchs.grad.clone()
+        expected = torch.nn.utils.clip_grad_norm_([torchs], 1.0)
+        torch.testing.assert_close(clip_gradients(fused, [mine], 1.0, clip), expected)
+        fused.step()
+        oracle.step()
+        torch.testing.assert_close(mine, torchs)
 
 
 @pytest.mark.parametrize("clip", ["separate", "in_step"])
@@ -144,7 +173,7 @@ def test_weights_cast_by_the_optimiser_train_as_weights_cast_by_autocast() -> No
     losses = []
     for casts in ("optimizer", "forward"):
         unclipped = replace(WORKLOAD, grad_clip=1e6)  # a norm is added up in another order for another format
-        training = start(replace(FAST, compile="eager", weight_casts=casts), unclipped)
+        training = start(replace(FAST, compile="eager", compile_region="model", weight_casts=casts), unclipped)
         losses.append([next(training).loss.item() for _ in range(4)])
     assert losses[0] == losses[1]  # bit for bit: the same numbers are cast at another time
 

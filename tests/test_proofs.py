@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from trainings import FOUR, every_value, start
+from trainings import FAST, FOUR, every_value, start
 
 import gpt2.products
 from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
@@ -123,6 +123,19 @@ def test_all_proofs_hold_together_in_compiled_code() -> None:
     assert all(found.took_effect for found in findings(**EVERYTHING).values())
 
 
+def test_all_proofs_hold_together_at_the_top_of_the_ladder_for_cpus() -> None:
+    top = {each.name: getattr(FAST, each.name) for each in fields(Toggles)}
+    assert {name: found for name, found in findings(**top).items() if not found.took_effect} == {}
+
+
+def test_compiled_adamw_that_ran_uncompiled_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    training = start(replace(FOUR, adamw="compiled"))
+    found = prove(training, profile(lambda: next(training), training.device))
+    assert found["adamw"] == Finding(False, "no update was seen")
+    assert found["compile"] == Finding(True, "nothing compiled ran")
+
+
 def test_reduced_float32_products_after_autocast_are_found_inert() -> None:
     found = findings(autocast="bfloat16", matmul_precision="medium")["matmul_precision"]
     assert found == Finding(False, "no float32 product ran: autocast made all of them bfloat16")
@@ -168,6 +181,17 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
         ({"grad_accum_steps": 2}, "1 forward pass in the step"),
         ({"world_size": 2}, "1 rank, 0 all-reduces seen in the step"),
         ({"threads": 99}, "torch computes with"),
+        ({"adamw": "compiled"}, "28 calls of addcdiv_, one for each tensor"),
+        ({"clip": "in_step"}, "gradients were scaled before AdamW's step"),
+        ({"tied_gradient": "rows"}, "rows added to the lm_head's gradient 0 times"),
+        ({"products": "tuned"}, "0 products"),
+        ({"gelu": "sigmoid"}, "the model is built for tanh"),
+        ({"cross_entropy": "closed_form"}, "the model is built for torch"),
+        ({"compile_region": "block"}, "0 of 0 compiled graphs ran for each layer"),
+        ({"residual": "bfloat16"}, "the model is built for float32"),
+        ({"weights": "bfloat16"}, "0 of 10 matrices are bfloat16"),
+        ({"float8": "tensorwise"}, "0 products in float8"),
+        ({"weight_casts": "optimizer"}, "0 of 0 matrices lie as float32, too"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )

@@ -17,6 +17,23 @@ WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
 FOUR = Toggles(micro_batch_size=4)
 
 
+FAST = Toggles(
+    autocast="bfloat16",
+    attention="blocks",
+    compile="default",
+    compile_region="block",
+    adamw="compiled",
+    cross_entropy="closed_form",
+    tied_gradient="rows",
+    gelu="sigmoid",
+    products="tuned",
+    clip="in_step",
+    weight_casts="optimizer",
+    micro_batch_size=4,
+)
+"""The top of cpu.yaml, four sequences at once."""
+
+
 def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> Training:
     corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
     tokens = toggles.tokens_per_step(workload.seq_len)
@@ -24,19 +41,35 @@ def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> 
     return train(workload, toggles, find(toggles), micro_batches(batches, toggles, rank=rank))
 
 
+COMPANIONS: dict[tuple[str, object], dict[str, object]] = {
+    ("compile_region", "block"): {"compile": "default"},
+    ("clip", "in_step"): {"adamw": "fused"},
+    ("weight_casts", "optimizer"): {
+        "autocast": "bfloat16",
+        "adamw": "compiled",
+        "clip": "in_step",
+        "tied_gradient": "rows",
+    },
+    ("residual", "bfloat16"): {"autocast": "bfloat16"},
+    ("weights", "bfloat16"): {"autocast": "bfloat16", "adamw": "compiled"},
+}
+"""What a value of a toggle needs of others."""
+
+
 def every_value() -> list[dict[str, object]]:
-    """One change of the baseline for each value of each toggle that a CPU can do in one process."""
+    """For each value of each toggle that a CPU can do in one process, the baseline's change, with what it needs."""
     changes: list[dict[str, object]] = []
     hints = get_type_hints(Toggles)
     for toggle in fields(Toggles):
         named = [value for value in get_args(hints[toggle.name]) if isinstance(value, str | int)]
         for value in named or [2]:
+            change = {toggle.name: value, **COMPANIONS.get((toggle.name, value), {})}
             try:
-                check(replace(FOUR, **{toggle.name: value}), Cpu())
+                check(replace(FOUR, **change), Cpu())
             except UnsupportedToggle:
                 continue
             if value != toggle.default:
-                changes.append({toggle.name: value})
+                changes.append(change)
     assert {name for change in changes for name in change} >= {"autocast", "attention", "compile", "adamw"}
     apart = {"device", "world_size", "allocator", "affinity"}  # which a process must have from its start
     return [change for change in changes if not change.keys() & apart]
