@@ -102,6 +102,8 @@ def test_autocast_on_an_apple_gpu_is_its_own_and_only_float16_is_scaled(autocast
         ({"compile": "max-autotune-no-cudagraphs"}, "torch tunes nothing on this device; choose default"),
         ({"sharding": "fsdp2"}, "no such sharding on this device; choose none"),
         ({"threads": 2}, "leave it at default"),
+        ({"autocast": "float16", "adamw": "fused"}, "updates even where float16 overflowed; choose foreach"),
+        ({"clip": "in_step", "adamw": "fused"}, "this device's AdamW scales no gradients; choose separate"),
     ],
 )
 def test_an_apple_gpu_refuses_what_it_cannot_do(
@@ -120,10 +122,9 @@ def test_an_apple_gpu_takes_every_optimisation_of_one_device(
     from gpt2.device import find
 
     monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda major, minor: True)
-    for autocast in ("float16", "bfloat16"):
-        for adamw in ("foreach", "fused"):
-            toggles = Toggles(device="mps", autocast=autocast, attention="sdpa", compile="default", adamw=adamw)
-            assert find(replace(toggles, vocab_multiple=64, recompute="block", grad_accum_steps=2)).kind == "mps"
+    for autocast, adamw in (("float16", "foreach"), ("bfloat16", "foreach"), ("bfloat16", "fused")):
+        toggles = Toggles(device="mps", autocast=autocast, attention="sdpa", compile="default", adamw=adamw)
+        assert find(replace(toggles, vocab_multiple=64, recompute="block", grad_accum_steps=2)).kind == "mps"
 
 
 def test_other_devices_take_their_batches_as_they_come(fake_mps: list[int]) -> None:
