@@ -122,9 +122,10 @@ def test_an_apple_gpu_takes_every_optimisation_of_one_device(
     from gpt2.device import find
 
     monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda major, minor: True)
+    toggles = Toggles(device="mps", attention="sdpa", compile="default", vocab_multiple=64, recompute="block")
     for autocast, adamw in (("float16", "foreach"), ("bfloat16", "foreach"), ("bfloat16", "fused")):
-        toggles = Toggles(device="mps", autocast=autocast, attention="sdpa", compile="default", adamw=adamw)
-        assert find(replace(toggles, vocab_multiple=64, recompute="block", grad_accum_steps=2)).kind == "mps"
+        changes = {"autocast": autocast, "adamw": adamw, "grad_accum_steps": 2}
+        assert find(replace(toggles, **changes)).kind == "mps"
 
 
 def test_other_devices_take_their_batches_as_they_come(fake_mps: list[int]) -> None:
