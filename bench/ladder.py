@@ -195,7 +195,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
         if rung.external is not None:
-            rungs.append(_external(rung, rungs, where))
+            rungs.append(_external(rung, workload, rungs, where))
             continue
         validate(Toggles, rung.set, where, "toggle")
         try:
@@ -221,12 +221,19 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
     return resolved
 
 
-def _external(rung: _RungFile, above: Sequence[Rung], where: str) -> Rung:
+def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
     """Toggles pass it by: it has the device and the threads of the rungs above it, for no other are known of it."""
     external = validate(PeerRung, rung.external, f"{where}: external")
     if rung.set or rung.expect:
         key = "set" if rung.set else "expect"
         raise LadderError(f"{where}: an external rung has no {key!r}; what it computes, its command says")
+    for key in ("model", "seq_len"):  # of which the record has the ladder's parameters and FLOPs
+        theirs, ours = getattr(external, key), getattr(workload, key)
+        if theirs != ours:
+            raise LadderError(
+                f"{where}: external: its command trains {key} {theirs}, and workload.{key} is {ours}; change its "
+                "command with it, or leave this rung out of the ladder"
+            )
     if not above:
         raise LadderError(f"{where}: the first rung is what all are held to; put one of ours, without external, first")
     before = next(each for each in reversed(above) if not each.external)

@@ -152,6 +152,10 @@ class PeerRung:
     """Started in the folder, by no shell; `python` is the interpreter that bench runs on."""
     tokens_per_step: int
     """Tokens per optimiser step that the command makes it take: the author of the ladder vouches for it."""
+    model: str
+    """Whose shape the command trains: the ladder's, or the ladder is refused."""
+    seq_len: int
+    """Tokens per sequence that it trains: likewise."""
     folder: str
     """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
     edited: bool = False

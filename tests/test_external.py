@@ -42,7 +42,8 @@ def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text(text)
         monkeypatch.setenv("CHECKOUT", str(folder))
-        what = f"{{peer: {peer}, folder: $CHECKOUT, tokens_per_step: 64, command: {json.dumps(command)}}}"
+        trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
+        what = f"{{peer: {peer}, folder: $CHECKOUT, {trains}}}"
         rungs = f"[{{name: a, set: {{device: cpu}}}}, {{name: other, external: {what}}}]"
         return write_ladder(rungs, **{"block_seconds": 0.05, "timeout_seconds": 60, **protocol})
 
@@ -291,8 +292,9 @@ def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_sta
 def test_the_trainer_of_transformers_is_measured_as_a_rung(write_ladder, tmp_path: Path, quick_start: None) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
     script = ROOT / "ladders" / "peers"
-    trains = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"
-    what = f"{{peer: transformers, folder: {script}, tokens_per_step: 64, command: {trains}}}"
+    command = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"
+    trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {command}"
+    what = f"{{peer: transformers, folder: {script}, {trains}}}"
     ladder = write_ladder(f"[{{name: a, set: {{device: cpu}}}}, {{name: trainer, external: {what}}}]")
     record = ran(ladder, tmp_path / "results")[1]
     assert record.status == "ok", record.error

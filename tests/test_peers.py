@@ -99,7 +99,8 @@ def test_gollem_s_log_is_read() -> None:
 # --- in a ladder --------------------------------------------------------------------------------------------------
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
-OTHER = "{name: n, external: {peer: nanogpt, folder: $NANOGPT, tokens_per_step: 64, command: python train.py}}"
+TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
+OTHER = f"{{name: n, external: {{peer: nanogpt, folder: $NANOGPT, {TRAINS}}}}}"
 
 
 def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
@@ -121,12 +122,27 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
         (f"[{FIRST}, {OTHER.replace('64', '0')}]", "tokens_per_step 0 is less than 1"),
         (f"[{FIRST}, {OTHER.replace('external', 'set: {autocast: bfloat16}, external')}]", "has no 'set'"),
         (f"[{FIRST}, {OTHER.replace('folder: $NANOGPT, ', '')}]", "external: key 'folder' is missing"),
+        (f"[{FIRST}, {OTHER.replace('seq_len: 32, ', '')}]", "external: key 'seq_len' is missing"),
     ],
 )
 def test_a_wrong_external_rung_is_refused_with_what_to_do(write_ladder, rungs: str, said: str) -> None:
     with pytest.raises(LadderError) as refused:
         load(write_ladder(rungs))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("workload.model=gpt2", "trains model tiny, and workload.model is gpt2; change its command with it, or leave"),
+        ("workload.seq_len=64", "trains seq_len 32, and workload.seq_len is 64; change its command with it, or leave"),
+    ],
+)
+def test_a_peer_whose_command_trains_another_workload_is_refused(write_ladder, override: str, said: str) -> None:
+    path = write_ladder(f"[{FIRST}, {OTHER}]")
+    with pytest.raises(LadderError) as refused:
+        load(path, [override])
+    assert str(refused.value).startswith(f"{path}: rung 'n': external: its command {said}")
 
 
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
