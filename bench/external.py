@@ -12,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -19,12 +20,13 @@ from typing import Literal
 import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
+from bench.checkout import MissingPeer, commit, found, script
 from bench.child import ERROR_LINES, kernel_kills
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Measurement, Rank
-from bench.peers import CANNOT_RUN, PEERS, Line, MissingPeer, Peer, PeerRung, commit, located, unlike
+from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
 from gpt2.stages import environment, threads
 from gpt2.toggles import HOST
@@ -93,11 +95,18 @@ class Watch:
     log: Log
     arrivals: Arrivals
     tell: Progress
-    version: str | None
+    origin: str | None
+    """The commit of its checkout, or a hash of its script."""
+    told: str | None = None
+    """Of its version, by its log."""
 
     @property
     def peer(self) -> Peer:
         return PEERS[self.external.peer]
+
+    @property
+    def version(self) -> str | None:
+        return ", ".join(filter(None, (self.told, self.origin))) or None
 
     def follow(self, deadline: float) -> None:
         """Take its lines until the window is complete, it ends, or time is up. Raises ArrivalError."""
@@ -111,7 +120,7 @@ class Watch:
             elif (tokens := self.peer.tokens_of(text)) not in (None, self.external.tokens_per_step):
                 wanted = f"{self.external.tokens_per_step:,}"
                 raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
-            self.version = self.peer.version_of(text) or self.version
+            self.told = self.peer.version_of(text) or self.told
 
     def _heed(self, line: Line) -> None:
         """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
@@ -132,12 +141,9 @@ class Watch:
 def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     peer, limit = PEERS[external.peer], ladder.protocol.timeout_seconds
     try:
-        folder, words = located(external, ladder.path)
+        folder, words = found(external, ladder.path)
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
-    version = None if peer.version else commit(folder)
-    if unedited := unlike(external, version):
-        return Outcome(status="unsupported", error=unedited, peer_version=version)
     environ = {**os.environ, **environment(rung.toggles), "PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
@@ -145,7 +151,9 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     with Program(words, folder, environ) as program:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
-        watch = Watch(external, program, usage, log, Arrivals(ladder.protocol), Progress(out), version)
+        watch = Watch(
+            external, program, usage, log, Arrivals(ladder.protocol), Progress(out), _origin(peer, folder, words)
+        )
         try:
             watch.follow(deadline)
         except ArrivalError as error:
@@ -164,6 +172,13 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         warnings=warnings,
         peer_version=watch.version,
     )
+
+
+def _origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
+    if peer.version is None:
+        return commit(folder)
+    sha = script(folder, words)
+    return f"script {sha}" if sha else None
 
 
 def _unfinished(

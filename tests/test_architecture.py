@@ -31,6 +31,7 @@ TORCH_FREE = [
     "bench.bash",
     "bench.candidate",
     "bench.best",
+    "bench.checkout",
     "bench.checks",
     "bench.child",
     "bench.child_side",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from io import StringIO
 from pathlib import Path
@@ -11,9 +12,10 @@ from rich.console import Console
 from samples import record
 
 from bench.arrivals import ArrivalError, Arrivals
+from bench.checkout import MissingPeer, commit, found, located, script
 from bench.command import Options, external_command
 from bench.ladder import LadderError, Protocol, load
-from bench.peers import PEERS, Line, MissingPeer, commit, located, unlike
+from bench.peers import PEERS, Line
 from bench.plan import table
 from bench.schedule import Schedule
 
@@ -210,7 +212,7 @@ def test_a_plan_lists_external_rungs_and_what_they_lack(write_ladder, monkeypatc
     assert "unsupported: nanoGPT: set NANOGPT" in text
 
 
-def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None:
+def test_a_checkout_s_version_says_whether_it_was_edited_and_to_what(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
@@ -226,17 +228,39 @@ def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None
     (tmp_path / "train.bin").write_text("data that it made")
     assert commit(tmp_path) == version
     (tmp_path / "train.py").write_text("2")
-    assert commit(tmp_path) == f"{version} (edited)"
+    edited = commit(tmp_path)
+    assert edited is not None
+    assert re.fullmatch(rf"{version} \(edited [0-9a-f]{{7}}\)", edited)
+    (tmp_path / "train.py").write_text("3")
+    assert commit(tmp_path) not in (version, edited)
 
 
-def test_a_rung_that_needs_an_edit_does_not_take_a_checkout_as_published(write_ladder) -> None:
-    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('command', 'edited: true, command')}]"))
+def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('model', 'must_contain: {train.py: [B = 1]}, model')}]"))
     external = ladder.rungs[1].external
     assert external
-    assert unlike(external, "3adf61e (edited)") is None
-    assert unlike(external, None) is None  # a copy without git, of which nothing is known
-    said = unlike(external, "3adf61e")
-    assert said == "nanoGPT in $NANOGPT is as published, and this rung needs the edit that docs/peers.md gives"
+    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    needs = "this rung needs a checkout with the edit of docs/peers.md"
+    for content, lacks in ((None, "$NANOGPT has no train.py"), ("B = 4", "train.py in $NANOGPT lacks 'B = 1'")):
+        if content:
+            (tmp_path / "train.py").write_text(content)
+        with pytest.raises(MissingPeer) as refused:
+            found(external, ladder.path)
+        assert str(refused.value) == f"nanoGPT: {lacks}: {needs}"
+    (tmp_path / "train.py").write_text("B = 1")
+    assert found(external, ladder.path)[0] == tmp_path
+
+
+def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
+    words = ["env", "A=1", "python", "train.py"]
+    assert script(tmp_path, words) is None
+    (tmp_path / "train.py").write_text("1")
+    before = script(tmp_path, words)
+    assert before == script(tmp_path, words)
+    (tmp_path / "train.py").write_text("2")
+    assert script(tmp_path, words) not in (None, before)
 
 
 # --- windows ------------------------------------------------------------------------------------------------------
