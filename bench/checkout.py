@@ -16,6 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers import PEERS, Peer, PeerRung, program_place
+from gpt2.stages import missing_allocator
+from gpt2.support import check
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
 
 SHA_DIGITS = 7
 """Of a hash in a version: as many as of a commit."""
@@ -57,9 +61,15 @@ def _variables(text: str) -> list[str]:
     return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
 
 
-def found(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
-    """As located(), and what is there is what the rung needs. Raises MissingPeer."""
+def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[str]]:
+    """As located(), and what is there is what the rung needs. toggles: the rung's. Raises MissingPeer."""
     folder, words = located(rung, ladder)
+    try:
+        check(toggles)
+        if missing := missing_allocator(toggles.allocator):
+            raise UnsupportedToggle("allocator", toggles.allocator, missing)
+    except UnsupportedToggle as error:
+        raise MissingPeer(str(error)) from None
     for name, texts in rung.must_contain.items():
         path = folder / name
         content = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""

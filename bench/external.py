@@ -28,7 +28,8 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Measurement, Rank
 from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
-from gpt2.stages import environment, threads
+from bench.surroundings import processors, variables
+from gpt2.stages import threads
 from gpt2.toggles import HOST
 from gpt2.workload import FLOPS_FORMULA
 
@@ -141,14 +142,14 @@ class Watch:
 def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     peer, limit = PEERS[external.peer], ladder.protocol.timeout_seconds
     try:
-        folder, words = found(external, ladder.path)
+        folder, words = found(external, rung.toggles, ladder.path)
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
-    environ = {**os.environ, **environment(rung.toggles), "PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    environ = {**os.environ, **variables(rung.toggles)}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
     kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
-    with Program(words, folder, environ) as program:
+    with Program(words, folder, environ, processors(rung.toggles)) as program:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
         watch = Watch(

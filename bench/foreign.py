@@ -13,7 +13,7 @@ import re
 import select
 import signal
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -33,12 +33,15 @@ NOT_MEASURED = "not measured"
 class Program:
     """One program from start to end; use it as a context manager, which ends it with all that it started."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None = None
+    ) -> None:
+        """processors: the logical ones that it may use; None: those that this process may."""
         self.exit_code: int | None = None
         """Minus the signal's number where one ended it; None while it runs."""
         self._pid, self._terminal = pty.fork()  # before any thread is started
         if not self._pid:
-            _become(words, folder, environ)
+            _become(words, folder, environ, processors)
 
     def __enter__(self) -> Program:
         return self
@@ -100,9 +103,13 @@ class Program:
                 time.sleep(0.02)
 
 
-def _become(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+def _become(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None
+) -> None:
     """In the forked process: never returns."""
     try:
+        if processors:
+            os.sched_setaffinity(0, processors)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks for input would wait for ever
         os.chdir(folder)
         os.execvpe(words[0], list(words), dict(environ))

@@ -83,7 +83,7 @@ class Rung:
     settings: tuple[str, ...] = ()
     """What the candidate changes of that, as overrides."""
     external: PeerRung | None = None
-    """Another trainer in place of ours; of its toggles only the device and the threads say something of it."""
+    """Another trainer in place of ours; of its toggles only device, threads and allocator say something of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,7 +222,7 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
 
 
 def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
-    """Toggles pass it by: it has the device and the threads of the rungs above it, for no other are known of it."""
+    """Toggles pass it by: it has the device and the threads of the rungs above it, and an allocator of its own."""
     external = validate(PeerRung, rung.external, f"{where}: external")
     if rung.set or rung.expect:
         key = "set" if rung.set else "expect"
@@ -237,7 +237,8 @@ def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where:
     if not above:
         raise LadderError(f"{where}: the first rung is what all are held to; put one of ours, without external, first")
     before = next(each for each in reversed(above) if not each.external)
-    toggles = Toggles(device=before.toggles.device, threads=before.toggles.threads)
+    device, threads = before.toggles.device, before.toggles.threads
+    toggles = Toggles(device=device, threads=threads, allocator=external.allocator)
     changed = [f"external: {PEERS[external.peer].title}"]
     return Rung(name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from bench.validation import near
 from gpt2.workload import STRICT
@@ -151,6 +151,8 @@ class PeerRung:
     """Tokens per sequence that it trains: likewise."""
     folder: str
     """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
+    allocator: Literal["system", "tcmalloc", "jemalloc"] = "system"
+    """On a CPU, where its memory comes from: by the environment variables of our toggle."""
     must_contain: dict[str, list[str]] = field(default_factory=dict)
     """By file of the folder: texts without which the command would train something else, and is not run."""
 

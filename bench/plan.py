@@ -141,7 +141,7 @@ def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[
     if reason := missing.get(rung.toggles.device):
         return f"unsupported: {reason}"
     try:
-        found(external, ladder.path)
+        found(external, rung.toggles, ladder.path)
     except MissingPeer as error:
         return f"unsupported: {error}"
     return "yes"

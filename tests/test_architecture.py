@@ -58,6 +58,7 @@ TORCH_FREE = [
     "bench.sweep",
     "bench.state",
     "bench.stats",
+    "bench.surroundings",
     "bench.terminal",
     "bench.runner",
     "bench.progress",

@@ -24,6 +24,9 @@ from bench.probe import Answer, probe
 from bench.record import Outcome, Record, read
 from bench.report.scoreboard import scoreboard
 from bench.runner import run
+from bench.surroundings import processors, variables
+from gpt2.stages import missing_allocator
+from gpt2.toggles import Toggles
 
 STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.00%')\n"
 SILENT = "import time\nprint('loading the data')\ntime.sleep(600)\n"
@@ -38,14 +41,21 @@ def program(steps: int = 1000, seconds: float = 0.02) -> str:
 def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A ladder whose second rung is this Python program."""
 
-    def write(text: str, command: str = "python train.py", peer: str = "nanogpt", **protocol: float) -> Path:
+    def write(
+        text: str,
+        command: str = "python train.py",
+        peer: str = "nanogpt",
+        threads: int | str = "default",
+        allocator: str = "system",
+        **protocol: float,
+    ) -> Path:
         folder = tmp_path / "checkout"
         folder.mkdir(exist_ok=True)
         (folder / "train.py").write_text(text)
         monkeypatch.setenv("CHECKOUT", str(folder))
         trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
-        what = f"{{peer: {peer}, folder: $CHECKOUT, {trains}}}"
-        rungs = f"[{{name: a, set: {{device: cpu}}}}, {{name: other, external: {what}}}]"
+        what = f"{{peer: {peer}, folder: $CHECKOUT, allocator: {allocator}, {trains}}}"
+        rungs = f"[{{name: a, set: {{device: cpu, threads: {threads}}}}}, {{name: other, external: {what}}}]"
         return write_ladder(rungs, **{"block_seconds": 0.05, "timeout_seconds": 60, **protocol})
 
     return write
@@ -206,6 +216,38 @@ def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer,
 def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
     found = "assert os.environ['A'] == '1' and os.environ['OMP_NUM_THREADS'] and not sys.stdin.read()"
     assert timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status == "ok"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor")
+def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
+    """For those that start a thread for each processor that they may use, whatever OMP_NUM_THREADS says."""
+    printed = timed(peer(f"import os\nprint('on', len(os.sched_getaffinity(0)))\n{program()}", threads=1))[1]
+    assert "on 1\n" in printed
+
+
+def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr("bench.surroundings.one_cpu_per_core", lambda: [0, 2])
+    found = {n: processors(Toggles(device="cpu", threads=n)) for n in (1, 2, 3, 4)}
+    assert found == {1: [0], 2: [0, 2], 3: [0, 2, 1], 4: None}
+    assert processors(Toggles(device="cuda")) is None
+
+
+@pytest.mark.parametrize(("visible", "given"), [(None, "0"), ("3,1", "3"), ("GPU-5ebe9c5a", "GPU-5ebe9c5a"), ("", "")])
+def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
+    visible: str | None, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert variables(Toggles(device="cuda"))["CUDA_VISIBLE_DEVICES"] == given
+
+
+@pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")
+def test_a_peer_has_its_memory_from_where_its_rung_says(peer) -> None:
+    found = "assert 'jemalloc' in open('/proc/self/maps').read() and 'thp:always' in os.environ['MALLOC_CONF']"
+    outcome, _ = timed(peer(f"import os\n{found}\n{program()}", allocator="jemalloc"))
+    assert outcome.status == "ok", outcome.error
 
 
 def test_a_script_of_ours_tells_its_library_s_version_and_has_a_hash(peer) -> None:

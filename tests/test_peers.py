@@ -247,10 +247,30 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
         if content:
             (tmp_path / "train.py").write_text(content)
         with pytest.raises(MissingPeer) as refused:
-            found(external, ladder.path)
+            found(external, ladder.rungs[1].toggles, ladder.path)
         assert str(refused.value) == f"nanoGPT: {lacks}: {needs}"
     (tmp_path / "train.py").write_text("B = 1")
-    assert found(external, ladder.path)[0] == tmp_path
+    assert found(external, ladder.rungs[1].toggles, ladder.path)[0] == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cpu", r"allocator: jemalloc: there is no libjemalloc here; apt-get install libjemalloc2, or choose thp"),
+        ("cuda", r"allocator: jemalloc: this device has memory of its own; choose system"),
+    ],
+)
+def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, reason: str
+) -> None:
+    first = f"{{name: a, set: {{device: {device}}}}}"
+    ladder = load(write_ladder(f"[{first}, {OTHER.replace('model', 'allocator: jemalloc, model')}]"))
+    external = ladder.rungs[1].external
+    assert external
+    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    monkeypatch.setattr("gpt2.stages.find_library", lambda library: None)
+    with pytest.raises(MissingPeer, match=reason):
+        found(external, ladder.rungs[1].toggles, ladder.path)
 
 
 def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
