@@ -56,7 +56,7 @@ def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
         what = f"{{peer: {peer}, folder: $CHECKOUT, allocator: {allocator}, {trains}}}"
         rungs = f"[{{name: a, set: {{device: cpu, threads: {threads}}}}}, {{name: other, external: {what}}}]"
-        return write_ladder(rungs, **{"block_seconds": 0.05, "timeout_seconds": 60, **protocol})
+        return write_ladder(rungs, **{"block_seconds": 0.1, "timeout_seconds": 60, **protocol})
 
     return write
 
@@ -163,14 +163,21 @@ def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None
     outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
     assert outcome.status == "ok"
     assert outcome.measurement is not None
-    assert len(outcome.measurement.block_seconds) == 9
+    assert len(outcome.measurement.block_seconds) == 7
+
+
+def test_a_peer_whose_loss_is_no_number_in_the_window_has_failed(peer) -> None:
+    text = program().replace("10 - step / 100", "10 + 0 * (1e999 if step > 3 else 1)")
+    outcome, _ = timed(peer(text, blocks=10))
+    assert outcome.status == "failed"
+    assert re.fullmatch(r"nanoGPT: its loss is not a number: nan at step \d+", (outcome.error or "").splitlines()[0])
 
 
 def test_a_peer_that_takes_too_few_steps_is_told_to_take_more(peer) -> None:
-    outcome, _ = timed(peer(program(steps=6, seconds=0.1), block_seconds=0.001))
+    outcome, _ = timed(peer(program(steps=8, seconds=0.1), block_seconds=0.001))
     assert outcome.status == "failed"
     assert outcome.error == (
-        "nanoGPT ended with exit code 0, after 6 progress lines and 3 blocks, too few for a window: tell it to take "
+        "nanoGPT ended with exit code 0, after 8 progress lines and 3 blocks, too few for a window: tell it to take "
         "more steps"
     )
 

@@ -296,19 +296,19 @@ def arrive(protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, 
     return arrivals
 
 
-def test_a_window_begins_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
+def test_a_window_begins_one_block_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
     arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6), list(range(100)))
-    assert arrivals.warmup_steps == 3
+    assert arrivals.warmup_steps == 1 + 3 + 1  # the first line's, those after it, and an untimed block
     assert arrivals.block_steps == 1
     assert arrivals.block_seconds == [1.0] * 6
-    assert len(arrivals.lines) == 3 + 6
+    assert len(arrivals.lines) == 5 + 6
     assert arrivals.step_seconds == [1.0] * 6
 
 
 def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
     arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
     assert arrivals.block_steps == 8
-    assert arrivals.warmup_steps == 3 + 8
+    assert arrivals.warmup_steps == 1 + 3 + 8
     assert arrivals.block_seconds == [1.0] * 5
 
 
@@ -330,5 +330,5 @@ def test_lines_of_several_ranks_are_refused() -> None:
 
 
 def test_uneven_lines_are_refused() -> None:
-    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 4 came st"):
-        arrive(Protocol(), [0, 1, 2, 3, 4, 6, 9])
+    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"):
+        arrive(Protocol(), [0, 1, 2, 3, 4, 5, 6, 8, 11])
