@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,10 +21,11 @@ import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
 from bench.checkout import MissingPeer, commit, found, script
-from bench.child import ERROR_LINES, kernel_kills
+from bench.child import MARK, kernel_kills
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
+from bench.log import Log
 from bench.measurement import Measurement, Rank
 from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
@@ -68,22 +69,6 @@ def main() -> int:
     if outcome.error:
         print(outcome.error, file=sys.stderr)
     return 0 if outcome.status == "ok" else 1
-
-
-@dataclass
-class Log:
-    """What a peer has printed: passed on, for whoever wants to see it, without the place where its checkout lies."""
-
-    folder: Path
-    shown: str
-    """In place of that."""
-    last: list[str] = field(default_factory=list)
-
-    def take(self, text: str) -> str:
-        text = text.replace(str(self.folder), self.shown)
-        print(text, flush=True)
-        self.last = [*self.last, text][-ERROR_LINES:]
-        return text
 
 
 @dataclass
@@ -145,7 +130,8 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         folder, words = found(external, rung.toggles, ladder.path)
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
-    environ = {**os.environ, **variables(rung.toggles)}
+    mark = os.environ.get(MARK, f"{out.resolve()} {os.getpid()}")  # the runner's; alone, one of its own
+    environ = {**os.environ, **variables(rung.toggles), MARK: mark}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
     kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
@@ -159,6 +145,8 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
             watch.follow(deadline)
         except ArrivalError as error:
             return Outcome(status="failed", error=f"{peer.title}: {error}", peer_version=watch.version)
+        finally:
+            log.end()
         arrivals = watch.arrivals
         if not arrivals.enough:
             status, error = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
@@ -186,7 +174,7 @@ def _unfinished(
     peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float, kernel_killed: bool
 ) -> tuple[Status, str]:
     """How a peer ended that has not trained for a whole window, or did not end."""
-    title, last = peer.title, log.last
+    title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
     if program.exit_code is None:
         tail = "\n".join(["its last output:", *last] if last else ["it printed nothing"])

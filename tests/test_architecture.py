@@ -47,6 +47,7 @@ TORCH_FREE = [
     "bench.here",
     "bench.ladder",
     "bench.link",
+    "bench.log",
     "bench.machine",
     "bench.measurement",
     "bench.nodes",

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import ROOT
+from standin import SILENT, children_of, program, timed
 from test_runner import Silent
 
 from bench import foreign, runner
@@ -27,77 +25,6 @@ from bench.runner import run
 from bench.surroundings import processors, variables
 from gpt2.stages import missing_allocator
 from gpt2.toggles import Toggles
-
-STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.00%')\n"
-SILENT = "import time\nprint('loading the data')\ntime.sleep(600)\n"
-
-
-def program(steps: int = 1000, seconds: float = 0.02) -> str:
-    """A trainer that prints a line for each of its steps."""
-    return f"import time\nfor step in range({steps}):\n    time.sleep({seconds})\n    {STEP}"
-
-
-@pytest.fixture
-def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A ladder whose second rung is this Python program."""
-
-    def write(
-        text: str,
-        command: str = "python train.py",
-        peer: str = "nanogpt",
-        threads: int | str = "default",
-        allocator: str = "system",
-        **protocol: float,
-    ) -> Path:
-        folder = tmp_path / "checkout"
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(text)
-        monkeypatch.setenv("CHECKOUT", str(folder))
-        trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
-        what = f"{{peer: {peer}, folder: $CHECKOUT, allocator: {allocator}, {trains}}}"
-        rungs = f"[{{name: a, set: {{device: cpu, threads: {threads}}}}}, {{name: other, external: {what}}}]"
-        return write_ladder(rungs, **{"block_seconds": 0.1, "timeout_seconds": 60, **protocol})
-
-    return write
-
-
-def command(ladder: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.external", str(ladder), "other", "--out", str(ladder.with_name("m.json"))]
-
-
-def timed(ladder: Path, environ: dict[str, str] | None = None) -> tuple[Outcome, str]:
-    """The outcome, and what was printed."""
-    variables = {**os.environ, **(environ or {})}
-    done = subprocess.run(command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
-    outcome = Outcome.model_validate_json(ladder.with_name("m.json").read_text())
-    assert (done.returncode == 0) == (outcome.status == "ok")
-    return outcome, done.stdout
-
-
-def children_of(folder: Path) -> list[psutil.Process]:
-    """Processes that run in a peer's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def await_peer(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not children_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children_of(folder)
-
-
-def none_left(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left := children_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not left
 
 
 def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> None:
@@ -225,6 +152,28 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
     assert timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status == "ok"
 
 
+@pytest.mark.parametrize(
+    ("piece", "ends"),
+    [("'x' * 99 + '\\n'", "lines left out ..."), ("'x' * 100", "x" * 100)],
+    ids=["in lines", "in one line"],
+)
+def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(peer, piece: str, ends: str) -> None:
+    text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    outcome, printed = timed(peer(text + program()))
+    assert outcome.status == "ok", outcome.error
+    assert printed.startswith("loading\n")
+    assert ends in printed
+    assert printed.rstrip().splitlines()[-1].startswith("iter ")
+    assert len(printed) < 2**19  # of 30 MB
+
+
+def test_a_line_is_kept_as_far_as_a_line_is_looked_at() -> None:
+    words = [sys.executable, "-c", "print('x' * 10**7); print('y')"]
+    with Program(words, ROOT, dict(os.environ)) as program:
+        lines = [text for _, text in program.lines(time.perf_counter() + 60)]
+    assert lines == ["x" * foreign.LONGEST_LINE, "y"]
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor")
 def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
     """For those that start a thread for each processor that they may use, whatever OMP_NUM_THREADS says."""
@@ -270,27 +219,6 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     assert outcome.error is not None
     said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
     assert outcome.error.splitlines()[0] == said
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
-    timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_peer(tmp_path / "checkout")
-    timing.send_signal(number)
-    timing.wait(timeout=10)
-    assert none_left(tmp_path / "checkout", 5)
-
-
-def test_a_peer_dies_with_the_runner(peer, tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    words = command(peer(SILENT))
-    environ = {**os.environ, "BENCH_RUNNER_PID": str(holder.pid)}
-    with subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL) as timing:
-        await_peer(tmp_path / "checkout")
-        holder.kill()
-        holder.wait()
-        assert timing.wait(timeout=15) == 1
-    assert none_left(tmp_path / "checkout", 5)
 
 
 # --- in a run -----------------------------------------------------------------------------------------------------
