@@ -15,10 +15,16 @@ from standin import SILENT, await_peer, children_of, command, none_left, program
 from bench.child import MOST_OUTPUT, supervise
 from bench.stop import Stop
 
-DETACHES = (
-    "import subprocess, sys\n"
-    "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-)
+DETACHES = """\
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+"""A process of its own session that is no longer its child."""
 STUBBORN = {
     "ignores SIGTERM": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
     "ignores SIGHUP": "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
