@@ -5,6 +5,7 @@ As in bench.measure there is a warm-up and a window of blocks of equal size, non
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 from bench.ladder import LEAST_BLOCKS, Protocol
@@ -12,7 +13,7 @@ from bench.peers import Line
 
 
 class ArrivalError(Exception):
-    """Progress lines that no blocks can be formed of; the message says why."""
+    """Progress lines that no sound window can be formed of; the message says why."""
 
 
 class Arrivals:
@@ -31,7 +32,7 @@ class Arrivals:
         """Place of the line at which the window began."""
 
     def take(self, line: Line) -> None:
-        """Raises ArrivalError where the numbers of the steps do not grow evenly."""
+        """Raises ArrivalError where the numbers of the steps do not grow evenly, or a loss of the window is none."""
         before = self.lines[-1] if self.lines else None
         self.lines.append(line)
         if before is None:
@@ -41,16 +42,15 @@ class Arrivals:
                 f"it printed step {line.step} after step {before.step}; let one process alone print, and train once"
             )
         if self._mark:
+            if not math.isfinite(line.loss):  # such sums are not those of training
+                raise ArrivalError(f"its loss is not a number: {line.loss} at step {line.step}")
             self._timed(self._mark, line)
         elif self._settling:
             self._settle(self._settling, line)
-        elif self.warmup_steps >= self._protocol.min_warmup_steps:
+        elif line.step - self.lines[0].step >= self._protocol.min_warmup_steps:
             interval = line.step - before.step
             self.block_steps = self._block_steps(line.at - before.at, interval, interval)
-            if self.block_steps > interval:
-                self._settling = line
-            else:
-                self._begin(line)
+            self._settling = line
 
     def _block_steps(self, seconds: float, steps: int, interval: int) -> int:
         """As many as take about a block's seconds, in whole intervals between two lines."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import signal
 import subprocess
@@ -21,6 +22,8 @@ from bench.stop import Ending
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
+MOST_OUTPUT = 2**20
+"""Bytes of what a process printed last that are kept."""
 MARK = "BENCH_OUT"
 """Environment variable by which all processes of one rung are known, whoever started them."""
 
@@ -32,6 +35,7 @@ class Ended:
     exit_code: int | None
     reason: Literal["exit", "timeout", "interrupted"]
     output: str
+    """Its last MOST_OUTPUT bytes."""
     kernel_killed: bool
     """Whether the kernel killed some process for memory meanwhile."""
     seconds: float = 0.0
@@ -77,16 +81,24 @@ def supervise(
             process.kill()
             process.wait()
             end_marked(str(out))
-    output = log.read_text(encoding="utf-8", errors="replace")
+    output = _end_of(log)
     code = process.returncode if reason == "exit" else None
     seconds = time.monotonic() - begun
     return Ended(exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills, seconds=seconds)
 
 
+def _end_of(log: Path) -> str:
+    """As much of it as explains how a process ended."""
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - MOST_OUTPUT))
+        return file.read().decode(errors="replace")
+
+
 def end_marked(mark: str) -> None:
-    """Kill every process that carries this rung's mark: torchrun's workers and compilers outlive their parents."""
+    """Kill every other process that carries a rung's mark: torchrun's workers and compilers outlive their parents."""
     for _ in range(5):  # a process may start another while it is being killed
-        left = [process for process in psutil.process_iter() if _mark(process) == mark]
+        others = (process for process in psutil.process_iter() if process.pid != os.getpid())
+        left = [process for process in others if _mark(process) == mark]
         if not left:
             return
         for process in left:

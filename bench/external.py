@@ -12,21 +12,25 @@ import re
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
-from bench.child import ERROR_LINES, kernel_kills
+from bench.checkout import MissingPeer, commit, found, script
+from bench.child import MARK, kernel_kills
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
+from bench.log import Log
 from bench.measurement import Measurement, Rank
-from bench.peers import CANNOT_RUN, PEERS, Line, MissingPeer, Peer, PeerRung, commit, located, unlike
+from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
-from gpt2.stages import environment, threads
+from bench.surroundings import processors, variables
+from gpt2.stages import threads
 from gpt2.toggles import HOST
 from gpt2.workload import FLOPS_FORMULA
 
@@ -68,22 +72,6 @@ def main() -> int:
 
 
 @dataclass
-class Log:
-    """What a peer has printed: passed on, for whoever wants to see it, without the place where its checkout lies."""
-
-    folder: Path
-    shown: str
-    """In place of that."""
-    last: list[str] = field(default_factory=list)
-
-    def take(self, text: str) -> str:
-        text = text.replace(str(self.folder), self.shown)
-        print(text, flush=True)
-        self.last = [*self.last, text][-ERROR_LINES:]
-        return text
-
-
-@dataclass
 class Watch:
     """One peer while it trains."""
 
@@ -93,11 +81,18 @@ class Watch:
     log: Log
     arrivals: Arrivals
     tell: Progress
-    version: str | None
+    origin: str | None
+    """The commit of its checkout, or a hash of its script."""
+    told: str | None = None
+    """Of its version, by its log."""
 
     @property
     def peer(self) -> Peer:
         return PEERS[self.external.peer]
+
+    @property
+    def version(self) -> str | None:
+        return ", ".join(filter(None, (self.told, self.origin))) or None
 
     def follow(self, deadline: float) -> None:
         """Take its lines until the window is complete, it ends, or time is up. Raises ArrivalError."""
@@ -111,7 +106,7 @@ class Watch:
             elif (tokens := self.peer.tokens_of(text)) not in (None, self.external.tokens_per_step):
                 wanted = f"{self.external.tokens_per_step:,}"
                 raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
-            self.version = self.peer.version_of(text) or self.version
+            self.told = self.peer.version_of(text) or self.told
 
     def _heed(self, line: Line) -> None:
         """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
@@ -132,24 +127,26 @@ class Watch:
 def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     peer, limit = PEERS[external.peer], ladder.protocol.timeout_seconds
     try:
-        folder, words = located(external, ladder.path)
+        folder, words = found(external, rung.toggles, ladder.path)
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
-    version = None if peer.version else commit(folder)
-    if unedited := unlike(external, version):
-        return Outcome(status="unsupported", error=unedited, peer_version=version)
-    environ = {**os.environ, **environment(rung.toggles), "PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    mark = os.environ.get(MARK, f"{out.resolve()} {os.getpid()}")  # the runner's; alone, one of its own
+    environ = {**os.environ, **variables(rung.toggles), MARK: mark}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
     kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
-    with Program(words, folder, environ) as program:
+    with Program(words, folder, environ, processors(rung.toggles)) as program:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
-        watch = Watch(external, program, usage, log, Arrivals(ladder.protocol), Progress(out), version)
+        watch = Watch(
+            external, program, usage, log, Arrivals(ladder.protocol), Progress(out), _origin(peer, folder, words)
+        )
         try:
             watch.follow(deadline)
         except ArrivalError as error:
             return Outcome(status="failed", error=f"{peer.title}: {error}", peer_version=watch.version)
+        finally:
+            log.end()
         arrivals = watch.arrivals
         if not arrivals.enough:
             status, error = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
@@ -166,11 +163,18 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     )
 
 
+def _origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
+    if peer.version is None:
+        return commit(folder)
+    sha = script(folder, words)
+    return f"script {sha}" if sha else None
+
+
 def _unfinished(
     peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float, kernel_killed: bool
 ) -> tuple[Status, str]:
     """How a peer ended that has not trained for a whole window, or did not end."""
-    title, last = peer.title, log.last
+    title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
     if program.exit_code is None:
         tail = "\n".join(["its last output:", *last] if last else ["it printed nothing"])

@@ -7,23 +7,31 @@ goes and the program with it. Imports no torch.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import pty
 import re
 import select
 import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
+from bench.child import MARK, end_marked
 from bench.state import cpu_times, nvml_handles
 
 LAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+PR_SET_PDEATHSIG = 1
+"""By which a program ends with the one that started it even if it heeds no terminal's end."""
+LONGEST_LINE = 4096
+"""Bytes of one that are looked at and kept."""
 VM_HWM = "resident, window (VmHWM)"
 """As bench.worker's processes on a CPU call the same thing: the most that one process held since the window began."""
 NVML = "whole GPU, beyond what was used before (NVML, sampled)"
@@ -33,12 +41,16 @@ NOT_MEASURED = "not measured"
 class Program:
     """One program from start to end; use it as a context manager, which ends it with all that it started."""
 
-    def __init__(self, words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None = None
+    ) -> None:
+        """processors: the logical ones that it may use; None: those that this process may."""
         self.exit_code: int | None = None
         """Minus the signal's number where one ended it; None while it runs."""
+        self._mark = environ.get(MARK)
         self._pid, self._terminal = pty.fork()  # before any thread is started
         if not self._pid:
-            _become(words, folder, environ)
+            _become(words, folder, environ, processors)
 
     def __enter__(self) -> Program:
         return self
@@ -49,7 +61,10 @@ class Program:
         self.end()
 
     def lines(self, deadline: float) -> Iterator[tuple[float, str]]:
-        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time is up."""
+        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time is up.
+
+        Of a longer line only the first LONGEST_LINE bytes.
+        """
         rest = b""
         while (left := deadline - time.perf_counter()) > 0:
             if not select.select([self._terminal], [], [], left)[0]:
@@ -60,11 +75,12 @@ class Program:
                 read = b""
             at = time.perf_counter()
             *whole, rest = re.split(rb"[\r\n]+", rest + read)
-            yield from ((at, text) for line in whole if (text := line.decode(errors="replace").strip()))
+            rest = rest[:LONGEST_LINE]
+            yield from ((at, text) for line in whole if (text := _text(line)))
             if not read:
                 self._wait(LAST_SECONDS)
                 break
-        if text := rest.decode(errors="replace").strip():
+        if text := _text(rest):
             yield time.perf_counter(), text
 
     def processes(self) -> list[psutil.Process]:
@@ -75,7 +91,7 @@ class Program:
         return []
 
     def end(self) -> None:
-        """By SIGTERM, and SIGKILL where that does not do."""
+        """By SIGTERM, and SIGKILL where that does not do; by its mark too what it started in sessions of their own."""
         left = self.processes() if self.exit_code is None else []
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -84,6 +100,8 @@ class Program:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        if self._mark:
+            end_marked(self._mark)
         self._wait(LAST_SECONDS)
         with contextlib.suppress(OSError):
             os.close(self._terminal)
@@ -100,9 +118,19 @@ class Program:
                 time.sleep(0.02)
 
 
-def _become(words: Sequence[str], folder: Path, environ: Mapping[str, str]) -> None:
+def _text(line: bytes) -> str:
+    return line[:LONGEST_LINE].decode(errors="replace").strip()
+
+
+def _become(
+    words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None
+) -> None:
     """In the forked process: never returns."""
     try:
+        if LIBC:
+            LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if processors:
+            os.sched_setaffinity(0, processors)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks for input would wait for ever
         os.chdir(folder)
         os.execvpe(words[0], list(words), dict(environ))

@@ -83,7 +83,7 @@ class Rung:
     settings: tuple[str, ...] = ()
     """What the candidate changes of that, as overrides."""
     external: PeerRung | None = None
-    """Another trainer in place of ours; of its toggles only the device and the threads say something of it."""
+    """Another trainer in place of ours; of its toggles only device, threads and allocator say something of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,7 +195,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
         if rung.name in [r.name for r in rungs]:
             raise LadderError(f"{where}: name is used twice; every rung needs its own")
         if rung.external is not None:
-            rungs.append(_external(rung, rungs, where))
+            rungs.append(_external(rung, workload, rungs, where))
             continue
         validate(Toggles, rung.set, where, "toggle")
         try:
@@ -221,16 +221,24 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
     return resolved
 
 
-def _external(rung: _RungFile, above: Sequence[Rung], where: str) -> Rung:
-    """Toggles pass it by: it has the device and the threads of the rungs above it, for no other are known of it."""
+def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
+    """Toggles pass it by: it has the device and the threads of the rungs above it, and an allocator of its own."""
     external = validate(PeerRung, rung.external, f"{where}: external")
     if rung.set or rung.expect:
         key = "set" if rung.set else "expect"
         raise LadderError(f"{where}: an external rung has no {key!r}; what it computes, its command says")
+    for key in ("model", "seq_len"):  # of which the record has the ladder's parameters and FLOPs
+        theirs, ours = getattr(external, key), getattr(workload, key)
+        if theirs != ours:
+            raise LadderError(
+                f"{where}: external: its command trains {key} {theirs}, and workload.{key} is {ours}; change its "
+                "command with it, or leave this rung out of the ladder"
+            )
     if not above:
         raise LadderError(f"{where}: the first rung is what all are held to; put one of ours, without external, first")
     before = next(each for each in reversed(above) if not each.external)
-    toggles = Toggles(device=before.toggles.device, threads=before.toggles.threads)
+    device, threads = before.toggles.device, before.toggles.threads
+    toggles = Toggles(device=device, threads=threads, allocator=external.allocator)
     changed = [f"external: {PEERS[external.peer].title}"]
     return Rung(name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external)
 

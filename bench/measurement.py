@@ -32,7 +32,8 @@ class External(Plain):
     peer: str
     """A key of bench.peers.PEERS."""
     version: str | None
-    """Commit of its checkout, and whether that was edited, or what it printed; null where neither tells."""
+    """Commit of its checkout, with a hash of what that was edited to, or what it printed and a hash of the script;
+    null where neither tells."""
     command: str
     """As the ladder has it."""
 

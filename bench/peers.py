@@ -1,27 +1,20 @@
-"""Other GPT-2 trainers that a ladder can hold its rungs to: how each is found, started, and what its log says.
+"""Other GPT-2 trainers that a ladder can hold its rungs to: how to come by each, and what its log says.
 
 None of their code is here; each is a checkout of the user's, or a script of ours around a library. Imports no torch.
 """
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import shutil
-import subprocess
-import sys
-from dataclasses import dataclass
-from pathlib import Path
-from typing import ClassVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
 
 from bench.validation import near
 from gpt2.workload import STRICT
 
 CANNOT_RUN = 69
 """Exit code by which a peer says that it cannot run here (EX_UNAVAILABLE); its last line says why."""
-EDITED = " (edited)"
-"""Ends the version of a checkout whose tracked files differ from its commit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -152,10 +145,16 @@ class PeerRung:
     """Started in the folder, by no shell; `python` is the interpreter that bench runs on."""
     tokens_per_step: int
     """Tokens per optimiser step that the command makes it take: the author of the ladder vouches for it."""
+    model: str
+    """Whose shape the command trains: the ladder's, or the ladder is refused."""
+    seq_len: int
+    """Tokens per sequence that it trains: likewise."""
     folder: str
     """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
-    edited: bool = False
-    """Whether the command trains as the rung says only where the checkout was edited: as published it is not run."""
+    allocator: Literal["system", "tcmalloc", "jemalloc"] = "system"
+    """On a CPU, where its memory comes from: by the environment variables of our toggle."""
+    must_contain: dict[str, list[str]] = field(default_factory=dict)
+    """By file of the folder: texts without which the command would train something else, and is not run."""
 
     def __post_init__(self) -> None:
         if self.peer not in PEERS:
@@ -166,57 +165,11 @@ class PeerRung:
             words = shlex.split(self.command)
         except ValueError as error:
             raise ValueError(f"command {self.command!r} cannot be split into words: {error}") from None
-        if _program(words) >= len(words):
+        if program_place(words) >= len(words):
             raise ValueError(f"command {self.command!r} names no program")
 
 
-def unlike(rung: PeerRung, version: str | None) -> str | None:
-    """Why a checkout of this version would not train what the rung says; None where nothing is known against it."""
-    if rung.edited and version is not None and not version.endswith(EDITED):
-        return (
-            f"{PEERS[rung.peer].title} in {rung.folder} is as published, and this rung needs the edit that "
-            "docs/peers.md gives"
-        )
-    return None
-
-
-class MissingPeer(Exception):
-    """A peer that is not here; the message says how to get it, in one line."""
-
-
-def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
-    """The folder to start a peer in, and the words of its command. Raises MissingPeer. ladder: its file."""
-    peer = PEERS[rung.peer]
-    text = os.path.expanduser(_expanded(rung.folder, peer, "the folder of its checkout"))
-    folder = (ladder.parent / text).resolve()
-    if not folder.is_dir():
-        variable = next(iter(_variables(rung.folder)), None)
-        place = f"set {variable} to its folder" if variable else f"put it into {rung.folder}"
-        raise MissingPeer(f"{peer.title} is not in {rung.folder}: {peer.get}, and {place}")
-    words = [_expanded(word, peer, "what its command needs") for word in shlex.split(rung.command)]
-    place = _program(words)
-    program = words[place]
-    if program == "python":
-        words[place] = sys.executable
-    elif not shutil.which(folder / program if "/" in program else program):
-        raise MissingPeer(f"{peer.title}: {shlex.split(rung.command)[place]} is no program here: {peer.get}")
-    return folder, words
-
-
-def _expanded(text: str, peer: Peer, what: str) -> str:
-    expanded = os.path.expandvars(text)
-    for name in _variables(text):
-        if not os.environ.get(name):
-            raise MissingPeer(f"{peer.title}: set {name} to {what}; to get it: {peer.get}")
-    return expanded
-
-
-def _variables(text: str) -> list[str]:
-    """Names of the environment's variables in a text."""
-    return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
-
-
-def _program(words: list[str]) -> int:
+def program_place(words: list[str]) -> int:
     """Where in a command the program stands: behind `env` and its assignments."""
     place = 0
     if words[:1] == ["env"]:
@@ -224,15 +177,3 @@ def _program(words: list[str]) -> int:
         while place < len(words) and "=" in words[place]:
             place += 1
     return place
-
-
-def commit(folder: Path) -> str | None:
-    """Of a checkout, and whether its tracked files were edited; None where git does not tell."""
-    told = []
-    for words in (("log", "-1", "--format=%h", "--abbrev=7"), ("status", "--porcelain", "--untracked-files=no", ".")):
-        try:
-            done = subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=20, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        told.append(done.stdout.strip())
-    return told[0] + EDITED if told[1] else told[0]

@@ -11,8 +11,9 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from bench.checkout import MissingPeer, found
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
-from bench.peers import MissingPeer, PeerRung, commit, located, unlike
+from bench.peers import PeerRung
 from bench.report.text import DASH, GIB, plain
 from bench.schedule import Schedule
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
@@ -140,11 +141,10 @@ def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[
     if reason := missing.get(rung.toggles.device):
         return f"unsupported: {reason}"
     try:
-        folder, _ = located(external, ladder.path)
+        found(external, rung.toggles, ladder.path)
     except MissingPeer as error:
         return f"unsupported: {error}"
-    unedited = unlike(external, commit(folder))
-    return f"unsupported: {unedited}" if unedited else "yes"
+    return "yes"
 
 
 def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:

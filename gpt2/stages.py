@@ -57,7 +57,7 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     variables |= _allocator(toggles.allocator)
     if toggles.affinity == "pinned":
-        variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in _one_cpu_per_core())}
+        variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in one_cpu_per_core())}
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
     return variables
@@ -67,7 +67,7 @@ PLACES = "OMP_PLACES"
 """Where OpenMP's threads stay: {0},{1} are the first two logical processors, each a place of its own."""
 
 
-def _one_cpu_per_core() -> list[int]:
+def one_cpu_per_core() -> list[int]:
     """The first logical processor of each physical core that this process may use."""
     first: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
@@ -80,7 +80,17 @@ def _one_cpu_per_core() -> list[int]:
 
 ALLOCATORS = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc"}
 """The libraries' names for the linker."""
+PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
+"""That install them on Debian and Ubuntu."""
 CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def missing_allocator(name: str) -> str | None:
+    """Why memory cannot come from there here; None where it can."""
+    library = ALLOCATORS.get(name)
+    if library and not find_library(library):
+        return f"there is no lib{library} here; apt-get install {PACKAGES[name]}, or choose thp"
+    return None
 
 
 def _allocator(name: str) -> dict[str, str]:

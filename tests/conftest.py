@@ -81,3 +81,27 @@ def write_ladder(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture
+def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A ladder whose second rung is this Python program."""
+
+    def write(
+        text: str,
+        command: str = "python train.py",
+        peer: str = "nanogpt",
+        threads: int | str = "default",
+        allocator: str = "system",
+        **protocol: float,
+    ) -> Path:
+        folder = tmp_path / "checkout"
+        folder.mkdir(exist_ok=True)
+        (folder / "train.py").write_text(text)
+        monkeypatch.setenv("CHECKOUT", str(folder))
+        trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
+        what = f"{{peer: {peer}, folder: $CHECKOUT, allocator: {allocator}, {trains}}}"
+        rungs = f"[{{name: a, set: {{device: cpu, threads: {threads}}}}}, {{name: other, external: {what}}}]"
+        return write_ladder(rungs, **{"block_seconds": 0.1, "timeout_seconds": 60, **protocol})
+
+    return write

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
-import signal
+import re
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import ROOT
+from standin import SILENT, children_of, program, timed
 from test_runner import Silent
 
 from bench import foreign, runner
@@ -23,69 +22,9 @@ from bench.probe import Answer, probe
 from bench.record import Outcome, Record, read
 from bench.report.scoreboard import scoreboard
 from bench.runner import run
-
-STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.00%')\n"
-SILENT = "import time\nprint('loading the data')\ntime.sleep(600)\n"
-
-
-def program(steps: int = 1000, seconds: float = 0.02) -> str:
-    """A trainer that prints a line for each of its steps."""
-    return f"import time\nfor step in range({steps}):\n    time.sleep({seconds})\n    {STEP}"
-
-
-@pytest.fixture
-def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """A ladder whose second rung is this Python program."""
-
-    def write(text: str, command: str = "python train.py", peer: str = "nanogpt", **protocol: float) -> Path:
-        folder = tmp_path / "checkout"
-        folder.mkdir(exist_ok=True)
-        (folder / "train.py").write_text(text)
-        monkeypatch.setenv("CHECKOUT", str(folder))
-        what = f"{{peer: {peer}, folder: $CHECKOUT, tokens_per_step: 64, command: {json.dumps(command)}}}"
-        rungs = f"[{{name: a, set: {{device: cpu}}}}, {{name: other, external: {what}}}]"
-        return write_ladder(rungs, **{"block_seconds": 0.05, "timeout_seconds": 60, **protocol})
-
-    return write
-
-
-def command(ladder: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.external", str(ladder), "other", "--out", str(ladder.with_name("m.json"))]
-
-
-def timed(ladder: Path, environ: dict[str, str] | None = None) -> tuple[Outcome, str]:
-    """The outcome, and what was printed."""
-    variables = {**os.environ, **(environ or {})}
-    done = subprocess.run(command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
-    outcome = Outcome.model_validate_json(ladder.with_name("m.json").read_text())
-    assert (done.returncode == 0) == (outcome.status == "ok")
-    return outcome, done.stdout
-
-
-def children_of(folder: Path) -> list[psutil.Process]:
-    """Processes that run in a peer's folder."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.status() != psutil.STATUS_ZOMBIE and Path(process.cwd()) == folder:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
-def await_peer(folder: Path) -> None:
-    deadline = time.monotonic() + 30
-    while not children_of(folder) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert children_of(folder)
-
-
-def none_left(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left := children_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not left
+from bench.surroundings import processors, variables
+from gpt2.stages import missing_allocator
+from gpt2.toggles import Toggles
 
 
 def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> None:
@@ -142,6 +81,7 @@ def test_a_peer_that_holds_its_output_back_at_a_pipe_writes_it_at_once_here(peer
 
 def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
     outcome, _ = timed(peer(program(seconds=0.06)))
+    assert outcome.status == "ok", outcome.error
     (warning,) = outcome.warnings
     assert warning.startswith("nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took ")
 
@@ -150,14 +90,21 @@ def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None
     outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
     assert outcome.status == "ok"
     assert outcome.measurement is not None
-    assert len(outcome.measurement.block_seconds) == 9
+    assert len(outcome.measurement.block_seconds) == 7
+
+
+def test_a_peer_whose_loss_is_no_number_in_the_window_has_failed(peer) -> None:
+    text = program().replace("10 - step / 100", "10 + 0 * (1e999 if step > 3 else 1)")
+    outcome, _ = timed(peer(text, blocks=10))
+    assert outcome.status == "failed"
+    assert re.fullmatch(r"nanoGPT: its loss is not a number: nan at step \d+", (outcome.error or "").splitlines()[0])
 
 
 def test_a_peer_that_takes_too_few_steps_is_told_to_take_more(peer) -> None:
-    outcome, _ = timed(peer(program(steps=6, seconds=0.1), block_seconds=0.001))
+    outcome, _ = timed(peer(program(steps=8, seconds=0.1), block_seconds=0.001))
     assert outcome.status == "failed"
     assert outcome.error == (
-        "nanoGPT ended with exit code 0, after 6 progress lines and 3 blocks, too few for a window: tell it to take "
+        "nanoGPT ended with exit code 0, after 8 progress lines and 3 blocks, too few for a window: tell it to take "
         "more steps"
     )
 
@@ -205,10 +152,65 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
     assert timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status == "ok"
 
 
-def test_a_script_of_ours_tells_its_version(peer) -> None:
+@pytest.mark.parametrize(
+    ("piece", "ends"),
+    [("'x' * 99 + '\\n'", "lines left out ..."), ("'x' * 100", "x" * 100)],
+    ids=["in lines", "in one line"],
+)
+def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(peer, piece: str, ends: str) -> None:
+    text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    outcome, printed = timed(peer(text + program()))
+    assert outcome.status == "ok", outcome.error
+    assert printed.startswith("loading\n")
+    assert ends in printed
+    assert printed.rstrip().splitlines()[-1].startswith("iter ")
+    assert len(printed) < 2**19  # of 30 MB
+
+
+def test_a_line_is_kept_as_far_as_a_line_is_looked_at() -> None:
+    words = [sys.executable, "-c", "print('x' * 10**7); print('y')"]
+    with Program(words, ROOT, dict(os.environ)) as program:
+        lines = [text for _, text in program.lines(time.perf_counter() + 60)]
+    assert lines == ["x" * foreign.LONGEST_LINE, "y"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor")
+def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
+    """For those that start a thread for each processor that they may use, whatever OMP_NUM_THREADS says."""
+    printed = timed(peer(f"import os\nprint('on', len(os.sched_getaffinity(0)))\n{program()}", threads=1))[1]
+    assert "on 1\n" in printed
+
+
+def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
+    monkeypatch.setattr("bench.surroundings.one_cpu_per_core", lambda: [0, 2])
+    found = {n: processors(Toggles(device="cpu", threads=n)) for n in (1, 2, 3, 4)}
+    assert found == {1: [0], 2: [0, 2], 3: [0, 2, 1], 4: None}
+    assert processors(Toggles(device="cuda")) is None
+
+
+@pytest.mark.parametrize(("visible", "given"), [(None, "0"), ("3,1", "3"), ("GPU-5ebe9c5a", "GPU-5ebe9c5a"), ("", "")])
+def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
+    visible: str | None, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert variables(Toggles(device="cuda"))["CUDA_VISIBLE_DEVICES"] == given
+
+
+@pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")
+def test_a_peer_has_its_memory_from_where_its_rung_says(peer) -> None:
+    found = "assert 'jemalloc' in open('/proc/self/maps').read() and 'thp:always' in os.environ['MALLOC_CONF']"
+    outcome, _ = timed(peer(f"import os\n{found}\n{program()}", allocator="jemalloc"))
+    assert outcome.status == "ok", outcome.error
+
+
+def test_a_script_of_ours_tells_its_library_s_version_and_has_a_hash(peer) -> None:
     text = program().replace("iter {step}", "step {step}")
     outcome, _ = timed(peer(f"print('version jax 0.1')\n{text}", peer="jax"))
-    assert (outcome.status, outcome.peer_version) == ("ok", "jax 0.1")
+    assert outcome.status == "ok", outcome.error
+    assert re.fullmatch(r"jax 0\.1, script [0-9a-f]{7}", outcome.peer_version or "")
 
 
 def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(peer) -> None:
@@ -217,27 +219,6 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     assert outcome.error is not None
     said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
     assert outcome.error.splitlines()[0] == said
-
-
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
-def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
-    timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    await_peer(tmp_path / "checkout")
-    timing.send_signal(number)
-    timing.wait(timeout=10)
-    assert none_left(tmp_path / "checkout", 5)
-
-
-def test_a_peer_dies_with_the_runner(peer, tmp_path: Path) -> None:
-    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    words = command(peer(SILENT))
-    environ = {**os.environ, "BENCH_RUNNER_PID": str(holder.pid)}
-    with subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL) as timing:
-        await_peer(tmp_path / "checkout")
-        holder.kill()
-        holder.wait()
-        assert timing.wait(timeout=15) == 1
-    assert none_left(tmp_path / "checkout", 5)
 
 
 # --- in a run -----------------------------------------------------------------------------------------------------
@@ -291,8 +272,9 @@ def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_sta
 def test_the_trainer_of_transformers_is_measured_as_a_rung(write_ladder, tmp_path: Path, quick_start: None) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
     script = ROOT / "ladders" / "peers"
-    trains = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"
-    what = f"{{peer: transformers, folder: {script}, tokens_per_step: 64, command: {trains}}}"
+    command = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"
+    trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {command}"
+    what = f"{{peer: transformers, folder: {script}, {trains}}}"
     ladder = write_ladder(f"[{{name: a, set: {{device: cpu}}}}, {{name: trainer, external: {what}}}]")
     record = ran(ladder, tmp_path / "results")[1]
     assert record.status == "ok", record.error

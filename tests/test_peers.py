@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from io import StringIO
 from pathlib import Path
@@ -11,9 +12,10 @@ from rich.console import Console
 from samples import record
 
 from bench.arrivals import ArrivalError, Arrivals
+from bench.checkout import MissingPeer, commit, found, located, script
 from bench.command import Options, external_command
 from bench.ladder import LadderError, Protocol, load
-from bench.peers import PEERS, Line, MissingPeer, commit, located, unlike
+from bench.peers import PEERS, Line
 from bench.plan import table
 from bench.schedule import Schedule
 
@@ -99,7 +101,8 @@ def test_gollem_s_log_is_read() -> None:
 # --- in a ladder --------------------------------------------------------------------------------------------------
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
-OTHER = "{name: n, external: {peer: nanogpt, folder: $NANOGPT, tokens_per_step: 64, command: python train.py}}"
+TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
+OTHER = f"{{name: n, external: {{peer: nanogpt, folder: $NANOGPT, {TRAINS}}}}}"
 
 
 def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
@@ -121,12 +124,27 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
         (f"[{FIRST}, {OTHER.replace('64', '0')}]", "tokens_per_step 0 is less than 1"),
         (f"[{FIRST}, {OTHER.replace('external', 'set: {autocast: bfloat16}, external')}]", "has no 'set'"),
         (f"[{FIRST}, {OTHER.replace('folder: $NANOGPT, ', '')}]", "external: key 'folder' is missing"),
+        (f"[{FIRST}, {OTHER.replace('seq_len: 32, ', '')}]", "external: key 'seq_len' is missing"),
     ],
 )
 def test_a_wrong_external_rung_is_refused_with_what_to_do(write_ladder, rungs: str, said: str) -> None:
     with pytest.raises(LadderError) as refused:
         load(write_ladder(rungs))
     assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("workload.model=gpt2", "trains model tiny, and workload.model is gpt2; change its command with it, or leave"),
+        ("workload.seq_len=64", "trains seq_len 32, and workload.seq_len is 64; change its command with it, or leave"),
+    ],
+)
+def test_a_peer_whose_command_trains_another_workload_is_refused(write_ladder, override: str, said: str) -> None:
+    path = write_ladder(f"[{FIRST}, {OTHER}]")
+    with pytest.raises(LadderError) as refused:
+        load(path, [override])
+    assert str(refused.value).startswith(f"{path}: rung 'n': external: its command {said}")
 
 
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
@@ -194,7 +212,7 @@ def test_a_plan_lists_external_rungs_and_what_they_lack(write_ladder, monkeypatc
     assert "unsupported: nanoGPT: set NANOGPT" in text
 
 
-def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None:
+def test_a_checkout_s_version_says_whether_it_was_edited_and_to_what(tmp_path: Path) -> None:
     def git(*words: str) -> None:
         name = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
         subprocess.run(["git", *name, *words], cwd=tmp_path, check=True, capture_output=True)
@@ -210,17 +228,59 @@ def test_a_checkout_s_version_says_whether_it_was_edited(tmp_path: Path) -> None
     (tmp_path / "train.bin").write_text("data that it made")
     assert commit(tmp_path) == version
     (tmp_path / "train.py").write_text("2")
-    assert commit(tmp_path) == f"{version} (edited)"
+    edited = commit(tmp_path)
+    assert edited is not None
+    assert re.fullmatch(rf"{version} \(edited [0-9a-f]{{7}}\)", edited)
+    (tmp_path / "train.py").write_text("3")
+    assert commit(tmp_path) not in (version, edited)
 
 
-def test_a_rung_that_needs_an_edit_does_not_take_a_checkout_as_published(write_ladder) -> None:
-    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('command', 'edited: true, command')}]"))
+def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('model', 'must_contain: {train.py: [B = 1]}, model')}]"))
     external = ladder.rungs[1].external
     assert external
-    assert unlike(external, "3adf61e (edited)") is None
-    assert unlike(external, None) is None  # a copy without git, of which nothing is known
-    said = unlike(external, "3adf61e")
-    assert said == "nanoGPT in $NANOGPT is as published, and this rung needs the edit that docs/peers.md gives"
+    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    needs = "this rung needs a checkout with the edit of docs/peers.md"
+    for content, lacks in ((None, "$NANOGPT has no train.py"), ("B = 4", "train.py in $NANOGPT lacks 'B = 1'")):
+        if content:
+            (tmp_path / "train.py").write_text(content)
+        with pytest.raises(MissingPeer) as refused:
+            found(external, ladder.rungs[1].toggles, ladder.path)
+        assert str(refused.value) == f"nanoGPT: {lacks}: {needs}"
+    (tmp_path / "train.py").write_text("B = 1")
+    assert found(external, ladder.rungs[1].toggles, ladder.path)[0] == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"),
+    [
+        ("cpu", r"allocator: jemalloc: there is no libjemalloc here; apt-get install libjemalloc2, or choose thp"),
+        ("cuda", r"allocator: jemalloc: this device has memory of its own; choose system"),
+    ],
+)
+def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, device: str, reason: str
+) -> None:
+    first = f"{{name: a, set: {{device: {device}}}}}"
+    ladder = load(write_ladder(f"[{first}, {OTHER.replace('model', 'allocator: jemalloc, model')}]"))
+    external = ladder.rungs[1].external
+    assert external
+    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    monkeypatch.setattr("gpt2.stages.find_library", lambda library: None)
+    with pytest.raises(MissingPeer, match=reason):
+        found(external, ladder.rungs[1].toggles, ladder.path)
+
+
+def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
+    words = ["env", "A=1", "python", "train.py"]
+    assert script(tmp_path, words) is None
+    (tmp_path / "train.py").write_text("1")
+    before = script(tmp_path, words)
+    assert before == script(tmp_path, words)
+    (tmp_path / "train.py").write_text("2")
+    assert script(tmp_path, words) not in (None, before)
 
 
 # --- windows ------------------------------------------------------------------------------------------------------
@@ -236,19 +296,19 @@ def arrive(protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, 
     return arrivals
 
 
-def test_a_window_begins_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
+def test_a_window_begins_one_block_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
     arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6), list(range(100)))
-    assert arrivals.warmup_steps == 3
+    assert arrivals.warmup_steps == 1 + 3 + 1  # the first line's, those after it, and an untimed block
     assert arrivals.block_steps == 1
     assert arrivals.block_seconds == [1.0] * 6
-    assert len(arrivals.lines) == 3 + 6
+    assert len(arrivals.lines) == 5 + 6
     assert arrivals.step_seconds == [1.0] * 6
 
 
 def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
     arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
     assert arrivals.block_steps == 8
-    assert arrivals.warmup_steps == 3 + 8
+    assert arrivals.warmup_steps == 1 + 3 + 8
     assert arrivals.block_seconds == [1.0] * 5
 
 
@@ -270,5 +330,5 @@ def test_lines_of_several_ranks_are_refused() -> None:
 
 
 def test_uneven_lines_are_refused() -> None:
-    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 4 came st"):
-        arrive(Protocol(), [0, 1, 2, 3, 4, 6, 9])
+    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"):
+        arrive(Protocol(), [0, 1, 2, 3, 4, 5, 6, 8, 11])

@@ -226,7 +226,7 @@ def test_a_loss_that_this_torch_does_not_have_is_refused_with_the_version_that_h
 def test_an_allocator_that_is_not_here_is_refused_with_what_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.device.cpu.find_library", lambda library: None)
+    monkeypatch.setattr("gpt2.stages.find_library", lambda library: None)
     with pytest.raises(UnsupportedToggle, match=rf"there is no lib{name}\w* here; apt-get install lib{name}"):
         find(Toggles(allocator=name))  # type: ignore[arg-type]
 

@@ -12,7 +12,6 @@ import resource
 import subprocess
 import sys
 from collections.abc import Collection
-from ctypes.util import find_library
 from pathlib import Path
 
 import psutil
@@ -20,7 +19,7 @@ import psutil
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
 from gpt2.peaks import Chip
-from gpt2.stages import ALLOCATORS, usable_cores
+from gpt2.stages import missing_allocator, usable_cores
 
 
 class Cpu(Device):
@@ -28,10 +27,8 @@ class Cpu(Device):
     shared_by_ranks = True
 
     def refuses(self, toggle: str, value: object) -> str | None:
-        library = ALLOCATORS.get(str(value)) if toggle == "allocator" else None
-        if library and not find_library(library):
-            package = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}[str(value)]
-            return f"there is no lib{library} here; apt-get install {package}, or choose thp"
+        if toggle == "allocator" and (missing := missing_allocator(str(value))):
+            return missing
         if (toggle, value) == ("affinity", "pinned") and not hasattr(os, "sched_getaffinity"):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
         return super().refuses(toggle, value)

@@ -77,12 +77,14 @@ def loss_of(params: dict, tokens, targets, heads: int, dtype):
         return x.astype(dtype) @ p["w"].astype(dtype) + p["b"].astype(dtype)
 
     B, T = tokens.shape
+    # By default XLA would hold all scores on a GPU. cuDNN does not, and takes 16 bits only.
+    fused = "cudnn" if jax.default_backend() == "gpu" and dtype == jnp.bfloat16 else None
     x = params["wte"][tokens] + params["wpe"][:T]
     for p in params["h"]:
         q, k, v = (
             each.reshape(B, T, heads, -1) for each in jnp.split(linear(normalised(x, p["ln_1"]), p["qkv"]), 3, -1)
         )
-        y = jax.nn.dot_product_attention(q, k, v, is_causal=True).reshape(B, T, -1)
+        y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=fused).reshape(B, T, -1)
         x = x + linear(y, p["proj"]).astype(jnp.float32)
         y = jax.nn.gelu(linear(normalised(x, p["ln_2"]), p["up"]), approximate=True)
         x = x + linear(y, p["down"]).astype(jnp.float32)

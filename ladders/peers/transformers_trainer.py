@@ -45,8 +45,10 @@ def main() -> None:
 
     versions = f"transformers {transformers.__version__}, accelerate {accelerate.__version__}"
     print(f"version {versions}, torch {torch.__version__}", flush=True)
-    print(f"tokens per step {arguments.batch * arguments.seq_len}", flush=True)
-    trainer(arguments).train()
+    made = trainer(arguments)
+    # Which with several GPUs in sight is more than was asked for.
+    print(f"tokens per step {made.args.train_batch_size * arguments.seq_len}", flush=True)
+    made.train()
 
 
 def trainer(arguments: argparse.Namespace):

@@ -1,0 +1,106 @@
+"""The checkout, or the script of ours, that an external rung runs: where it is, and what exactly it is.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.peers import PEERS, Peer, PeerRung, program_place
+from gpt2.stages import missing_allocator
+from gpt2.support import check
+from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import Toggles
+
+SHA_DIGITS = 7
+"""Of a hash in a version: as many as of a commit."""
+
+
+class MissingPeer(Exception):
+    """A peer that is not here, or not as its rung needs it; the message says how to get it, in one line."""
+
+
+def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
+    """The folder to start a peer in, and the words of its command. Raises MissingPeer. ladder: its file."""
+    peer = PEERS[rung.peer]
+    text = os.path.expanduser(_expanded(rung.folder, peer, "the folder of its checkout"))
+    folder = (ladder.parent / text).resolve()
+    if not folder.is_dir():
+        variable = next(iter(_variables(rung.folder)), None)
+        place = f"set {variable} to its folder" if variable else f"put it into {rung.folder}"
+        raise MissingPeer(f"{peer.title} is not in {rung.folder}: {peer.get}, and {place}")
+    words = [_expanded(word, peer, "what its command needs") for word in shlex.split(rung.command)]
+    place = program_place(words)
+    program = words[place]
+    if program == "python":
+        words[place] = sys.executable
+    elif not shutil.which(folder / program if "/" in program else program):
+        raise MissingPeer(f"{peer.title}: {shlex.split(rung.command)[place]} is no program here: {peer.get}")
+    return folder, words
+
+
+def _expanded(text: str, peer: Peer, what: str) -> str:
+    expanded = os.path.expandvars(text)
+    for name in _variables(text):
+        if not os.environ.get(name):
+            raise MissingPeer(f"{peer.title}: set {name} to {what}; to get it: {peer.get}")
+    return expanded
+
+
+def _variables(text: str) -> list[str]:
+    """Names of the environment's variables in a text."""
+    return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
+
+
+def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[str]]:
+    """As located(), and what is there is what the rung needs. toggles: the rung's. Raises MissingPeer."""
+    folder, words = located(rung, ladder)
+    try:
+        check(toggles)
+        if missing := missing_allocator(toggles.allocator):
+            raise UnsupportedToggle("allocator", toggles.allocator, missing)
+    except UnsupportedToggle as error:
+        raise MissingPeer(str(error)) from None
+    for name, texts in rung.must_contain.items():
+        path = folder / name
+        content = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+        for text in texts:
+            if text not in content:
+                what = f"{name} in {rung.folder} lacks {text!r}" if path.is_file() else f"{rung.folder} has no {name}"
+                raise MissingPeer(
+                    f"{PEERS[rung.peer].title}: {what}: this rung needs a checkout with the edit of docs/peers.md"
+                )
+    return folder, words
+
+
+def commit(folder: Path) -> str | None:
+    """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
+    try:
+        number = _git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
+        edit = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{number} (edited {_sha(edit)})" if edit else number
+
+
+def _git(folder: Path, *words: str) -> bytes:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=20, check=True).stdout
+
+
+def script(folder: Path, words: Sequence[str]) -> str | None:
+    """A hash of the files of the folder that a command names; None where it names none."""
+    named = [folder / word for word in words if not os.path.isabs(word) and (folder / word).is_file()]
+    return _sha(b"".join(path.read_bytes() for path in named)) if named else None
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:SHA_DIGITS]

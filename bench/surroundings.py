@@ -1,0 +1,28 @@
+"""What an external rung's program is given of the machine: as much as its rung says, in each program's own terms.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpt2.stages import environment, one_cpu_per_core, threads
+from gpt2.toggles import HOST, Toggles
+
+
+def variables(toggles: Toggles) -> dict[str, str]:
+    """That a peer gets beside the user's."""
+    plain = {"PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
+    if toggles.device != HOST:  # one GPU, as a rung says; a trainer may take all that it sees
+        plain["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+    return {**environment(toggles), **plain}
+
+
+def processors(toggles: Toggles) -> list[int] | None:
+    """As many logical ones as the rung has threads, on a core each, for those that count no threads but processors."""
+    if toggles.device != HOST or not hasattr(os, "sched_getaffinity"):
+        return None
+    usable, count = os.sched_getaffinity(0), threads(toggles)
+    first = one_cpu_per_core()
+    return [*first, *sorted(usable.difference(first))][:count] if count < len(usable) else None
