@@ -132,7 +132,8 @@ def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
     else:
         said = f"Of the {measured}, ours is "
         said += "; ".join(f"{how} {_named(those)}" for how, those in ways.items() if those)
-    said += f". Faster means that the whole interval lies beyond the noise floor of {floor(board.delta)}."
+    said += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
+    said += f"{floor(board.delta)}."
     if missing := [each for each in found if not each.over]:
         said += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
