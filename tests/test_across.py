@@ -93,8 +93,27 @@ def test_a_run_that_leaves_only_doubts_is_shown_by_its_ok_rung_and_says_so() -> 
     compiled = replace(CUDA, compile="default")  # whose gradients were held to nothing
     doubtful = board(("compiled", compiled, 9e3), source="b")
     (table,) = hardware([SLOW, doubtful], [])
-    assert column(table, "Rung") == ["compiled (in doubt)", "a"]
-    assert any(note.startswith("In doubt: ") for note in table.notes)
+    assert column(table, "Rung") == ["a", "compiled (in doubt)"]  # beneath, though it is faster
+    assert any(note.startswith("In doubt, ") for note in table.notes)
+    assert column(sizes([doubtful, SLOW]), "Fastest rung")[0] == "h100: a"
+
+
+def test_a_rung_of_other_maths_is_no_run_s_fastest_in_any_table() -> None:
+    residual = replace(BF16, residual="bfloat16")
+    equal = board(("bfloat16", BF16, 2e3), ("residual", residual, 9e3), source="b")
+    none = board(("residual", residual, 9e3), source="c")
+    (table,) = hardware([SLOW, equal, none], [])
+    assert column(table, "Rung") == ["bfloat16", "a"]
+    assert "No rung is ok and of equal maths: c." in table.notes
+    assert column(overview([SLOW, equal, none]), "Fastest rung") == ["a", "bfloat16", "none"]
+    assert column(sizes([SLOW, equal, none]), "Fastest rung")[0] == "h100: bfloat16"
+    assert column(mfu_context([none, equal], CONTEXT), "Run or source")[0] == "h100: bfloat16"
+
+
+def test_for_want_of_a_rung_without_a_doubt_one_of_other_maths_does_not_step_in() -> None:
+    compiled = replace(BF16, compile="default")  # whose gradients were held to nothing
+    doubtful = board(("compiled", compiled, 2e3), ("residual", replace(compiled, residual="bfloat16"), 9e3))
+    assert column(overview([SLOW, doubtful]), "Fastest rung") == ["a", "compiled (in doubt)"]
 
 
 def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_are_marked() -> None:
@@ -113,7 +132,7 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
     broken = scoreboard([record("x", status="failed", error="why")], Path("broken.jsonl"))
     (table,) = hardware([SLOW, FAST, broken], [])
     assert len(table.rows) == 2
-    assert "No rung is ok: broken.jsonl." in table.notes
+    assert "No rung is ok and of equal maths: broken.jsonl." in table.notes
 
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
@@ -315,7 +334,7 @@ def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_run
     broken = scoreboard([record("x", status="failed", error="why")], Path("broken"))
     table = overview([FAST, torn, broken])
     assert column(table, "Rounds") == ["3", "1, interrupted", "1"]
-    assert column(table, "Fastest rung") == ["b", "torn (interrupted, 1 round)", "none is ok"]
+    assert column(table, "Fastest rung") == ["b", "torn (interrupted, 1 round)", "none"]
     assert overview([FAST]) is None
 
 

@@ -143,10 +143,20 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
     (row,) = sheet.rows
     assert dict(zip(sheet.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(sheet.head, "-") | {
         "Rung": "",
-        "Step (ms)": "1,000",
+        "Sum (ms)": "1,000",
         "Products (ms)": "750",
         "Rest (ms)": "250",
     }
+
+
+def test_kinds_that_overlap_add_up_to_what_is_called_a_sum_and_not_the_step() -> None:
+    overlapping = breakdown(
+        Recorded([Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 4, thread=7)], 4e-3)  # of a step of 4 ms
+    )
+    sheet = spent(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
+    assert sheet is not None
+    assert dict(zip(sheet.head, sheet.rows[0], strict=True))["Sum (ms)"] == "7.00"
+    assert not any(title.startswith("Step") for title in sheet.head)
 
 
 def test_a_run_that_profiled_nothing_has_no_such_table() -> None:

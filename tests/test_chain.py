@@ -136,6 +136,15 @@ def test_a_rung_whose_loss_differs_has_neither_ratio_nor_time(tmp_path: Path, la
     assert cells(found, "Status")[-1] == "loss differs"
 
 
+def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: Path) -> None:
+    narrow = run_of(
+        tmp_path / "n.jsonl", ("CUDA", CUDA, (1e3,)), ("narrow", replace(BF16, residual="bfloat16"), (9e3,))
+    )
+    said = "Warning: another training than the first rung's of its run, not a faster one: narrow."
+    assert said in sheet(chained(narrow, start=f"{narrow}:CUDA")).notes
+    assert not any("another training" in note for note in sheet(chained(h100, start=f"{h100}:CUDA")).notes)
+
+
 def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path) -> None:
     file = tmp_path / "h100.jsonl"
     for index, (name, size, method) in enumerate((("a", 4, "one"), ("b", 3, "one"), ("c", 2, "other"))):

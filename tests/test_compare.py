@@ -73,6 +73,18 @@ def test_rungs_are_paired_by_what_they_switch_on_and_not_by_name(tmp_path: Path)
     assert found.alone == ("Only in A: a.", "Only in B: other.")
 
 
+def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says_so(tmp_path: Path) -> None:
+    path = run_of(tmp_path / "a.jsonl")
+    residual = replace(BF16, residual="bfloat16")
+    for n, tps in enumerate(AFTER, start=1):
+        append(path, record("narrow", 2, n, toggles=residual, measurement=measurement(3 * tps)))
+    unlike = "residual=bfloat16 changes the maths: each layer's sum is rounded to bfloat16 against equal"
+    assert f"Warning: b: its speeds are of unlike maths: {unlike}." in shown(f"{path}:b", f"{path}:narrow").notes
+    _, said = judge([compared(f"{path}:b", f"{path}:narrow")], [Condition.parse("tps<-5%")])
+    assert f"b: B over A: judged, though of unlike maths: {unlike}" in said
+    assert not any("maths" in note for note in shown(f"{path}:a", f"{path}:b").notes)
+
+
 def test_a_faster_run_is_said_to_be_by_how_much(tmp_path: Path) -> None:
     found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", AFTER))
     assert [pair.tps and round(pair.tps.value, 3) for pair in found.pairs] == [1.1, 1.1]

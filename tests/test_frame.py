@@ -36,6 +36,17 @@ def test_the_columns_of_toggles_are_the_toggles_and_nothing_else() -> None:
     assert found == [toggle.name for toggle in fields(Toggles)]
 
 
+def test_a_rung_that_may_not_be_called_the_fastest_says_why() -> None:
+    residual = record("r", 1, toggles=replace(CUDA, residual="bfloat16"), measurement=measurement(9e3))
+    first, second = json.loads(to_json([scoreboard([record(), residual])]))
+    assert (first["maths"], first["doubts"]) == ("equal", None)
+    assert (
+        second["doubts"]
+        == second["maths"]
+        == "residual=bfloat16 changes the maths: " + ("each layer's sum is rounded to bfloat16")
+    )
+
+
 def test_json_has_null_for_what_is_absent() -> None:
     first, second = json.loads(to_json([BOARD]))
     assert first["speedup"] == 1.0

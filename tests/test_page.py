@@ -153,6 +153,13 @@ def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) ->
     assert "NVIDIA H200" in said
 
 
+def test_the_maths_are_among_the_facts_by_which_two_rungs_are_compared() -> None:
+    residual = record("r", 1, toggles=replace(BF16, residual="bfloat16"))
+    found = page([scoreboard([record(), residual])])
+    assert '"facts": {"maths": "equal", ' in found
+    assert '"facts": {"maths": "residual=bfloat16 changes the maths: ' in found
+
+
 def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") <= 390
 

@@ -543,13 +543,62 @@ def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
         )
         for n, (size, adamw, tps, tokens) in enumerate(rungs)
     ]
-    figure = devices_by_time(scoreboard(records))
+    wide = record("fused 2", 2, kind="parity", toggles=CUDA, measurement=measurement(tokens_per_step=2048))
+    figure = devices_by_time(scoreboard([*records, wide]))
     assert figure is not None
     one, two = figure.axes[0].lines
     assert [line.get_label() for line in (one, two)] == ["1 x: fused 1", "2 x: fused 2 (2,048 tokens per step)"]
     assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
     assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
     assert devices_by_step(scoreboard(records[:2])) is None
+
+
+def other_maths() -> Scoreboard:
+    """A first rung, a faster one, and one of other maths, faster still."""
+    half = replace(CUDA, autocast="bfloat16")
+    rungs = (("first", CUDA, 1e3), ("half", half, 2e3), ("residual", replace(half, residual="bfloat16"), 9e3))
+    return scoreboard(
+        [
+            record(name, n, toggles=toggles, measurement=measurement(tps))
+            for n, (name, toggles, tps) in enumerate(rungs)
+        ]
+    )
+
+
+def test_the_climb_ends_with_the_last_rung_of_equal_maths_and_marks_the_others() -> None:
+    said = words(climb(other_maths()))
+    assert "2.0x from first to half" in said
+    assert "9,000, 4.50x, not replicated, other maths" in said
+
+
+def test_the_last_rung_of_a_climb_is_one_whose_speed_ranks() -> None:
+    late = record("late", 2, toggles=replace(CUDA, adamw="fused"), measurement=measurement(9e3, recompiles=1))
+    assert "2.0x from first to half" in words(climb(scoreboard([*other_maths().records[:2], late])))
+
+
+def test_a_rung_of_other_maths_is_hollow_and_not_what_a_run_came_to() -> None:
+    figure = summary([other_maths()])
+    assert "1,000 to 2,000 tokens/s, 2.0x with half" in words(figure)
+    assert "hollow: something is held against it, or it is of other maths" in words(figure)
+    assert figure is not None
+    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
+
+
+def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
+    narrow = replace(CUDA, autocast="bfloat16", residual="bfloat16")
+    found = scoreboard([record("a", toggles=narrow), record("b", 1, toggles=replace(narrow, adamw="fused"))])
+    assert "1,000 tokens/s with a, its first; none is ok and of equal maths" in words(summary([found]))
+    assert hardware([found, found]) is None
+    assert machines_by_step([found, found]) is None
+
+
+def test_a_doubted_rung_is_not_the_one_whose_losses_stand_for_its_devices_or_machine() -> None:
+    two = record("two", 3, toggles=replace(CUDA, world_size=2), measurement=measurement(1500.0))
+    found = scoreboard([*other_maths().records, two])
+    figure = devices_by_time(found)
+    assert figure is not None
+    assert [line.get_label() for line in figure.axes[0].lines] == ["1 x: half", "2 x: two"]
+    assert "residual" not in words(machines_by_time([found, run("other", 128.0)]))
 
 
 def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:

@@ -232,7 +232,7 @@ GOLDEN = """\
 | baseline | device=cuda | equal | 1,000 | 1.00x | 0.086% | 3.00 | 10.5000 | 2,778 | ok |
 | too large | micro\\_batch\\_size=64 | - | - | - | - | - | - | - | OOM |
 
-NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
+NVIDIA H100 80GB HBM3 (1 here; Some CPU, 8 cores of 2.0 GHz with avx2), 64.0 GiB; torch 2.11.0, cuda 13.0, \
 Python 3.12.1, Linux.
 gpt2 (124,439,808 parameters) on synthetic, T = 1024, 1,024 tokens per optimiser step.
 Largest batch that ran: 1 (baseline); 64 ran out of memory.

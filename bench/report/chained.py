@@ -9,7 +9,7 @@ from bench.report.entry import Entry, derived_notes, ranks_notes, same_run
 from bench.report.rungs import measured
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, letter, plain, ratio, training_time
+from bench.report.text import DASH, gib, letter, listed, plain, ratio, training_time
 
 HEAD = (
     "Group",
@@ -144,6 +144,8 @@ def _notes(chain: Chain) -> Iterator[str]:
         "rung of the same run that ranks on that device. Ratios within one run are paired within rounds; ± is the 95 "
         "% t interval. A rung whose status is neither ok nor inert has no ratios and no times."
     )
+    if other := [link.entry.row.rung for link in chain.links if link.entry.row.other_maths]:
+        yield f"Warning: another training than the first rung's of its run, not a faster one: {listed(other)}."
     if not all(same_run(entry, chain.baseline) for entry in shown):
         yield (
             "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "

@@ -52,6 +52,8 @@ class Pair:
     memory_flaw: str | None
     loss_flaw: str | None
     """How its losses differ by more than number formats explain."""
+    maths_flaw: str | None
+    """Where two rungs are a pair by name: how their maths is unlike, so that more speed is no gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,6 +156,7 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
         flaw=flaw,
         memory_flaw=memory_flaw,
         loss_flaw=_loss_flaw(one, two),
+        maths_flaw=None if None in (a.maths, b.maths) or a.maths == b.maths else f"{b.maths} against {a.maths}",
     )
 
 

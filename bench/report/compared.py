@@ -92,6 +92,8 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
                 lines.append(
                     f"{name}: peak memory was found out in two ways, which do not compare: {pair.memory_flaw}."
                 )
+            if pair.maths_flaw:
+                lines.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_flaw}.")
             if pair.loss_flaw:
                 lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: it differs in {pair.loss_flaw}.")
     return lines

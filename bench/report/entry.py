@@ -132,8 +132,11 @@ def memory_over(entry: Entry, reference: Entry) -> float | None:
 
 
 def best(board: Scoreboard) -> Entry | None:
-    """The fastest rung; for want of one without a doubt, that with most tokens per second of those that are ok."""
-    good = [row for row in board.rows if row.tps and row.status == "ok"]
+    """The fastest rung; for want of one without a doubt, that with most tokens per second of those that are ok.
+
+    Of those that compute the same: another training is no faster one.
+    """
+    good = [row for row in board.rows if row.tps and row.status == "ok" and not row.other_maths]
     row = board.fastest or max(good, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
     return Entry(board=board, row=row) if row else None
 
@@ -145,8 +148,13 @@ def best_name(entry: Entry) -> str:
 
 
 def by_speed(shown: Iterable[Entry]) -> list[Entry]:
-    """The fastest first, but those beneath whose runs lack something."""
-    return sorted(shown, key=lambda entry: (bool(entry.lacks), -(entry.row.tps.value if entry.row.tps else 0.0)))
+    """The fastest first, but beneath them those whose runs lack something, and last those in doubt."""
+    return sorted(shown, key=lambda each: (*standing(each), -(each.row.tps.value if each.row.tps else 0.0)))
+
+
+def standing(entry: Entry) -> tuple[bool, bool]:
+    """By which entries are sorted before their figures are: those that nothing speaks against first."""
+    return bool(entry.row.doubts), bool(entry.lacks)
 
 
 def lacks_notes(shown: Sequence[Entry]) -> list[str]:

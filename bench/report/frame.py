@@ -55,6 +55,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
         "external": row.changed[0].removeprefix("external: ") if row.external else None,
         "maths": row.maths,
+        "doubts": "; ".join(row.doubts) or None,
         "status": row.status,
         "error": row.error.strip().splitlines()[0] if row.error else None,
         "tokens_per_step": row.tokens_per_step,

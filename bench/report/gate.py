@@ -93,6 +93,8 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
                 said.append(f"{where}: not ranked: {pair.flaw}")
                 code = code or 6
                 continue
+            if pair.maths_flaw:
+                said.append(f"{where}: judged, though of unlike maths: {pair.maths_flaw}")
             judged.append((where, pair))
             for condition in conditions:
                 met = condition.met(pair)

@@ -16,6 +16,7 @@ from bench.report.entry import (
     lacks_notes,
     ranks_notes,
     sources,
+    standing,
 )
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
@@ -61,8 +62,11 @@ def _hardware(
     ]
     notes += [*lacks_notes(ours), *ranks_notes(ours)]
     if any(entry.row.doubts for entry in ours):
-        notes.append("In doubt: the run has no rung that leaves no doubt; this one has most tokens per second.")
-    notes += [plain(f"No rung is ok: {b.source}.") for b in without if entries(b)[0].task == task]
+        notes.append(
+            "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most tokens per "
+            "second."
+        )
+    notes += [plain(f"No rung is ok and of equal maths: {b.source}.") for b in without if entries(b)[0].task == task]
     notes += derived_notes(ours)
     methods = {entry.row.peak_memory_method for entry in ours if entry.row.peak_memory_bytes is not None}
     if len(methods) > 1:
@@ -140,7 +144,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> S
     ours = [entry for board in boards if (entry := best(board)) and entry.row.mfu is not None]
     if not ranges or not ours:
         return None
-    ours.sort(key=lambda entry: (entry.derived, bool(entry.lacks), 0.0 if entry.derived else -(entry.row.mfu or 0.0)))
+    ours.sort(key=lambda each: (each.derived, *standing(each), 0.0 if each.derived else -(each.row.mfu or 0.0)))
     notes = [
         "MFU of the fastest rung of each run, over the dense bfloat16 peak of all devices at work; the scoreboards "
         "name formula and peak.",

@@ -34,8 +34,8 @@ def overview(boards: Sequence[Scoreboard]) -> Sheet | None:
         rows=[_cells(board, best(board)) for board in boards],
         words=frozenset({0, 1, 2, 7}),
         notes=[
-            "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those that nothing is "
-            "held against; how surely, its scoreboard's notes tell. Runs on unlike models do not rank."
+            "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those of equal maths "
+            "that nothing is held against; how surely, its scoreboard's notes tell. Runs on unlike models do not rank."
         ],
         dispensable=DISPENSABLE,
     )
@@ -52,7 +52,7 @@ def _cells(board: Scoreboard, entry: Entry | None) -> list[str]:
         f"{board.rounds}{', interrupted' if board.interrupted else ''}",
         floor(board.delta) if board.delta is not None else DASH,
         number(first.tps.value) if first.tps else DASH,
-        best_name(entry) if entry else "none is ok",
+        best_name(entry) if entry else "none",
         entry.tps if entry else DASH,
         ratio(entry.row.speedup) if entry and entry.row is not first else DASH,
     ]

@@ -125,6 +125,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
     records = board.records_of(row)
     machine, workload = board.environment, records[0].workload
     facts = {
+        "maths": row.maths,
         "torch": machine.torch,
         "chip": machine.chip,
         "devices of the machine": str(machine.device_count),

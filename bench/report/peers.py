@@ -12,8 +12,11 @@ from bench.report.compare import GOOD
 from bench.report.entry import Entry, best, best_name, memory_over, over
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, plain, ratio
-from bench.stats import LEAST_ROUNDS, Estimate, Verdict, verdict
+from bench.report.text import DASH, floor, gib, listed, plain, ratio
+from bench.stats import LEAST_ROUNDS, Estimate, Verdict, surely_ahead, verdict
+
+NAMED = 6
+"""Peers that a sentence names; the table has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,26 +27,25 @@ class Against:
     over: Estimate | None
     """How many times as fast ours is, paired within rounds."""
     verdict: Verdict | None
+    """None of a rung of ours that is in doubt, too."""
+    clear: bool
+    """Whether ours is called faster in words: all of the interval lies beyond the noise floor."""
     memory: float | None
     """How many times the peak memory ours needs."""
-
-    @property
-    def clear(self) -> bool:
-        """Whether ours is faster by more than the interval."""
-        return self.over is not None and self.over.low is not None and self.over.low > 1
 
 
 def against(board: Scoreboard) -> tuple[Entry | None, list[Against]]:
     """Our fastest rung, and each external one."""
     ours = best(board)
-    found = []
+    found, doubted = [], ours is not None and bool(ours.row.doubts)
     for entry in (Entry(board=board, row=row) for row in board.rows if row.external):
         times = over(ours, entry) if ours else None
         found.append(
             Against(
                 entry=entry,
                 over=times,
-                verdict=verdict(times, board.delta) if times else None,
+                verdict=verdict(times, board.delta) if times and not doubted else None,
+                clear=surely_ahead(times, board.delta) and not doubted,
                 memory=memory_over(ours, entry) if ours and entry.row.status in GOOD else None,
             )
         )
@@ -71,7 +73,7 @@ def peers(board: Scoreboard) -> Sheet | None:
         ],
         rows=[_cells(each) for each in found],
         words=frozenset({0, 1, 8}),
-        notes=[plain(note) for note in _notes(ours, found)],
+        notes=[plain(note) for note in _notes(ours, found, board)],
         dispensable=("MFU", "Tokens", "Status"),
     )
 
@@ -84,7 +86,7 @@ def _cells(each: Against) -> list[str]:
         plain(", ".join(row.changed).removeprefix("external: ")),
         each.entry.tps,
         size,
-        f"{ratio(each.over)}, {each.verdict}" if each.over else DASH,
+        f"{ratio(each.over)}, {each.verdict}" if each.over and each.verdict else ratio(each.over),
         each.entry.mfu,
         gib(row.peak_memory_bytes),
         f"{each.memory:.2f}x" if each.memory else DASH,
@@ -92,9 +94,9 @@ def _cells(each: Against) -> list[str]:
     ]
 
 
-def _notes(ours: Entry | None, found: Sequence[Against]) -> list[str]:
+def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> list[str]:
     if ours is None:
-        return ["Nothing is held to these: no rung of ours is ok."]
+        return ["Nothing is held to these: no rung of ours is ok and of equal maths."]
     size = ours.row.tokens_per_step
     lines = [
         "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. They start "
@@ -104,20 +106,40 @@ def _notes(ours: Entry | None, found: Sequence[Against]) -> list[str]:
     ]
     if any(each.entry.row.tokens_per_step not in (None, size) for each in found):
         lines.append("Tokens per step differ: larger steps pay for their optimiser less often; ratios include that.")
-    return [*lines, _clear(found)]
+    return [*lines, _claim(ours, found, board)]
 
 
-def _clear(found: Sequence[Against]) -> str:
-    """Whether ours is faster than every peer, as far as this run tells."""
-    known = [each for each in found if each.over]
-    if not known:
+def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
+    """How ours does against the peers that this run measured; of any other it tells nothing."""
+    held = [each for each in found if each.over]
+    if not held:
         return "No peer was measured."
-    if any(each.over and each.over.low is None for each in known):
+    if ours.row.doubts:
+        return "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
+    if any(each.verdict == "not replicated" for each in held):
         return f"Not replicated: whether ours is faster needs {LEAST_ROUNDS} rounds or more."
-    missing = [each.entry.row.rung for each in found if not each.over]
-    without = f"; not measured: {', '.join(missing)}" if missing else ""
-    if all(each.clear for each in known):
-        what = "every peer" if not missing else "every peer that was measured"
-        return f"Ours is faster than {what}: no interval reaches 1{without}."
-    others = ", ".join(each.entry.row.rung for each in known if not each.clear)
-    return f"Ours is not surely faster than {others}: the interval reaches 1 or lies below it{without}."
+    if board.delta is None:
+        return f"Nothing is claimed of these: without an A/A control of {LEAST_ROUNDS} rounds no lead is a sure one."
+    ways = {
+        "faster than": [each for each in held if each.clear],
+        "not surely faster than": [each for each in held if not each.clear and each.verdict != "slower"],
+        "slower than": [each for each in held if each.verdict == "slower"],
+    }
+    measured = f"{len(held)} peers measured in this run" if len(held) > 1 else "one peer measured in this run"
+    if all(each.clear for each in held):
+        named = f" ({_named(held)})" if len(held) <= NAMED else ""
+        said = f"Ours is faster than {'each of ' * (len(held) > 1)}the {measured}{named}"
+    else:
+        said = f"Of the {measured}, ours is "
+        said += "; ".join(f"{how} {_named(those)}" for how, those in ways.items() if those)
+    said += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
+    said += f"{floor(board.delta)}."
+    if missing := [each for each in found if not each.over]:
+        said += f" Not measured, and so not held to ours: {_named(missing)}."
+    if board.has_gaps or any(record.chosen for record in board.records):
+        said += " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
+    return said
+
+
+def _named(those: Sequence[Against]) -> str:
+    return listed([each.entry.row.rung for each in those])

@@ -79,6 +79,11 @@ class Row:
     external: External | None = None
     """The other trainer that it is, whose toggles tell its device alone."""
 
+    @property
+    def other_maths(self) -> bool:
+        """Whether it is another training than the first rung's, so that it may be called the fastest nowhere."""
+        return self.maths not in (None, EQUAL)
+
 
 def row_of(
     rung: list[Record],

@@ -7,7 +7,7 @@ board.rows[0].tps.value
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -64,14 +64,19 @@ class Scoreboard:
 
     @property
     def fastest(self) -> Row | None:
-        """The fastest sound rung, over the first.
+        """The fastest sound rung."""
+        return self.fastest_of(self.rows)
+
+    def fastest_of(self, rows: Collection[Row]) -> Row | None:
+        """The fastest sound rung among some of this board's, over the first.
 
         For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
         """
-        held = {row.index: row.speedup.value for row in self.sound if row.speedup}
+        among = [row for row in self.sound if row in rows]
+        held = {row.index: row.speedup.value for row in among if row.speedup}
         if held:
-            return max((row for row in self.sound if row.index in held), key=lambda row: held[row.index])
-        return max(self.sound, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+            return max((row for row in among if row.index in held), key=lambda row: held[row.index])
+        return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
     def sound(self) -> tuple[Row, ...]:

@@ -46,8 +46,9 @@ def sizes(boards: Sequence[Scoreboard]) -> Sheet | None:
         words=frozenset({0, 10, 11}),
         notes=[
             f"Sizes are those of gpt2/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that were interrupted or "
-            f"have fewer than {LEAST_ROUNDS} rounds of it only where no other has any; a dash: it is in none of them.",
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a doubt, were "
+            f"interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has any; a dash: it is "
+            "in none of them.",
             *ranks_notes([*fastest.values()]),
             *derived_notes([*fastest.values()]),
             sources([*fastest.values()]),

@@ -21,6 +21,22 @@ TITLES = {
     "rest": "Rest",
 }
 """Of the kinds of gpt2.breakdown.KINDS."""
+NOTES = (
+    Method(
+        "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: the step's "
+        "time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with the others."
+    ),
+    Method(
+        "On a CPU an operation counts without those within it: batched products as attention, others as products, "
+        "all of AdamW's step as AdamW. On a GPU kernels count by their names: all products as products; fused AdamW's "
+        "and those over many tensors at once, clipping's too, as AdamW; what torch.compile generates, AdamW's too, as "
+        "compiled. Rest: Python, launches and waiting."
+    ),
+    Method(
+        "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
+        "between the products of explicit and blocks (softmax, masks, exponentials) is other operations or compiled."
+    ),
+)
 
 
 def spent(board: Scoreboard) -> Sheet | None:
@@ -32,24 +48,16 @@ def spent(board: Scoreboard) -> Sheet | None:
         if not seconds:
             continue
         kinds = [[each.get(kind) for each in seconds] for kind in TITLES]
-        whole = number(1e3 * median(sum(each.values()) for each in seconds))
-        rows.append([plain(rung[0].rung), whole, *(_milliseconds(kind) for kind in kinds)])
+        total = number(1e3 * median(sum(each.values()) for each in seconds))
+        rows.append([plain(rung[0].rung), total, *(_milliseconds(kind) for kind in kinds)])
     if not rows:
         return None
     return Sheet(
         title=f"What a step is spent on: {board.ladder} on {board.environment.machine}",
-        head=["Rung", "Step (ms)", *(f"{title} (ms)" for title in TITLES.values())],
+        head=["Rung", "Sum (ms)", *(f"{title} (ms)" for title in TITLES.values())],
         rows=rows,
         words=frozenset({0}),
-        notes=[
-            Method(
-                "Medians over rounds of one step of each process, under torch's profiler, which slows it a little. "
-                "Products: of linear layers and lm_head. Compiled kernels: those that torch.compile generated, but "
-                "AdamW's. AdamW: all of its step. Rest: Python, launches and waiting. On a CPU an operation counts "
-                "without those within it, and batched products are attention's; on a GPU its kernels count, and all "
-                "products are products."
-            )
-        ],
+        notes=NOTES,
         dispensable=("Between", "Other", "Rest", "Casts"),
     )
 

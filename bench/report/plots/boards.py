@@ -11,6 +11,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 
 from bench.report.caption import derived_peak, status_of
 from bench.report.compare import GOOD
+from bench.report.entry import best
 from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
 from bench.report.plots.style import (
     COLOURS,
@@ -84,8 +85,8 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     panels[1][0].set_xlabel("" if named else "rung of its own ladder, in order")
     figure.legend(loc="outside lower left", fontsize=8)
     more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
-    hollow = any(row.status != "ok" for board in runs for row in _climb(board))
-    more += "; hollow: something is held against it" if hollow else ""
+    hollow = any(_hollow(row) for board in runs for row in _climb(board))
+    more += "; hollow: something is held against it, or it is of other maths" if hollow else ""
     figure.suptitle(
         f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
     )
@@ -134,14 +135,9 @@ def _climb(board: Scoreboard) -> list[Row]:
     return [row for row in board.rows if row.tps]
 
 
-def _best(board: Scoreboard) -> Row:
-    """The fastest rung of those that nothing is held against, or of all where there is none."""
-    return board.fastest or max(_climb(board), key=lambda row: row.tps.value if row.tps else 0.0)
-
-
 def _most(board: Scoreboard) -> float:
-    tps = _best(board).tps
-    return tps.value if tps else 0.0
+    entry = best(board)
+    return entry.row.tps.value if entry and entry.row.tps else 0.0
 
 
 def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
@@ -156,11 +152,15 @@ def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
     return order
 
 
+def _hollow(row: Row) -> bool:
+    return row.status != "ok" or row.other_maths
+
+
 SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
 
 
 def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, *, factors: bool) -> None:
-    """One run's line; a rung that something is held against is hollow, and one without a speed is a cross.
+    """One run's line; a rung that is not to be held to the others is hollow, and one without a speed is a cross.
 
     places: of its rows from left to right.
     """
@@ -171,7 +171,7 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
         axes, [x for x, _ in points], [each for row in rows if (each := bounds(row.tps))], upright=True, colour=colour
     )
     for (x, y), row in zip(points, rows, strict=True):
-        fill = colour if row.status == "ok" else "none"
+        fill = "none" if _hollow(row) else colour
         marks = axes.plot(x, y, MARKERS[place], ms=6, color=colour, mfc=fill)
         tip(marks, f"{row.rung} on {board.environment.machine}: {number(y)} tokens/s, {status_of(row)}")
         if factors:
@@ -188,19 +188,21 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
 
 def _said(board: Scoreboard) -> str:
     """In words: how far a run came, and whether its losses held."""
-    rows = _climb(board)
-    first, best = rows[0], _best(board)
+    rows, entry = _climb(board), best(board)
+    first, top = rows[0], entry.row if entry else rows[0]
     assert first.tps is not None
-    assert best.tps is not None
-    if best is first:
-        words = [f"{number(first.tps.value)} tokens/s with {shortened(first.rung)}, its first and fastest"]
+    assert top.tps is not None
+    if top is first:
+        last = "its first and fastest" if entry else "its first; none is ok and of equal maths"
+        words = [f"{number(first.tps.value)} tokens/s with {shortened(first.rung)}, {last}"]
     else:
-        words = [f"{number(first.tps.value)} to {number(best.tps.value)} tokens/s"]
-        words += [f"{best.speedup.value:.1f}x with {shortened(best.rung)}"] if best.speedup else []
-    if best.ceiling_share is not None:
-        words.append(f"{percent(best.ceiling_share)} of the measured ceiling")
-    if best.mfu is not None:
-        words.append(f"MFU {percent(best.mfu)}{' of a derived peak' if derived_peak(board) else ''}")
+        words = [f"{number(first.tps.value)} to {number(top.tps.value)} tokens/s"]
+        words += [f"{top.speedup.value:.1f}x with {shortened(top.rung)}"] if top.speedup else []
+    words += ["in doubt"] if entry and top.doubts else []
+    if top.ceiling_share is not None:
+        words.append(f"{percent(top.ceiling_share)} of the measured ceiling")
+    if top.mfu is not None:
+        words.append(f"MFU {percent(top.mfu)}{' of a derived peak' if derived_peak(board) else ''}")
     wrong = [row.rung for row in rows if row.status in WRONG]
     words.append(f"loss differs: {shortened(', '.join(wrong))}" if wrong else "no loss differs")
     return f"{name_of(board)}, torch {board.environment.torch}\n{', '.join(words)}"
@@ -239,7 +241,8 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
     ends = [(1.0, 1.0, "")]
     for y, board in zip(at, runs, strict=True):
-        for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (_best(board), y + 0.19, COLOURS[0])):
+        for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (board.fastest, y + 0.19, COLOURS[0])):
+            assert row is not None
             ends.append(_bar(axes, where, colour, board, row, runs[place]))
     with_room(axes, min(low for low, _, _ in ends), [(high, said) for _, high, said in ends])
     plain_log(axes.xaxis)

@@ -78,7 +78,7 @@ def _of_devices(board: Scoreboard, *, by_time: bool) -> Figure | None:
     by_size: dict[int, list[Row]] = {}
     for row in board.rows:
         by_size.setdefault(row.toggles.world_size, []).append(row)
-    best = [(size, _fastest(rows)) for size, rows in sorted(by_size.items())]
+    best = [(size, board.fastest_of(rows)) for size, rows in sorted(by_size.items())]
     curves = _curves((board, row, f"{size} x: {row.rung}") for size, row in best if row)
     if len(curves) < 2:
         return None
@@ -97,7 +97,7 @@ def _of_machines(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | Non
         same = board.records_of(board.rows[0])[0]
         what = {**same.workload, "tokens_per_step": None, "text": same.data_sha256}
         for size, rows in by_size.items():
-            if best := _fastest(rows):
+            if best := board.fastest_of(rows):
                 found.setdefault(f"{size} {sorted(what.items())}", []).append((board, best))
     runs = max(found.values(), key=len, default=[])
     curves = _curves((board, row, f"{name_of(board)}: {row.rung}") for board, row in runs)
@@ -114,12 +114,6 @@ def _of_machines(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | Non
 
 def _axis(by_time: bool) -> str:
     return "time" if by_time else "step"
-
-
-def _fastest(rows: Iterable[Row]) -> Row | None:
-    """Of those that nothing is held against."""
-    sound = [row for row in rows if row.tps and row.status == "ok"]
-    return max(sound, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
 
 def _curves(rows: Iterable[tuple[Scoreboard, Row, str]]) -> list[Curve]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
@@ -10,6 +11,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 from bench.report.attribution import Gain
 from bench.report.attribution import attribution as attributed
 from bench.report.caption import derived_peak, status_of
+from bench.report.compare import GOOD
 from bench.report.plots.style import (
     COLOURS,
     FASTER,
@@ -78,17 +80,23 @@ def climb(board: Scoreboard) -> Figure | None:
         before = before if row.external else now
     plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
-    first, last = own[0], own[-1]
-    ends = f"{shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
-    times = f": {last.speedup.value:.1f}x from {ends}" if last.speedup else ""
-    axes.set_title(f"{board.ladder}{times}\n{about(board)}", fontsize=10)
+    axes.set_title(f"{board.ladder}{_whole(own)}\n{about(board)}", fontsize=10)
     return figure
+
+
+def _whole(own: Sequence[Row]) -> str:
+    """How far the climb leads, from the first rung to the last that is the same training and means what it says."""
+    first, last = own[0], next((row for row in reversed(own) if row.status in GOOD and not row.other_maths), None)
+    if last is None or last is first or not last.speedup:
+        return ""
+    return f": {last.speedup.value:.1f}x from {shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
 
 
 def _factor(row: Row) -> str:
     if row.external:
         return ", external"
-    return f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}" if row.gain else ""
+    maths = ", other maths" if row.other_maths else ""
+    return f", {row.gain.value:.2f}x, {row.verdict or status_of(row)}{maths}" if row.gain else maths
 
 
 def _look(row: Row, colour: str) -> dict[str, Any]:
