@@ -150,9 +150,8 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
 
 
 def test_kinds_that_overlap_add_up_to_what_is_called_a_sum_and_not_the_step() -> None:
-    overlapping = breakdown(
-        Recorded([Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 4, thread=7)], 4e-3)  # of a step of 4 ms
-    )
+    events = [Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 4, thread=7)]
+    overlapping = breakdown(recorded(events, 4e-3))  # of a step of 4 ms
     sheet = spent(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
     assert sheet is not None
     assert dict(zip(sheet.head, sheet.rows[0], strict=True))["Sum (ms)"] == "7.00"

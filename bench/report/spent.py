@@ -28,9 +28,8 @@ NOTES = (
     ),
     Method(
         "On a CPU an operation counts without those within it: batched products as attention, others as products, "
-        "all of AdamW's step as AdamW. On a GPU kernels count by their names: all products as products; fused AdamW's "
-        "and those over many tensors at once, clipping's too, as AdamW; what torch.compile generates, AdamW's too, as "
-        "compiled. Rest: Python, launches and waiting."
+        "all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as AdamW, others by "
+        "their names, all products as products. Rest: Python, launches and waiting."
     ),
     Method(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
