@@ -55,11 +55,16 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
     """By which figure, among how many."""
     tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
     over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
-    ran = [row.tps.rounds if row.tps else 0 for row in board.rows]
+    others = [row for row in board.rows if row.other_maths]  # of which none could win
+    ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
     most, whole = max(ran), ran.count(max(ran))
     rounds = f"{most} round{'s' if most > 1 else ''}"
-    among = f"{len(ran)} candidates" + (f", {whole} of which ran in all" if whole < len(ran) else " in")
-    return f"{winner.rung}: {tps}{over}, the most of {among} {rounds} on {board.environment.machine}, by which it won."
+    among = f"{len(ran)} candidate{'s' if len(ran) > 1 else ''}" + (
+        f", {whole} of which ran in all" if whole < len(ran) else " in"
+    )
+    where = f"{rounds} on {board.environment.machine}"
+    apart = f"; {len(others)} of other maths could not win" if others else ""
+    return f"{winner.rung}: {tps}{over}, the most of {among} {where}, by which it won{apart}."
 
 
 def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None) -> dict[str, Any]:

@@ -269,7 +269,7 @@ class Toggles:
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def maths(self) -> dict[str, str]:
-        """What makes this another training than the baseline's with other rounding: "toggle=value", and why."""
+        """What makes this another training than GPT-2's with other rounding of products: "toggle=value", and why."""
         return {
             f"{toggle.name}={value}": why
             for toggle in fields(self)

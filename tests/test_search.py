@@ -415,3 +415,16 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
     assert load(out).name != best.name
     assert load(out).name.startswith("test-best-")
+
+
+def test_candidates_of_other_maths_are_not_among_those_that_the_winner_was_chosen_from(write_ladder) -> None:
+    ladder = load(write_ladder("[{name: a, set: {autocast: bfloat16}}]", repeats=2))
+    over = ("toggles.residual=float32,bfloat16",)
+    _, records, _ = drive(
+        sweep(ladder, *over, best_only=True), machine(speed=lambda t: 9e3 if t.residual != "float32" else 1e3)
+    )
+    board = scoreboard(records)
+    assert board.fastest
+    written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)
+    assert "the most of 1 candidate in 2 rounds" in written
+    assert "; 1 of other maths could not win." in written

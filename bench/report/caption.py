@@ -47,7 +47,7 @@ def derived_peak(board: Scoreboard) -> bool:
 
 
 MATHS = Method(
-    "Maths is equal where a step computes what the first rung's does, but for its number format's rounding."
+    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matrix products."
 )
 
 
