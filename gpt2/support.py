@@ -6,7 +6,7 @@ from dataclasses import fields
 from typing import TYPE_CHECKING
 
 from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import HOST, Toggles
+from gpt2.toggles import HOST, SCALED, Toggles
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -45,7 +45,7 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
     """A toggle that does nothing, or the wrong thing, without another one: its name, its value and what it needs."""
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
-    if toggles.device == "mps" and toggles.autocast == "float16" and toggles.adamw == "fused":
+    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
         # https://github.com/pytorch/pytorch/pull/186360
         return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
     if toggles.clip == "in_step":

@@ -21,6 +21,8 @@ SPMD = frozenset({"xla"})
 """Devices that one process feeds together, by a program that is split over them; elsewhere each has its own."""
 EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
+SCALED = {"cpu", "cuda"}
+"""Devices whose fused AdamW heeds the scale of gradients, and whether any of them overflowed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +177,7 @@ class Toggles:
     clip: Literal["separate", "in_step"] = choice(
         "separate",
         "Gradients clipped in a pass of their own, or by AdamW as it reads them.",
-        only={"in_step": Only({"cpu", "cuda"}, "this device's AdamW scales no gradients; choose separate")},
+        only={"in_step": Only(SCALED, "this device's AdamW scales no gradients; choose separate")},
     )
     weight_casts: Literal["forward", "optimizer"] = choice(
         "forward",

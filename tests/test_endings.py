@@ -37,7 +37,7 @@ def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number
     timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     await_peer(tmp_path / "checkout")
     timing.send_signal(number)
-    timing.wait(timeout=10)
+    timing.wait(timeout=40)
     assert none_left(tmp_path / "checkout", 5)
 
 
@@ -49,7 +49,7 @@ def test_a_peer_that_ignores_its_terminal_s_end_dies_with_the_process_that_times
     timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     await_peer(tmp_path / "checkout")
     timing.kill()
-    timing.wait(timeout=10)
+    timing.wait(timeout=40)
     assert none_left(tmp_path / "checkout", 5)
 
 

@@ -80,7 +80,7 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         ({"attention": "math"}, "attention", "math kernel: scores materialised: 4 products of 64 x 64"),
         ({"attention": "sdpa"}, "attention", "ran _scaled_dot_product_flash_attention_for_cpu"),
         ({"compile": "default"}, "compile", "2 compiled graphs ran, 0 graph breaks"),
-        ({"compile": "default"}, "compile_region", "no compiled graph ran for each layer"),
+        ({"compile": "default"}, "compile_region", "0 compiled graphs ran for each layer"),
         (REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
         (REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
         (REGIONS | {"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),

@@ -42,9 +42,9 @@ def compile_region(seen: Seen) -> Finding:
     if seen.toggles.compile_region == "block":
         ran = f"{repeated} of {counted(len(runs), 'compiled graph')} ran for each layer"
         return Finding(repeated >= 2, ran)  # forward and backward pass of a block
-    return Finding(
-        seen.toggles.shards_gradients or not repeated or layers == 1, "no compiled graph ran for each layer"
-    )
+    if seen.toggles.world_size > 1:  # whose pieces may happen to be alike
+        return Finding(True, "ranks cut the graph where they exchange")
+    return Finding(not repeated or layers == 1, f"{counted(repeated, 'compiled graph')} ran for each layer")
 
 
 def adamw(seen: Seen) -> Finding:
