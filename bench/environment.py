@@ -14,11 +14,10 @@ import torch
 
 from bench.code import code_hash, git_state
 from bench.machine import Environment
-from bench.state import VARIABLES
+from bench.state import SYSTEM, VARIABLES, cpu_mhz, read
 from gpt2.device import Cpu, Device
 from gpt2.stages import usable_cores
 
-CPUINFO = Path("/proc/cpuinfo")
 FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 
 
@@ -34,7 +33,7 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         cpu_cores=cpu.count(),
         usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
-        cpu_mhz=cpu_mhz(),
+        cpu_mhz=highest_cpu_mhz(),
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
@@ -55,21 +54,18 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in {**found, "LD_PRELOAD": ":".join(others)}.items() if value}
 
 
-def cpu_flags(cpuinfo: Path = CPUINFO) -> list[str]:
+def cpu_flags() -> list[str]:
     """Those of FLAGS that this CPU has; empty where the system does not tell."""
     with contextlib.suppress(OSError):
-        if match := re.search(r"^(?:flags|Features)\s*:\s*(.+)$", cpuinfo.read_text(), re.MULTILINE):
+        if match := re.search(r"^(?:flags|Features)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
             return [flag for flag in FLAGS if flag in match.group(1).split()]
     return []
 
 
-def cpu_mhz(cpuinfo: Path = CPUINFO) -> float | None:
+def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:
     """The CPU's highest clock; in a virtual machine, which is not told that, the one clock it knows of."""
-    with contextlib.suppress(OSError, NotImplementedError, RuntimeError):
-        if (clock := psutil.cpu_freq()) and clock.max:
-            return clock.max
-        told = cpuinfo.read_text()
-        virtual = re.search(r"^flags\s*:.*\bhypervisor\b", told, re.MULTILINE)  # elsewhere it is a passing value
-        if virtual and (match := re.search(r"^cpu MHz\s*:\s*([\d.]+)$", told, re.MULTILINE)):
-            return float(match.group(1))
-    return None
+    with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
+        if highest := psutil.cpu_freq().max:
+            return highest
+    virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read(root / "proc/cpuinfo"), re.MULTILINE)
+    return cpu_mhz(root) if virtual else None  # elsewhere it is a passing value

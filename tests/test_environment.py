@@ -4,7 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import environment
-from bench.environment import cpu_mhz, describe
+from bench.environment import describe, highest_cpu_mhz
 from gpt2.device import Cpu
 
 
@@ -37,6 +37,6 @@ def test_the_clock_of_the_cpu(
     highest: float, flags: str, expected: float | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(environment.psutil, "cpu_freq", lambda: SimpleNamespace(current=1234.5, max=highest))
-    told = tmp_path / "cpuinfo"
-    told.write_text(CPUINFO.format(flags))
-    assert cpu_mhz(told) == expected
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(CPUINFO.format(flags))
+    assert highest_cpu_mhz(tmp_path) == expected
