@@ -56,10 +56,8 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
 
 def cpu_flags() -> list[str]:
     """Those of FLAGS that this CPU has; empty where the system does not tell."""
-    with contextlib.suppress(OSError):
-        if match := re.search(r"^(?:flags|Features)\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-            return [flag for flag in FLAGS if flag in match.group(1).split()]
-    return []
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read(SYSTEM / "proc/cpuinfo"), re.MULTILINE)
+    return [flag for flag in FLAGS if flag in match.group(1).split()] if match else []
 
 
 def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:

@@ -21,7 +21,7 @@ SPMD = frozenset({"xla"})
 """Devices that one process feeds together, by a program that is split over them; elsewhere each has its own."""
 EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
-SCALED = {"cpu", "cuda"}
+SCALED = frozenset({"cpu", "cuda"})
 """Devices whose fused AdamW heeds the scale of gradients, and whether any of them overflowed."""
 
 

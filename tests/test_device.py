@@ -98,9 +98,10 @@ def test_a_graph_break_compiles_no_more_once_warmed_up() -> None:
 
 def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     flags = ["avx2", "avx512f"]
-    alone = Cpu().peaks(flags)
+    alone = Cpu().peaks(flags, 2000.0)
+    assert alone
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert Cpu().peaks(flags) == alone
+    assert Cpu().peaks(flags, 2000.0) == alone
 
 
 def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +153,7 @@ def test_a_tpu_is_found_in_the_table_of_peaks(monkeypatch: pytest.MonkeyPatch) -
     device = object.__new__(Xla)
     device._on_cpu = False
     assert device.chip() == "TPU v5e"
-    chip = device.peaks(())
+    chip = device.peaks()
     assert chip
     assert chip.bfloat16 == 197e12
 

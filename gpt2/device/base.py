@@ -177,8 +177,11 @@ class Device(ABC):
         """Devices of this kind on this machine."""
         return 1
 
-    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
-        """Datasheet figures of one device; None where it is not known. cpu_flags: see bench.environment."""
+    def peaks(self, cpu_flags: Collection[str] = (), cpu_mhz: float | None = None) -> Chip | None:
+        """Datasheet figures of one device; None where it is not known.
+
+        A CPU's are derived from its instruction sets and its highest clock, which bench.environment reads.
+        """
         return peaks.lookup(self.chip())
 
     def memory_bytes(self) -> int | None:

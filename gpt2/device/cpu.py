@@ -73,11 +73,9 @@ class Cpu(Device):
     def count(self) -> int:
         return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
-    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
+    def peaks(self, cpu_flags: Collection[str] = (), cpu_mhz: float | None = None) -> Chip | None:
         # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
-        clock = psutil.cpu_freq() if hasattr(psutil, "cpu_freq") else None
-        mhz = (clock.max or clock.current) if clock else None
-        return peaks.derived_cpu(usable_cores(), mhz, cpu_flags)
+        return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags)
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total

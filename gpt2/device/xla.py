@@ -176,13 +176,13 @@ class Xla(Device):
     def count(self) -> int:
         return Cpu().count() if self._on_cpu else self._found
 
-    def peaks(self, cpu_flags: Collection[str]) -> Chip | None:
-        return Cpu().peaks(cpu_flags) if self._on_cpu else super().peaks(cpu_flags)
+    def peaks(self, cpu_flags: Collection[str] = (), cpu_mhz: float | None = None) -> Chip | None:
+        return Cpu().peaks(cpu_flags, cpu_mhz) if self._on_cpu else super().peaks()
 
     def memory_bytes(self) -> int | None:
         if self._on_cpu:
             return Cpu().memory_bytes()
-        if (chip := super().peaks(())) and chip.memory_bytes:
+        if (chip := super().peaks()) and chip.memory_bytes:
             return chip.memory_bytes  # always the same, while what XLA tells is not told under SPMD
         told = self._memory_info()
         return told["bytes_limit"] if told else None
