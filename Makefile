@@ -7,7 +7,7 @@ BIN := .venv/bin
 bench: .venv/.ready
 	$(BIN)/bench run ladders/smoke.yaml
 
-test: .venv/.ready
+test: .venv/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
@@ -17,13 +17,18 @@ test: .venv/.ready
 test-xla: .venv-xla/.ready
 	PJRT_DEVICE=CPU .venv-xla/bin/pytest tests/test_xla.py
 
-benchmark: .venv/.ready
+benchmark: .venv/.ready-test
 	$(BIN)/pytest tests/test_benchmarks.py --benchmark-enable --benchmark-only
 
 .venv/.ready: pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or later is needed: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --upgrade pip
+	@echo "Installing torch and a few others into .venv: some minutes, about 2 GB with torch's build for CPUs"
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+.venv/.ready-test: .venv/.ready
 	$(BIN)/pip install --quiet --editable '.[test]'
 	touch $@
 

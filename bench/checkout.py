@@ -44,7 +44,11 @@ def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
     if program == "python":
         words[place] = sys.executable
     elif not shutil.which(folder / program if "/" in program else program):
-        raise MissingPeer(f"{peer.title}: {shlex.split(rung.command)[place]} is no program here: {peer.get}")
+        written = shlex.split(rung.command)[place]
+        remedy = (
+            peer.get if _variables(written) else "see docs/peers.md on how to build it, or correct the rung's command"
+        )
+        raise MissingPeer(f"{peer.title}: {written} is no program here: {remedy}")
     return folder, words
 
 

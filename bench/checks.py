@@ -12,7 +12,7 @@ from bench import state as machine
 from bench.machine import GpuState, State
 from bench.record import OTHER_WORK
 from bench.report.text import GIB
-from gpt2.stages import usable_cores
+from gpt2.stages import missing_allocator, missing_compiler, usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this
@@ -53,6 +53,18 @@ def governor(root: Path) -> Finding:
         ok=found == {"performance"} if found else None,
         advice="" if found <= {"performance"} else "sudo cpupower frequency-set -g performance, or clocks will wander",
     )
+
+
+def installed() -> list[Finding]:
+    """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
+    return [
+        Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")
+        for name, missing in (
+            ("C++ compiler, for torch.compile", missing_compiler()),
+            ("jemalloc", missing_allocator("jemalloc")),
+            ("tcmalloc", missing_allocator("tcmalloc")),
+        )
+    ]
 
 
 def smt(root: Path) -> Finding:

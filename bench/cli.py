@@ -104,8 +104,8 @@ def run(
     Over several nodes, run the same on each, with its own --node-rank; see docs/nodes.md.
 
     Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled, or the
-    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly;
-    130 interrupted (what was measured is kept).
+    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly,
+    or none is supported here; 130 interrupted (what was measured is kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """

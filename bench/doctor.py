@@ -102,6 +102,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         _huge_pages(root),
         *(f for gpu in state.gpus for f in (checks.gpu_now(gpu, awake.get(gpu.index)), *checks.gpu_problems(gpu))),
         *(checks.variables() or [Finding(name="environment", value="no variable that changes the speed is set")]),
+        *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
         _disk("disk for compiler caches", Path(tempfile.gettempdir())),

@@ -177,9 +177,10 @@ def _unfinished(
     title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
     if program.exit_code is None:
-        tail = "\n".join(["its last output:", *last] if last else ["it printed nothing"])
+        tail = "\n".join([f"its last line: {last[-1]}", *last[:-1]] if last else ["it printed nothing"])
         if not arrivals.lines:
-            return "timeout", f"{title} printed no progress line within protocol.timeout_seconds {limit:g}; {tail}"
+            what = f"{title} printed no progress line as docs/peers.md has them"
+            return "timeout", f"{what} within protocol.timeout_seconds {limit:g}; {tail}"
         return "timeout", f"{title} had printed {done} at protocol.timeout_seconds {limit:g}; {tail}"
     end = f"{title} {_how(program.exit_code, kernel_killed)}"
     if program.exit_code == CANNOT_RUN:

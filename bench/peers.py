@@ -83,7 +83,7 @@ def _pattern(text: str) -> str:
 
 
 OURS = _pattern(r"step (STEP): loss (LOSS)")
-"""Of the scripts in ladders/peers, each of which tells its library's version too."""
+"""Of the scripts in ladders/peers, each of which tells its library's version too, and of any trainer that likes to."""
 OUR_VERSION = r"^version (.+)$"
 OUR_TOKENS = r"^tokens per step (\d+)$"
 DESIRED = r"^total desired batch size: (\d+)"
@@ -119,6 +119,13 @@ PEERS: dict[str, Peer] = {
     "transformers": Peer(
         title="transformers.Trainer",
         get="pip install transformers accelerate",
+        lines=(OURS,),
+        tokens=OUR_TOKENS,
+        version=OUR_VERSION,
+    ),
+    "own": Peer(
+        title="own trainer",
+        get="correct the rung",
         lines=(OURS,),
         tokens=OUR_TOKENS,
         version=OUR_VERSION,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -43,6 +44,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
     result.add_column("Memory per device (GiB)", justify="right")
     result.add_column(f"On {held.name}" if held else "Here", overflow="fold")
     before = None
+    answers: Counter[str] = Counter()
     for rung in rungs:
         if rung.external:
             changed, size = ", ".join(rung.changed), f"{rung.external.tokens_per_step:,}"
@@ -52,12 +54,14 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         memory = estimate(workload, rung.toggles)
         changed = describe(rung.toggles, before, workload)
         before = rung.toggles
+        answer = _on_chip(workload, rung, memory, held) if held else _here(workload, rung, memory)
+        answers[answer] += 1
         result.add_row(
             Text(plain(rung.name)),
             Text(plain(", ".join(changed)) or "nothing"),
             f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
             f"{memory.total / GIB:,.2f}",
-            Text(plain(_on_chip(workload, rung, memory, held) if held else _here(workload, rung, memory))),
+            Text(plain(answer)),
         )
     p = ladder.protocol
     fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
@@ -68,6 +72,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         "(docs/devices.md: how far off that is).",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
+        *(f"{n} of {len(rungs)} rungs {a}." for a, n in answers.items() if n > 1 and a.startswith("unsupported")),
         *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]

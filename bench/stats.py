@@ -20,6 +20,8 @@ LEAST_DELTA = 0.01
 
 LOUD = 0.05
 """A noise floor above this tells nothing about sameness."""
+DEAFENING = 0.5
+"""A noise floor above this tells nothing at all, but of what lies beyond it."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Of a run that goes on until its intervals are narrow."""
 
@@ -110,7 +112,8 @@ def noise_floor(control: Estimate | None) -> float | None:
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
 
-    Nor does a noise floor that is merely high: beyond LOUD, what lies within it is `unclear`.
+    Nor does a noise floor that is merely high: beyond LOUD, what lies within it is `unclear`; beyond DEAFENING, so is
+    all that does not lie outside it as a whole.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
@@ -118,9 +121,10 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
         return "no control"
     if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
         return "same" if delta <= LOUD else "unclear"
-    if ratio.low > 1:
+    least = 1 + delta if delta > DEAFENING else 1.0
+    if ratio.low > least:
         return "faster"
-    return "slower" if ratio.high < 1 else "unclear"
+    return "slower" if ratio.high < 1 / least else "unclear"
 
 
 def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:

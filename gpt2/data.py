@@ -94,7 +94,7 @@ def _find(name: str) -> Path:
 def _ways(name: str) -> str:
     return (
         f"give its place with --data PATH, or put {name}.txt, {name}.bin or a folder {name}/ of .bin shards "
-        f"into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+        f"into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated text (--set workload.data=synthetic)"
     )
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
@@ -88,9 +90,19 @@ CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 def missing_allocator(name: str) -> str | None:
     """Why memory cannot come from there here; None where it can."""
     library = ALLOCATORS.get(name)
+    if library and sys.platform != "linux":
+        return "it is put under torch by LD_PRELOAD, which is Linux's; choose system"
     if library and not find_library(library):
         return f"there is no lib{library} here; apt-get install {PACKAGES[name]}, or choose thp"
     return None
+
+
+def missing_compiler() -> str | None:
+    """Why torch.compile can make no code for this CPU; None where it can. It takes $CXX, or the system's compiler."""
+    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(name):
+        return None
+    return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
 
 
 def _allocator(name: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 from samples import MACHINE, measurement, record, step_of
 from scipy import stats as scipy_stats
 
-from bench.record import RecordError, append
+from bench.record import External, RecordError, append
 from bench.report.compare import Comparison, compare, sides
 from bench.report.compared import sheet
 from bench.report.gate import Condition, judge
@@ -97,6 +97,13 @@ def test_two_named_rungs_are_a_pair_whatever_they_switch_on_and_rounds_of_one_ru
     assert pair.tps is not None
     assert (pair.tps.value, pair.tps.low) == pytest.approx((2.0, 2.0))  # twice as fast in every round
     assert "toggles.autocast: float32 in A, bfloat16 in B" in shown(f"{file}:a", f"{file}:b").first
+
+
+def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(tmp_path: Path) -> None:
+    first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
+    peer = External(peer="nanogpt", version="3adf61e", command="python train.py")
+    append(second, record("peer", 2, 3, kind="external", external=peer, toggles=CUDA, data_sha256=None))
+    assert not [line for line in compared(first, second).differences if "text" in line]
 
 
 def test_another_torch_is_the_first_of_the_differences(tmp_path: Path) -> None:

@@ -104,6 +104,29 @@ def test_ranks_on_one_cpu_do_not_divide_its_derived_peak(monkeypatch: pytest.Mon
     assert Cpu().peaks(flags, 2000.0) == alone
 
 
+@pytest.mark.parametrize(("toggle", "value"), [("compile", "default"), ("adamw", "compiled")])
+def test_without_a_c_compiler_what_torch_compiles_is_refused_and_the_rest_is_not(
+    toggle: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CXX", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert "there is no C++ compiler" in str(Cpu().refuses(toggle, value))
+    assert Cpu().refuses("compile", "eager") is None
+    assert Cpu().refuses("adamw", "fused") is None
+
+
+def test_a_compiler_named_by_cxx_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", sys.executable)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert Cpu().refuses("compile", "default") is None
+
+
+def test_where_libraries_are_not_preloaded_other_allocators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert "LD_PRELOAD" in str(Cpu().refuses("allocator", "jemalloc"))
+    assert Cpu().refuses("allocator", "system") is None
+
+
 def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch_xla", None)  # importing it fails then, wherever the tests run
     with pytest.raises(UnsupportedToggle, match=r"torch_xla does not load .*pip install -e '.\[tpu\]'"):

@@ -135,14 +135,17 @@ def test_a_peer_that_says_that_it_cannot_run_here_is_unsupported(peer) -> None:
 def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
     outcome, _ = timed(peer("", command="env A=1 ./train_gpt2"))
     assert outcome.status == "unsupported"
-    assert outcome.error == "nanoGPT: ./train_gpt2 is no program here: git clone https://github.com/karpathy/nanoGPT"
+    assert outcome.error == (
+        "nanoGPT: ./train_gpt2 is no program here: see docs/peers.md on how to build it, or correct the rung's command"
+    )
 
 
 def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer, tmp_path: Path) -> None:
     outcome, _ = timed(peer(SILENT, timeout_seconds=4))
     assert outcome.status == "timeout"
     assert outcome.error == (
-        "nanoGPT printed no progress line within protocol.timeout_seconds 4; its last output:\nloading the data"
+        "nanoGPT printed no progress line as docs/peers.md has them within protocol.timeout_seconds 4; "
+        "its last line: loading the data"
     )
     assert not children_of(tmp_path / "checkout")
 

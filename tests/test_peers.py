@@ -8,6 +8,7 @@ from io import StringIO
 from pathlib import Path
 
 import pytest
+from conftest import ROOT
 from rich.console import Console
 from samples import record
 
@@ -77,6 +78,24 @@ def test_the_log_of_llm_c_on_cuda_is_read() -> None:
     text = LLMC_CUDA % (3, 18865, 10.5, 0.1, 2.25, -0.3, 6e-4, 1234.5, 40.1, 412345)
     (line,) = read("llmc", text)
     assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.5, 2.25, 1.2345)
+
+
+def test_any_trainer_that_prints_the_plain_line_is_read() -> None:
+    (line,) = read("own", "step 12: loss 3.4567")
+    assert (line.step, line.loss) == (12, 3.4567)
+    assert PEERS["own"].tokens_of("tokens per step 1024") == 1024
+    assert PEERS["own"].version_of("version mine 1.2") == "mine 1.2"
+
+
+@pytest.mark.parametrize("name", PEERS)
+def test_the_lines_that_the_documentation_shows_are_read(name: str) -> None:
+    (row,) = [
+        line for line in (ROOT / "docs/peers.md").read_text().splitlines() if re.match(rf"\|.*`{name}`.*\|", line)
+    ]
+    shown = row.split("|", 2)[2].split("`")[1].replace("\\|", "|")
+    (line,) = read(name, shown)
+    assert line.step == 12
+    assert round(line.loss, 2) == 3.46
 
 
 def test_a_loss_that_is_no_number_is_read_as_such() -> None:

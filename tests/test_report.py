@@ -13,6 +13,8 @@ from samples import MACHINE, measurement, record
 from bench.ladder import Protocol
 from bench.machine import Ceiling, ChipState, Matmul
 from bench.record import CUT_SHORT, NOT_BEGUN, RecordError, append
+from bench.report.bound import each_of_row, most_tokens_per_second
+from bench.report.caption import caption
 from bench.report.load import claims_refuted, exit_code, load_boards, load_named
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
@@ -163,6 +165,10 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
 )
 def test_the_exit_code_says_whether_all_went_as_asked(status: str, expect: str | None, code: int) -> None:
     assert exit_code([record(), record("b", 1, status=status, expect=expect)]) == code
+
+
+def test_a_ladder_of_which_nothing_is_supported_here_is_no_success() -> None:
+    assert exit_code([ceiling(400.0), record(status="unsupported"), record("b", 1, status="unsupported")]) == 6
 
 
 def test_changes_are_those_from_the_row_above_whatever_was_left_out() -> None:
@@ -361,6 +367,21 @@ def test_the_share_of_the_measured_ceiling_is_that_of_its_fastest_product_over_b
     assert "400 and 900 TFLOP/s, in the first and the last round, sustained by square 8192 x 8192 x 8192" in text
     assert "the measured ceiling of this cuda drifted" in text
     assert "Of measured ceiling" not in to_markdown(scoreboard([record()]))
+
+
+def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured() -> None:
+    """A product at twice the rate halves all of a step's least time but AdamW's traffic."""
+    rounds = [
+        record("ab"[index], index, n, kind=kind, toggles=BF16, measurement=measurement(tps))
+        for n in (1, 2, 3)
+        for kind, index, tps in (("cumulative", 0, 1e5), ("cumulative", 1, 2e5), ("control", 0, 1e5))
+    ]
+    board = scoreboard([ceiling(4.0), *rounds, ceiling(8.0, 3)])
+    row = board.rows[1]
+    low, high = (most_tokens_per_second(each, 1024) or 0.0 for each in each_of_row(board, row))
+    assert 1.5 < high / low < 2
+    (line,) = [line for line in caption(board) if line.startswith("Bound of b")]
+    assert f"{number(low)} and {number(high)} tokens per second" in line
 
 
 def test_a_derived_peak_is_called_that_in_the_column_s_title() -> None:
@@ -578,7 +599,17 @@ def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: P
     assert board.rows[0].rung == "new"
     (said,) = warnings
     old, new = (tmp_path / f"{name}.jsonl" for name in ("old", "new"))
-    assert said.startswith(f"{old} is called h100 like {new}, but has other rungs or another task; not shown")
+    assert said.startswith(f"{old} is called h100 like {new}, but is of another version of its rungs, its task")
+
+
+def test_an_interrupted_run_of_a_newer_ladder_does_not_hide_a_whole_one_of_the_older(tmp_path: Path) -> None:
+    append(tmp_path / "old.jsonl", record("old", time="2026-01-01T00:00:00+00:00"))
+    later: dict[str, Any] = {"ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    append(tmp_path / "new.jsonl", record("new", **later))
+    append(tmp_path / "new.jsonl", record("newer", 1, status="interrupted", error="by the user", **later))
+    (board,), warnings = load_boards([tmp_path])
+    assert board.rows[0].rung == "old"
+    assert warnings == [f"{tmp_path / 'new.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
 def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
@@ -662,7 +693,7 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
     text = to_markdown(rounds_of((100, 200, 100), (100, 200, 3000), (100, 200, 7)))
-    assert "Noise floor: above 100 %, which is none." in text
+    assert "Noise floor: none, for the first rung and its repetition differ by more than 100 % themselves." in text
     assert "1.281x (" in text
 
 

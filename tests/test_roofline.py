@@ -6,10 +6,12 @@ import os
 import subprocess
 import sys
 from dataclasses import asdict, replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 from samples import MACHINE, measurement, record, step_of
 
 from bench.environment import describe
@@ -26,7 +28,7 @@ from bench.report.bound import (
     share,
 )
 from bench.report.load import load_boards
-from bench.report.roofline import ladder_lines, measured_ms
+from bench.report.roofline import bound_table, ladder_lines, measured_ms
 from bench.report.scoreboard import scoreboard
 from bench.shapes import linear_layers
 from gpt2.device import Cpu
@@ -202,6 +204,16 @@ def test_measured_milliseconds_are_those_of_the_same_toggles_and_workload_only()
     assert measured_ms(board, "baseline", Workload(), replace(toggles, attention="sdpa")) is None
     assert measured_ms(board, "baseline", Workload(seq_len=512), toggles) is None
     assert measured_ms(board, "another", Workload(), toggles) is None
+
+
+def test_a_share_above_all_that_can_be_is_said_to_be_of_another_hour() -> None:
+    least = Bound(number_format="float32", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0)
+    said = []
+    for measured in (20.0, 5.0):
+        console = Console(file=StringIO(), width=200)
+        console.print(bound_table("t", [("a", least, measured)], []))
+        said.append(console.file.getvalue())  # type: ignore[attr-defined]
+    assert ["A share above 100 % is none" in text for text in said] == [False, True]
 
 
 def test_a_rung_of_another_device_has_no_bound(write_ladder) -> None:

@@ -216,3 +216,19 @@ def test_stopping_on_width_alone_leaves_the_interval_s_coverage_and_the_value_un
         logs.append(math.log(found.value))
     assert covered / 2000 > 0.90
     assert np.mean(logs) == pytest.approx(math.log(1.3), abs=0.002)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "delta", "expected"),
+    [
+        (1.31, 17.8, 4.73, "unclear"),
+        (1.31, 1.6, 0.14, "faster"),
+        (6.0, 17.8, 4.73, "faster"),
+        (0.5, 0.8, 0.6, "unclear"),
+        (0.3, 0.6, 0.6, "slower"),
+    ],
+)
+def test_where_the_same_thing_twice_differs_by_more_than_half_a_lead_must_exceed_that(
+    low: float, high: float, delta: float, expected: str
+) -> None:
+    assert verdict(Estimate((low * high) ** 0.5, low, high, 3), delta) == expected

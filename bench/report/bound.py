@@ -110,16 +110,21 @@ def share(bound: Bound, measured_ms: float | None) -> float | None:
     return bound.total_ms / measured_ms
 
 
-def of_row(board: Scoreboard, row: Row) -> Bound | None:
-    """The bound of a rung of a run, at the most that any process measured; None where no ceiling was measured at all.
-
-    A run's processes measure a little more or less: the most of them is what a bound may promise.
-    """
+def each_of_row(board: Scoreboard, row: Row) -> list[Bound]:
+    """The bound of a rung of a run, at what each of its processes measured; none where no ceiling was measured."""
     records = board.records_of(row)
     workload = Workload(**records[0].workload)
     nodes = max(record.toggles.nodes for record in records)
     measured = board.ceilings[row.toggles.device].measured if row.toggles.device in board.ceilings else ()
-    bounds = [bound(workload, row.toggles, ceiling, nodes) for ceiling in measured]
+    return [bound(workload, row.toggles, ceiling, nodes) for ceiling in measured]
+
+
+def of_row(board: Scoreboard, row: Row) -> Bound | None:
+    """As each_of_row(), at the most that any process measured.
+
+    A run's processes measure a little more or less: the most of them is what a bound may promise.
+    """
+    bounds = each_of_row(board, row)
     known = [(each.total_ms, place) for place, each in enumerate(bounds) if each.total_ms is not None]
     return bounds[min(known)[1] if known else 0] if bounds else None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bench.report.bound import each_of_row, most_tokens_per_second
 from bench.report.notes import Method
 from bench.report.row import Row
 from bench.report.rungs import cumulative, measured
 from bench.report.scoreboard import Scoreboard
 from bench.report.swept import swept
-from bench.report.text import GIB, floor, listed, plain, ratio, with_interval
+from bench.report.text import GIB, floor, listed, number, plain, ratio, with_interval
 from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.toggles import HOST
@@ -250,14 +251,22 @@ def _ceilings(board: Scoreboard) -> list[str]:
     for device, ceiling in board.ceilings.items():
         best = ceiling.product
         each = " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
-        when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else "in the first and the last round"
-        when = "once" if len(ceiling.rates) == 1 and not ceiling.elsewhere else when
+        many = len(ceiling.rates)
+        when = {1: "once", 2: "in the first and the last round"}.get(many, f"in {many} processes")
+        when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else when
         lines.append(
             f"Measured ceiling of this {device}: {each} TFLOP/s, {when}, sustained by {best.name} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
             lines.append(f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough.")
+    if (leader := board.fastest) and leader.tokens_per_step:
+        most = [most_tokens_per_second(least, leader.tokens_per_step) for least in each_of_row(board, leader)]
+        if known := [number(each) for each in most if each is not None]:
+            lines.append(
+                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at each such ceiling: "
+                f"{' and '.join(known)} tokens per second (bench roofline tells what is counted)."
+            )
     for record in board.records:
         if record.rung_index < 0 and record.status != "ok" and record.error:
             lines.append(f"Measured ceiling: {record.status}: {record.error.splitlines()[0]}")

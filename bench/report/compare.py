@@ -198,6 +198,11 @@ def _loss_flaw(one: Sequence[Record], two: Sequence[Record]) -> str | None:
 ROUNDS = ("repeats", "until")
 
 
+def _own(records: Sequence[Record]) -> Record:
+    """The last one of ours: other trainers read texts of their own."""
+    return next((record for record in reversed(records) if not record.external), records[-1])
+
+
 def _differences(first: Side, other: Side) -> Iterator[str]:
     """What is not the same on both sides, a line each: torch, the machine, what is measured, and how."""
 
@@ -209,7 +214,7 @@ def _differences(first: Side, other: Side) -> Iterator[str]:
     found = list(differences(ours, theirs, same_device=same_device))
     for what, was, now in sorted(found, key=lambda difference: difference[0] != "torch"):
         yield line(what, was, now)
-    one, two = first.board.records[-1], other.board.records[-1]
+    one, two = (_own(side.board.records) for side in (first, other))
     for name, was, now in (("workload", one.workload, two.workload), ("protocol", one.protocol, two.protocol)):
         for key in {**was, **now}:
             if was.get(key) != now.get(key) and key not in ROUNDS:

@@ -33,7 +33,7 @@ def to_csv(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
 
 def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
     """A list of objects, null for what is absent."""
-    return f"{frame(boards, chain).to_json(orient='records', indent=2)}\n"
+    return f"{frame(boards, chain).to_json(orient='records', indent=2, double_precision=15)}\n"
 
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:

@@ -43,9 +43,10 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     """The scoreboards of results files, and warnings about what was left out of them.
 
     A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
-    of the runs of the ladder as it was last, an uninterrupted one before others, then the one with most rungs (not of
-    sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the newest. Newer
-    ones that are passed over are named, and so are whole ones of the same name that differ in their values or task.
+    of the runs of the ladder as its last whole run has it, an uninterrupted one before others, then the one with most
+    rungs (not of sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the
+    newest. Newer ones that are passed over are named, and so are whole ones of the same name that differ in their
+    values or task.
     Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of
     a folder, a file that cannot be read is left out with a warning. Raises RecordError where there is nothing to show,
     or for a file by name. Figures of others are passed over (see load_published()). needed: whether no run at all is
@@ -189,7 +190,7 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 
 
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
-    newest = max(runs, key=lambda board: board.begun)
+    newest = max(runs, key=lambda board: (not board.interrupted, board.begun))
     # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.
     same = [board for board in runs if newest.swept or _hash(board) == _hash(newest)]
 
@@ -209,8 +210,8 @@ def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
     return [
         *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
         *(
-            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not shown; "
-            "name it to see it"
+            f"{b.source} is called {b.ladder} like {chosen.source}, but is of another version of its rungs, its task "
+            "or the toggles' defaults; not shown; name it to see it"
             for b in others
         ),
     ]
@@ -221,10 +222,12 @@ def _hash(board: Scoreboard) -> str:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 all as asked, 6 some process failed unexpectedly, 4 all ran but some rung does not do what it claims.
+    """0 all as asked, 6 some process failed unexpectedly or no rung is supported, 4 some rung belies what it claims.
 
-    That is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
+    That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
     """
+    if all(record.status == "unsupported" for record in records if record.kind in RUNGS):
+        return 6  # nobody asks for nothing: a device that is not here, as a rule
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
     swept = any(record.kind == "sweep" for record in records)
     for record in records:

@@ -80,6 +80,11 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
         shown = [number(part) if part is not None else DASH for part in parts]
         table.add_row(*map(_text, [rung, least.number_format, *shown, percent]))
     reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
+    if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
+        reasons.append(
+            "A share above 100 % is none: this ceiling is of a slower hour than the run; measure it again, with "
+            "nothing else running."
+        )
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
 
 

@@ -73,7 +73,11 @@ def with_interval(text: str, estimate: Estimate | None) -> str:
 
 def floor(delta: float) -> str:
     """How far a noise floor reaches."""
-    return f"±{delta:.1%}" if delta < 1 else "above 100 %, which is none"
+    return (
+        f"±{delta:.1%}"
+        if delta < 1
+        else "none, for the first rung and its repetition differ by more than 100 % themselves"
+    )
 
 
 def plain(text: str) -> str:

@@ -19,7 +19,7 @@ import psutil
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
 from gpt2.peaks import Chip
-from gpt2.stages import missing_allocator, usable_cores
+from gpt2.stages import missing_allocator, missing_compiler, usable_cores
 
 
 class Cpu(Device):
@@ -28,6 +28,9 @@ class Cpu(Device):
 
     def refuses(self, toggle: str, value: object) -> str | None:
         if toggle == "allocator" and (missing := missing_allocator(str(value))):
+            return missing
+        compiles = (toggle == "compile" and value != "eager") or (toggle, value) == ("adamw", "compiled")
+        if compiles and (missing := missing_compiler()):
             return missing
         if (toggle, value) == ("affinity", "pinned") and not hasattr(os, "sched_getaffinity"):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
