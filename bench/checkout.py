@@ -38,17 +38,16 @@ def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
         variable = next(iter(_variables(rung.folder)), None)
         place = f"set {variable} to its folder" if variable else f"put it into {rung.folder}"
         raise MissingPeer(f"{peer.title} is not in {rung.folder}: {peer.get}, and {place}")
-    words = [_expanded(word, peer, "what its command needs") for word in shlex.split(rung.command)]
+    written = shlex.split(rung.command)
+    words = [_expanded(word, peer, "what its command needs") for word in written]
     place = program_place(words)
     program = words[place]
     if program == "python":
         words[place] = sys.executable
     elif not shutil.which(folder / program if "/" in program else program):
-        written = shlex.split(rung.command)[place]
-        remedy = (
-            peer.get if _variables(written) else "see docs/peers.md on how to build it, or correct the rung's command"
-        )
-        raise MissingPeer(f"{peer.title}: {written} is no program here: {remedy}")
+        build = "see docs/peers.md on how to build it, or correct the rung's command"
+        remedy = peer.get if _variables(written[place]) else build
+        raise MissingPeer(f"{peer.title}: {written[place]} is no program here: {remedy}")
     return folder, words
 
 

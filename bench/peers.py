@@ -82,10 +82,17 @@ def _pattern(text: str) -> str:
     return f"^{text}"
 
 
-OURS = _pattern(r"step (STEP): loss (LOSS)")
-"""Of the scripts in ladders/peers, each of which tells its library's version too, and of any trainer that likes to."""
-OUR_VERSION = r"^version (.+)$"
-OUR_TOKENS = r"^tokens per step (\d+)$"
+def _plain(title: str, get: str) -> Peer:
+    """One that prints as the scripts in ladders/peers do, and as any trainer may."""
+    return Peer(
+        title=title,
+        get=get,
+        lines=(_pattern(r"step (STEP): loss (LOSS)"),),
+        tokens=r"^tokens per step (\d+)$",
+        version=r"^version (.+)$",
+    )
+
+
 DESIRED = r"^total desired batch size: (\d+)"
 
 PEERS: dict[str, Peer] = {
@@ -116,27 +123,9 @@ PEERS: dict[str, Peer] = {
         lines=(_pattern(r"Step (STEP): train_loss: (LOSS), norm: (NORM), .*time_per_step: (MS)$"),),
         tokens=DESIRED,
     ),
-    "transformers": Peer(
-        title="transformers.Trainer",
-        get="pip install transformers accelerate",
-        lines=(OURS,),
-        tokens=OUR_TOKENS,
-        version=OUR_VERSION,
-    ),
-    "own": Peer(
-        title="own trainer",
-        get="correct the rung",
-        lines=(OURS,),
-        tokens=OUR_TOKENS,
-        version=OUR_VERSION,
-    ),
-    "jax": Peer(
-        title="JAX",
-        get="python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
-        lines=(OURS,),
-        tokens=OUR_TOKENS,
-        version=OUR_VERSION,
-    ),
+    "transformers": _plain("transformers.Trainer", "pip install transformers accelerate"),
+    "own": _plain("own trainer", "correct the rung"),
+    "jax": _plain("JAX", "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python"),
 }
 
 

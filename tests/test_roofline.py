@@ -210,9 +210,9 @@ def test_a_share_above_all_that_can_be_is_said_to_be_of_another_hour() -> None:
     least = Bound(number_format="float32", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0)
     said = []
     for measured in (20.0, 5.0):
-        console = Console(file=StringIO(), width=200)
-        console.print(bound_table("t", [("a", least, measured)], []))
-        said.append(console.file.getvalue())  # type: ignore[attr-defined]
+        shown = StringIO()
+        Console(file=shown, width=200).print(bound_table("t", [("a", least, measured)], []))
+        said.append(shown.getvalue())
     assert ["A share above 100 % is none" in text for text in said] == [False, True]
 
 

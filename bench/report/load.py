@@ -226,7 +226,7 @@ def exit_code(records: Sequence[Record]) -> int:
 
     That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
     """
-    if all(record.status == "unsupported" for record in records if record.kind in RUNGS):
+    if {record.status for record in records if record.kind in RUNGS} == {"unsupported"}:
         return 6  # nobody asks for nothing: a device that is not here, as a rule
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
     swept = any(record.kind == "sweep" for record in records)
