@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test test-xla benchmark clean
+.PHONY: bench test test-slow test-xla benchmark clean
 
 bench: .venv/.ready
 	$(BIN)/bench run ladders/smoke.yaml
@@ -11,7 +11,10 @@ test: .venv/.ready-test
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
-	$(BIN)/pytest --numprocesses 2 --dist loadfile
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m "not slow"
+
+test-slow: .venv/.ready-test
+	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
 
 # torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.
 test-xla: .venv-xla/.ready

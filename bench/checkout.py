@@ -85,6 +85,14 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
     return folder, words
 
 
+def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
+    """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither tells."""
+    if peer.version is None:
+        return commit(folder)
+    sha = script(folder, words)
+    return f"script {sha}" if sha else None
+
+
 def commit(folder: Path) -> str | None:
     """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
     try:

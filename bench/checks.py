@@ -60,7 +60,7 @@ def installed() -> list[Finding]:
     return [
         Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")
         for name, missing in (
-            ("C++ compiler, for torch.compile", missing_compiler()),
+            ("C++ compiler and Python.h, for torch.compile", missing_compiler()),
             ("jemalloc", missing_allocator("jemalloc")),
             ("tcmalloc", missing_allocator("tcmalloc")),
         )

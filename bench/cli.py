@@ -1,4 +1,4 @@
-"""The command line: `bench run`, `sweep`, `plan`, `report`, `compare`, `roofline` and `doctor`."""
+"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `roofline` and `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bench import bash, complete, here, show, sweep
+from bench import bash, complete, here, show, sweep, turns
 from bench.options import (
     Ablate,
     Corpus,
@@ -97,7 +97,7 @@ def run(
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
     rdzv: Rendezvous = None,
-    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if a rung failed.")] = False,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
@@ -186,7 +186,7 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-for each in (sweep.sweep, show.report, show.compare, here.doctor, here.roofline):
+for each in (sweep.sweep, turns.turns, show.report, show.compare, here.doctor, here.roofline):
     command(each)
 
 

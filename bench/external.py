@@ -12,7 +12,6 @@ import re
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -20,7 +19,7 @@ from typing import Literal
 import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
-from bench.checkout import MissingPeer, commit, found, script
+from bench.checkout import MissingPeer, found, origin
 from bench.child import MARK, kernel_kills
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
@@ -63,7 +62,8 @@ def main() -> int:
         return 2
     arguments.out.unlink(missing_ok=True)  # of an earlier run
     give_way()
-    signal.signal(signal.SIGTERM, lambda signum, frame: sys.exit(1))  # in order, with the peer
+    for each in (signal.SIGTERM, signal.SIGINT):  # which a shell's background job would ignore
+        signal.signal(each, lambda signum, frame: sys.exit(1))  # in order, with the peer
     outcome = _run(ladder, rung, rung.external, arguments.out)
     write(arguments.out, outcome)
     if outcome.error:
@@ -139,7 +139,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
         watch = Watch(
-            external, program, usage, log, Arrivals(ladder.protocol), Progress(out), _origin(peer, folder, words)
+            external, program, usage, log, Arrivals(ladder.protocol), Progress(out), origin(peer, folder, words)
         )
         try:
             watch.follow(deadline)
@@ -163,13 +163,6 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     )
 
 
-def _origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
-    if peer.version is None:
-        return commit(folder)
-    sha = script(folder, words)
-    return f"script {sha}" if sha else None
-
-
 def _unfinished(
     peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float, kernel_killed: bool
 ) -> tuple[Status, str]:
@@ -177,7 +170,8 @@ def _unfinished(
     title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
     if program.exit_code is None:
-        tail = "\n".join([f"its last line: {last[-1]}", *last[:-1]] if last else ["it printed nothing"])
+        before = ["before that:", *last[:-1]] if len(last) > 1 else []
+        tail = "\n".join([f"its last line: {last[-1]}", *before] if last else ["it printed nothing"])
         if not arrivals.lines:
             what = f"{title} printed no progress line as docs/peers.md has them"
             return "timeout", f"{what} within protocol.timeout_seconds {limit:g}; {tail}"

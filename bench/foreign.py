@@ -51,6 +51,7 @@ class Program:
         self._pid, self._terminal = pty.fork()  # before any thread is started
         if not self._pid:
             _become(words, folder, environ, processors)
+        os.set_inheritable(self._terminal, False)  # by a later program, which would keep this one's terminal
 
     def __enter__(self) -> Program:
         return self
@@ -83,8 +84,18 @@ class Program:
         if text := _text(rest):
             yield time.perf_counter(), text
 
+    def forget(self) -> None:
+        """Drop what it has printed and nobody has read yet."""
+        while select.select([self._terminal], [], [], 0)[0]:
+            with contextlib.suppress(OSError):
+                if os.read(self._terminal, 65536):
+                    continue
+            return
+
     def processes(self) -> list[psutil.Process]:
-        """The program and all that it started and that still runs."""
+        """The program and all that it started and that still runs; none once it has ended."""
+        if self.exit_code is not None:  # its number may be another's by now
+            return []
         with contextlib.suppress(psutil.Error):
             program = psutil.Process(self._pid)
             return [program, *program.children(recursive=True)]
@@ -100,9 +111,9 @@ class Program:
         for process in left:
             with contextlib.suppress(psutil.Error):
                 process.kill()
+        self._wait(LAST_SECONDS)  # before psutil does, in end_marked
         if self._mark:
             end_marked(self._mark)
-        self._wait(LAST_SECONDS)
         with contextlib.suppress(OSError):
             os.close(self._terminal)
 

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
@@ -100,11 +100,8 @@ class Ladder:
 
     @property
     def hash(self) -> str:
-        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added.
-
-        Of both what is not as it is by default, so that it stays the same when the code learns another toggle.
-        """
-        content = {"workload": _set(self.workload), "rungs": [_hashed(rung) for rung in self.rungs]}
+        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added."""
+        content = {"workload": asdict(self.workload), "rungs": [_hashed(rung) for rung in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
@@ -246,14 +243,9 @@ def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where:
     return Rung(name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external)
 
 
-def _set(chosen: Workload | Toggles) -> dict[str, Any]:
-    """What is not at its default."""
-    return {each.name: value for each in fields(chosen) if (value := getattr(chosen, each.name)) != each.default}
-
-
 def _hashed(rung: Rung) -> list[Any]:
     """What a rung is; of an external one not where its folder lies."""
-    told = [rung.name, _set(rung.toggles)]
+    told = [rung.name, asdict(rung.toggles)]
     external = rung.external
     return [*told, [external.peer, external.tokens_per_step, external.command]] if external else told
 

@@ -149,6 +149,7 @@ def measure(
 
     block_seconds: list[float] = []
     each_step: list[float] = []
+    tell("window", warmup_steps, None)
     compiled, waited = device.compilations(), data.seconds
     device.reset_peak_memory()
     chips, launched = device.use(), device.launches()

@@ -31,11 +31,11 @@ CEILING = "ceiling"
 AFTER = "after the window: "
 """Begins the warning of a process that went wrong once its window was complete."""
 CUT_SHORT = f"{AFTER}interrupted"
+"""The warning of a process that the user ended before its proofs were taken."""
 OTHER_WORK = "other work"
 """Begins the warning of a process beside which other programs kept cores busy."""
 NOT_BEGUN = "not begun: "
 """Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
-"""The warning of a process that the user ended before its proofs were taken."""
 
 Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
@@ -291,6 +291,8 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             records.append(Record.model_validate_json(line))
         except ValidationError as error:
             if error.errors()[0]["type"] == "json_invalid":
+                if path.suffix == ".json":
+                    raise RecordError(f"{path}: no results of bench run; bench turns keeps its own as JSON") from None
                 cut = line.startswith("{") and "EOF" in error.errors()[0]["msg"]
                 what = "the line is cut off" if cut else "no result of bench run"
                 raise RecordError(f"{path}:{number}: {what}; delete this line, or name other files") from None

@@ -19,9 +19,7 @@ LEAST_DELTA = 0.01
 """Differences below this are of no interest even where they could be told from noise."""
 
 LOUD = 0.05
-"""A noise floor above this tells nothing about sameness."""
-DEAFENING = 0.5
-"""A noise floor above this tells nothing at all, but of what lies beyond it."""
+"""A noise floor above this tells nothing of what lies within it, in whole or in part."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
 """Of a run that goes on until its intervals are narrow."""
 
@@ -112,8 +110,8 @@ def noise_floor(control: Estimate | None) -> float | None:
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
 
-    Nor does a noise floor that is merely high: beyond LOUD, what lies within it is `unclear`; beyond DEAFENING, so is
-    all that does not lie outside it as a whole.
+    Nor does a noise floor that is merely high: where it is above LOUD, all is `unclear` that does not lie beyond it
+    as a whole.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
@@ -121,10 +119,15 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
         return "no control"
     if ratio.low >= 1 / (1 + delta) and ratio.high <= 1 + delta:
         return "same" if delta <= LOUD else "unclear"
-    least = 1 + delta if delta > DEAFENING else 1.0
+    least = 1 + delta if delta > LOUD else 1.0
     if ratio.low > least:
         return "faster"
     return "slower" if ratio.high < 1 / least else "unclear"
+
+
+def beyond(ratio: Estimate, delta: float) -> bool:
+    """Whether all of an interval lies beyond the noise floor, on either side."""
+    return ratio.low is not None and ratio.high is not None and (ratio.low > 1 + delta or ratio.high < 1 / (1 + delta))
 
 
 def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:

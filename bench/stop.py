@@ -1,12 +1,13 @@
-"""End a run in order on Ctrl-C, SIGTERM or SIGHUP: by a flag that is looked at, not an exception amidst things."""
+"""End a run in order on Ctrl-C, SIGTERM, sent at the end of a job, or SIGHUP, of a closed terminal."""
 
 from __future__ import annotations
 
 import contextlib
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import FrameType
 from typing import Protocol
 
 
@@ -26,22 +27,33 @@ class Ending(Protocol):
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Let Ctrl-C, SIGTERM, sent at the end of a job, and SIGHUP, of a closed terminal, ask for an end.
+    """Let them ask for an end by a flag that is looked at, not by an exception amidst things.
 
-    However many there are, they count as one, and what the end takes is not interrupted. Where Python allows no
-    handlers, outside the main thread, all is left as it is.
+    However many there are, they count as one, and what the end takes is not interrupted.
     """
     stop = Stop()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
 
     def ask(signum: int, frame: object) -> None:
         stop.asked = True  # no threading.Event: setting one while it is being waited for could lock up
 
-    previous = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
-    try:
+    with _handled(ask):
         yield stop
+
+
+def interruptible() -> contextlib.AbstractContextManager[None]:
+    """Let each of them raise KeyboardInterrupt, which only Ctrl-C does by itself."""
+    return _handled(signal.default_int_handler)
+
+
+@contextlib.contextmanager
+def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
+    """By this handler; outside the main thread, where Python allows none, all is left as it is."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    previous = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
     finally:
-        for each, handler in previous.items():
-            signal.signal(each, handler)
+        for each, before in previous.items():
+            signal.signal(each, before)

@@ -58,7 +58,7 @@ def sweep(
     set_: Overrides = None,
     peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
-    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 even if one failed.")] = False,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
 ) -> None:
     """Measure one rung of a LADDER under several values of toggles or workload fields, and print a scoreboard.
 

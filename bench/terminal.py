@@ -35,11 +35,15 @@ def console() -> Console:
 
 def report_end(run: Run) -> None:
     """Say how a run ended; if early, leave with that exit code."""
+    from bench.report.load import nothing_supported
+
     ok = sum(record.status == "ok" for record in run.records)
     so_far = " before the run ended" if run.interrupted or run.error else ""
     begun = sum(record.begun for record in run.records)
     planned = f"about {begun + run.cut.left}" if run.cut else begun
     typer.echo(f"{ok} of {planned} processes{so_far} measured; records in {run.path}", err=True)
+    if nothing_supported(run.records):
+        typer.echo("bench: none of these rungs is supported here; the table says why", err=True)
     if run.cut:
         typer.echo(f"bench: {run.cut.why}; the same command with --resume goes on", err=True)
     if run.error:

@@ -63,6 +63,14 @@ class Linear(nn.Linear):
         return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
 
 
+class LayerNorm(nn.LayerNorm):
+    """In float32, whatever the residual stream has; compiled code widens it in any case."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        # torch's kernel for CPUs adds up the parameters' gradients over all tokens in the input's number format.
+        return super().forward(input.float())
+
+
 ATTENTION: dict[str, Callable[..., Tensor]] = {
     "explicit": causal_attention,
     "sdpa": partial(SDPA, is_causal=True),
@@ -115,9 +123,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.ln_1 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_1 = LayerNorm(config.n_embd, eps=1e-5)
         self.attn = Attention(config)
-        self.ln_2 = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_2 = LayerNorm(config.n_embd, eps=1e-5)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
@@ -141,7 +149,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = nn.LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_f = LayerNorm(config.n_embd, eps=1e-5)
         # One mask for all layers, and one bias that shuts the padding rows out; absent where not needed.
         explicit, padded = config.attention == "explicit", config.padded_vocab_size > config.vocab_size
         future = torch.empty(config.n_ctx, config.n_ctx, dtype=torch.bool) if explicit else None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ from torch.autograd import Function
 
 from gpt2.functions import OWN, product_dtype
 
-ROUNDS = 4
-"""Of timing each arrangement when a shape is first met; the fastest time of each counts."""
+ROUNDS = 5
+"""Of timing each arrangement when a shape is first met; the median of each counts, for a step takes no least times."""
+LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
 """For one shape: the largest need not be timed so often."""
 
@@ -59,16 +61,16 @@ torch.library.register_fake("gpt2::product", _product_shape, lib=OWN)
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
     out = a.new_empty(a.size(0), b.size(1))
     names = ["whole", *(f"{side} in {parts}" for side in ("rows", "columns") for parts in _parts())]
-    best = dict.fromkeys(names, float("inf"))
+    seconds: dict[str, list[float]] = {name: [] for name in names}
     begun = time.perf_counter()
     for number in range(ROUNDS):
-        if number >= 2 and time.perf_counter() - begun > ENOUGH_SECONDS:
+        if number >= LEAST_ROUNDS and time.perf_counter() - begun > ENOUGH_SECONDS:
             break
         for name in names:
             start = time.perf_counter()
             _arranged(name, a, b, bias, out)
-            best[name] = min(best[name], time.perf_counter() - start)
-    return min(best, key=lambda name: best[name])
+            seconds[name].append(time.perf_counter() - start)
+    return min(names, key=lambda name: median(seconds[name]))
 
 
 def _parts() -> list[int]:

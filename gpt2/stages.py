@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
@@ -98,11 +99,19 @@ def missing_allocator(name: str) -> str | None:
 
 
 def missing_compiler() -> str | None:
-    """Why torch.compile can make no code for this CPU; None where it can. It takes $CXX, or the system's compiler."""
+    """Why torch.compile can make no code for this CPU; None where it can.
+
+    It takes $CXX, or the system's compiler, and its kernels are called through Python's C interface.
+    """
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name):
-        return None
-    return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
+    if not shutil.which(name):
+        advice = "apt-get install g++ (on macOS xcode-select --install), or set CXX"
+        return f"there is no C++ compiler {name} here; {advice}"
+    headers = Path(sysconfig.get_path("include"))
+    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of macOS's own Pythons
+    if not any((folder / "Python.h").exists() for folder in (headers, framework)):
+        return f"Python's headers are not in {headers}; apt-get install python3-dev, or take a Python that has them"
+    return None
 
 
 def _allocator(name: str) -> dict[str, str]:

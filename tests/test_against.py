@@ -128,7 +128,7 @@ def test_what_is_not_clear_is_not_claimed(speeds: tuple[float, ...], said: str) 
 
 def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
     loud = [
-        each.model_copy(update={"measurement": measurement(1000.0 + 30.0 * (each.repetition - 2))})
+        each.model_copy(update={"measurement": measurement(1000.0 + 15.0 * (each.repetition - 2))})
         if each.kind == "control"
         else each
         for each in rounds_of(1800.0, 1850.0, 1900.0)

@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+import pytest
 from samples import measurement, record
 
 from bench.record import append
@@ -19,6 +20,8 @@ from gpt2.device import Cpu
 from gpt2.toggles import Toggles
 from gpt2.train import micro_batches, train
 from gpt2.workload import Workload
+
+pytestmark = pytest.mark.slow
 
 
 def test_benchmark_cutting_a_batch_from_the_synthetic_corpus(benchmark) -> None:

@@ -9,6 +9,7 @@ import torch
 from samples import measurement, record
 from trainings import FOUR, start
 
+from bench.record import Record
 from bench.report.scoreboard import scoreboard
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
@@ -147,6 +148,30 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
         "Products (ms)": "750",
         "Rest (ms)": "250",
     }
+
+
+def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> None:
+    def one(
+        rung: str, index: int, repetition: int, tps: float = 1e3, kind: str = "cumulative", **kinds: float
+    ) -> Record:
+        found = measurement(tps, profiled_seconds=kinds)
+        return record(rung, index, repetition, kind=kind, measurement=found)
+
+    records = []
+    rounds = ((1.0, 1000, 0.2), (1.1, 1030, 1.1), (1.2, 970, 0.5))  # a floor of some 8 %
+    for number, (slow, tps, unlike) in enumerate(rounds, 1):
+        records += [
+            one("a", 0, number, products=slow, optimizer=slow, copies=0.01, other=slow),
+            one("b", 1, number, products=1.04 * slow, optimizer=unlike, attention=slow, other=slow / 4),
+            one("a", 0, number, tps, "control", products=slow),
+        ]
+    sheet = spent(scoreboard(records))
+    assert sheet is not None
+    told = dict(zip(sheet.head, sheet.rows[1], strict=True))
+    assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
+    assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
+    assert told["AdamW (ms)"] == "500"  # less than half on average, but too unlike from round to round to tell
+    assert (told["Attention (ms)"], told["Casts and copies (ms)"]) == ("1,100", "-")
 
 
 def test_kinds_that_overlap_add_up_to_what_is_called_a_sum_and_not_the_step() -> None:

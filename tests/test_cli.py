@@ -172,6 +172,7 @@ def test_a_plan_says_once_why_several_rungs_cannot_run_here(write_ladder) -> Non
     assert "2 of 3 rungs unsupported: attention: cudnn" in said
 
 
+@pytest.mark.slow
 def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> None:
     big = ("--set", "toggles.micro_batch_size=64")
     done = bench("plan", "ladders/h100.yaml", "--rungs", "batch of 64", *big, "--chip", "h100_sxm")

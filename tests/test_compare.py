@@ -106,6 +106,12 @@ def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(
     assert not [line for line in compared(first, second).differences if "text" in line]
 
 
+def test_a_top_rung_that_never_read_the_text_is_of_no_other_text(tmp_path: Path) -> None:
+    first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
+    append(second, record("top", 2, toggles=CUDA, status="unsupported", data_sha256=None))
+    assert not [line for line in compared(first, second).differences if "text" in line]
+
+
 def test_another_torch_is_the_first_of_the_differences(tmp_path: Path) -> None:
     first = run_of(tmp_path / "a.jsonl")
     other = MACHINE.model_copy(update={"torch": "2.12.0", "chip": "NVIDIA H200"})

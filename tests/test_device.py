@@ -1,5 +1,7 @@
 import mmap
 import sys
+import sysconfig
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -113,6 +115,17 @@ def test_without_a_c_compiler_what_torch_compiles_is_refused_and_the_rest_is_not
     assert "there is no C++ compiler" in str(Cpu().refuses(toggle, value))
     assert Cpu().refuses("compile", "eager") is None
     assert Cpu().refuses("adamw", "fused") is None
+
+
+def test_without_python_s_headers_what_torch_compiles_is_refused_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "a" / "b" / name))
+    assert "apt-get install python3-dev" in str(Cpu().refuses("compile", "default"))
+    folder = tmp_path / "a" / "b" / "include"
+    folder.mkdir(parents=True)
+    (folder / "Python.h").touch()
+    assert Cpu().refuses("compile", "default") is None
 
 
 def test_a_compiler_named_by_cxx_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,11 +141,11 @@ def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
 
 
 def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer, tmp_path: Path) -> None:
-    outcome, _ = timed(peer(SILENT, timeout_seconds=4))
+    outcome, _ = timed(peer(f"print('a model', 'of 124M', sep=chr(10))\n{SILENT}", timeout_seconds=4))
     assert outcome.status == "timeout"
     assert outcome.error == (
         "nanoGPT printed no progress line as docs/peers.md has them within protocol.timeout_seconds 4; "
-        "its last line: loading the data"
+        "its last line: loading the data\nbefore that:\na model\nof 124M"
     )
     assert not children_of(tmp_path / "checkout")
 
@@ -272,6 +272,7 @@ def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_sta
     assert "ValueError: no data" in records[1].error.splitlines()[0]
 
 
+@pytest.mark.slow
 def test_the_trainer_of_transformers_is_measured_as_a_rung(write_ladder, tmp_path: Path, quick_start: None) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
     script = ROOT / "ladders" / "peers"

@@ -9,13 +9,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 import pytest
 
 from bench.record import Record, progress_path, read
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 # Rungs train for seconds, so that a test can catch them at it.
@@ -175,18 +176,6 @@ def test_resuming_with_another_ladder_is_one_line_and_exit_code_2(write_ladder, 
     (line,) = said.strip().splitlines()
     assert "cannot go on with it: workload.seed was 1337 and is 7" in line
     assert len(results(tmp_path)[1]) == 1
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 1 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
-    if subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small disk needs root")
-    yield place
-    subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 def test_a_full_disk_ends_the_run_in_one_line_and_resume_goes_on_once_there_is_room(

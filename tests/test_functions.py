@@ -108,8 +108,8 @@ def test_the_loss_in_chunks_is_that_of_whole_logits_in_the_same_number_format(
     narrow_head: bool, dtype: torch.dtype
 ) -> None:
     generator = torch.Generator().manual_seed(0)
-    x, head = torch.randn(256, 64, generator=generator), 0.1 * torch.randn(512, 64, generator=generator)
-    targets, bias = torch.randint(0, 509, (256,), generator=generator), torch.zeros(512)
+    x, head = torch.randn(1000, 64, generator=generator), 0.1 * torch.randn(512, 64, generator=generator)
+    targets, bias = torch.randint(0, 509, (1000,), generator=generator), torch.zeros(512)
     bias[509:] = -torch.inf
     head = head.to(dtype) if narrow_head else head
 

@@ -1,9 +1,7 @@
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from bench import ladder as ladders
 from bench.ladder import LadderError, load
 from gpt2.toggles import Toggles
 
@@ -43,20 +41,6 @@ def test_the_hash_covers_workload_and_toggles_but_not_the_protocol(write_ladder)
     assert hashes.pop("protocol.repeats=7") == plain
     assert plain not in hashes.values()
     assert len(set(hashes.values())) == 2
-
-
-def test_a_toggle_at_its_default_is_no_part_of_the_hash_so_that_new_toggles_leave_old_results_alone(
-    write_ladder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]")
-    before = load(path).hash
-    known = ladders.fields
-
-    def fewer(of: Any) -> list[Any]:
-        return [each for each in known(of) if each.name not in ("gelu", "beta2")]
-
-    monkeypatch.setattr(ladders, "fields", fewer)
-    assert load(path).hash == before
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ladders").glob("*.yaml")), ids=lambda path: path.name)

@@ -9,6 +9,7 @@ import torch
 from trainings import FOUR, start
 
 from gpt2.float8 import to_float8
+from gpt2.model import LayerNorm
 from gpt2.ops import profile
 from gpt2.optimizer import CompiledAdamW, rounded_at_random
 from gpt2.proofs import prove
@@ -73,6 +74,20 @@ def test_narrow_trainings_are_proved_and_learn_nearly_what_the_baseline_learns(t
         assert mine.loss.item() == pytest.approx(baseline.loss.item(), rel=2 * LOSS_TOLERANCE["bfloat16"].losses)
     found = prove(narrow, profile(lambda: next(narrow), narrow.device))
     assert {name: each for name, each in found.items() if not each.took_effect} == {}
+
+
+def test_a_layer_norms_gradients_over_many_tokens_are_added_up_in_float32() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(4096, 64, generator=generator).bfloat16()
+    gradient = (torch.randn(4096, 64, generator=generator) + 1).bfloat16()
+    wide = torch.nn.LayerNorm(64).double()
+    wide(x.double()).backward(gradient.double())
+    mine = LayerNorm(64)
+    mine(x).backward(gradient.float())
+    for a, b in zip(mine.parameters(), wide.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-3)  # of sums of some thousands
 
 
 def test_what_changes_the_maths_says_so_and_what_only_rounds_does_not() -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
 from types import SimpleNamespace
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from trainings import FAST, FOUR, every_value, start
 
 import gpt2.products
@@ -60,11 +61,18 @@ def _findings(changes: tuple[tuple[str, object], ...]) -> dict[str, Finding]:
 REGIONS = {"compile": "default", "compile_region": "block"}
 
 
+def case(changes: Mapping[str, object], *wanted: str) -> ParameterSet:
+    """A case of a test; a slow one where the changes ask for compiled code."""
+    marks = [pytest.mark.slow] if "compile" in changes else []
+    name = ",".join(f"{toggle}={value}" for toggle, value in changes.items())
+    return pytest.param(changes, *wanted, marks=marks, id="-".join([name or "baseline", *wanted[:1]]))
+
+
 def test_every_toggle_has_a_proof() -> None:
     assert list(PROOFS) == [toggle.name for toggle in fields(Toggles)]
 
 
-@pytest.mark.parametrize("changes", every_value(), ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items()))
+@pytest.mark.parametrize("changes", [case(changes) for changes in every_value()])
 def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(changes: dict) -> None:
     assert {name: found for name, found in findings(**changes).items() if not found.took_effect} == {}
 
@@ -72,36 +80,36 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
 @pytest.mark.parametrize(
     ("changes", "toggle", "evidence"),
     [
-        ({}, "autocast", "27 of 27 linear products took float32 inputs"),
-        ({"autocast": "bfloat16"}, "autocast", "27 of 27 linear products took bfloat16 inputs"),
-        ({"compile": "default"}, "autocast", "27 of 27 linear products took float32 inputs"),
-        ({}, "attention", "scores materialised: 4 products of 64 x 64"),
-        ({"compile": "default"}, "attention", "scores materialised: 4 products of 64 x 64"),
-        ({"attention": "math"}, "attention", "math kernel: scores materialised: 4 products of 64 x 64"),
-        ({"attention": "sdpa"}, "attention", "ran _scaled_dot_product_flash_attention_for_cpu"),
-        ({"compile": "default"}, "compile", "2 compiled graphs ran, 0 graph breaks"),
-        ({"compile": "default"}, "compile_region", "0 compiled graphs ran for each layer"),
-        (REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
-        (REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
-        (REGIONS | {"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
-        (REGIONS | {"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
-        ({"matmul_precision": "medium"}, "matmul_precision", "a float32 product is rounded: relative error 2e-03"),
-        ({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
-        ({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),
-        ({}, "adamw", "28 calls of addcdiv_, one for each tensor"),
-        ({}, "sharding", "this rank holds 100% of the optimiser's state and whole weights"),
-        ({"vocab_multiple": 64}, "vocab_multiple", "512 rows for 509 tokens; lm_head gave 512 columns"),
-        ({}, "recompute", "a forward pass keeps 4 of the 4 activations of the MLPs"),
-        ({"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
-        ({"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
-        ({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
-        ({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
-        ({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
-        ({"cross_entropy": "linear", "recompute": "block"}, "grad_accum_steps", "1 forward pass in the step"),
-        ({"cross_entropy": "linear", "compile": "default"}, "grad_accum_steps", "1 forward pass in the step"),
-        ({}, "device", "28 of 28 tensors of weights lie there"),
-        ({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
-        ({"threads": 2}, "threads", "torch computes with 2 threads"),
+        case({}, "autocast", "27 of 27 linear products took float32 inputs"),
+        case({"autocast": "bfloat16"}, "autocast", "27 of 27 linear products took bfloat16 inputs"),
+        case({"compile": "default"}, "autocast", "27 of 27 linear products took float32 inputs"),
+        case({}, "attention", "scores materialised: 4 products of 64 x 64"),
+        case({"compile": "default"}, "attention", "scores materialised: 4 products of 64 x 64"),
+        case({"attention": "math"}, "attention", "math kernel: scores materialised: 4 products of 64 x 64"),
+        case({"attention": "sdpa"}, "attention", "ran _scaled_dot_product_flash_attention_for_cpu"),
+        case({"compile": "default"}, "compile", "2 compiled graphs ran, 0 graph breaks"),
+        case({"compile": "default"}, "compile_region", "0 compiled graphs ran for each layer"),
+        case(REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
+        case(REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
+        case(REGIONS | {"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
+        case(REGIONS | {"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
+        case({"matmul_precision": "medium"}, "matmul_precision", "a float32 product is rounded: relative error 2e-03"),
+        case({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
+        case({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),
+        case({}, "adamw", "28 calls of addcdiv_, one for each tensor"),
+        case({}, "sharding", "this rank holds 100% of the optimiser's state and whole weights"),
+        case({"vocab_multiple": 64}, "vocab_multiple", "512 rows for 509 tokens; lm_head gave 512 columns"),
+        case({}, "recompute", "a forward pass keeps 4 of the 4 activations of the MLPs"),
+        case({"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
+        case({"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
+        case({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
+        case({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
+        case({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
+        case({"cross_entropy": "linear", "recompute": "block"}, "grad_accum_steps", "1 forward pass in the step"),
+        case({"cross_entropy": "linear", "compile": "default"}, "grad_accum_steps", "1 forward pass in the step"),
+        case({}, "device", "28 of 28 tensors of weights lie there"),
+        case({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
+        case({"threads": 2}, "threads", "torch computes with 2 threads"),
     ],
 )
 def test_evidence_says_what_was_seen(changes: dict, toggle: str, evidence: str) -> None:
@@ -119,10 +127,12 @@ EVERYTHING = {
 }
 
 
+@pytest.mark.slow
 def test_all_proofs_hold_together_in_compiled_code() -> None:
     assert all(found.took_effect for found in findings(**EVERYTHING).values())
 
 
+@pytest.mark.slow
 def test_all_proofs_hold_together_at_the_top_of_the_ladder_for_cpus() -> None:
     top = {each.name: getattr(FAST, each.name) for each in fields(Toggles)}
     assert {name: found for name, found in findings(**top).items() if not found.took_effect} == {}

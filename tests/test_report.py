@@ -599,7 +599,34 @@ def test_a_full_run_of_an_older_ladder_gives_way_to_the_newer_ladder(tmp_path: P
     assert board.rows[0].rung == "new"
     (said,) = warnings
     old, new = (tmp_path / f"{name}.jsonl" for name in ("old", "new"))
-    assert said.startswith(f"{old} is called h100 like {new}, but is of another version of its rungs, its task")
+    assert said.startswith(f"{old} is called h100 like {new}, but has other rungs or another task; not shown")
+
+
+@pytest.mark.parametrize(
+    ("later", "shown", "told"),
+    [
+        ({}, "new", []),
+        ({"toggles": BF16}, "new", ["old", "has other rungs or another task"]),
+        ({"workload": asdict(Workload(lr=1e-3))}, "new", ["old", "has other rungs or another task"]),
+        ({"chosen": ["a"]}, "old", ["new", "is newer but shorter"]),
+        ({"chosen": ["a"], "toggles": BF16}, "new", ["old", "has other rungs or another task"]),
+    ],
+)
+def test_two_runs_are_of_one_ladder_by_their_rungs_and_task_whatever_code_made_its_hash(
+    tmp_path: Path, later: dict[str, Any], shown: str, told: list[str]
+) -> None:
+    files = {name: tmp_path / f"{name}.jsonl" for name in ("old", "new")}
+    append(files["old"], record("a"))
+    append(files["old"], record("b", 1))
+    append(files["new"], record("a", ladder_hash="other", time="2027-01-01T00:00:00+00:00", **later))
+    if "chosen" not in later:
+        append(files["new"], record("b", 1, ladder_hash="other", time="2027-01-01T00:00:00+00:00", **later))
+    (board,), warnings = load_boards([tmp_path])
+    assert board.source == files[shown]
+    assert len(warnings) == bool(told)
+    if told:
+        assert warnings[0].startswith(str(files[told[0]]))
+        assert told[1] in warnings[0]
 
 
 def test_an_interrupted_run_of_a_newer_ladder_does_not_hide_a_whole_one_of_the_older(tmp_path: Path) -> None:

@@ -3,9 +3,12 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import stats as scipy_stats
 
 from bench.stats import (
+    LOUD,
     Estimate,
     geometric_mean,
     loss_difference,
@@ -84,6 +87,13 @@ def within(low: float, high: float) -> Estimate:
         (0.97, 1.03, 0.04, "same"),
         (0.95, 1.05, 0.06, "unclear"),  # so high a noise floor tells nothing about sameness
         (0.95, 1.06, 0.05, "unclear"),
+        (1.04, 1.05, 0.06, "unclear"),
+        (1.04, 1.40, 0.06, "unclear"),  # nor does it where less is known
+        (1.07, 1.40, 0.06, "faster"),
+        (0.70, 0.94, 0.06, "slower"),
+        (0.70, 0.95, 0.06, "unclear"),
+        (1.31, 17.8, 4.73, "unclear"),
+        (6.0, 17.8, 4.73, "faster"),
     ],
 )
 def test_a_verdict_follows_from_where_the_interval_lies(low: float, high: float, delta: float, found: str) -> None:
@@ -157,7 +167,7 @@ def test_a_change_without_effect_is_called_faster_at_most_one_time_in_forty() ->
     assert called["slower"] / 4000 < 0.025 + 0.005
 
 
-@pytest.mark.parametrize(("rounds", "share"), [(3, 0.09), (5, 0.20), (10, 0.26)])
+@pytest.mark.parametrize(("rounds", "share"), [(3, 0.035), (5, 0.125), (10, 0.235)])
 def test_of_ladders_whose_changes_do_nothing_a_known_share_holds_a_false_verdict(rounds: int, share: float) -> None:
     """Eight rungs, each held to the one before."""
     generator = np.random.default_rng(7)
@@ -169,7 +179,7 @@ def test_of_ladders_whose_changes_do_nothing_a_known_share_holds_a_false_verdict
         delta = noise_floor(paired_ratio(control, ladder[0]))
         found = [paired_ratio(rung, before) for before, rung in pairwise(ladder)]
         false += any(each is not None and verdict(each, delta) in ("faster", "slower") for each in found)
-    assert false / 1500 == pytest.approx(share, abs=0.03)
+    assert false / 1500 == pytest.approx(share, abs=0.025)
 
 
 def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
@@ -218,17 +228,7 @@ def test_stopping_on_width_alone_leaves_the_interval_s_coverage_and_the_value_un
     assert np.mean(logs) == pytest.approx(math.log(1.3), abs=0.002)
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "delta", "expected"),
-    [
-        (1.31, 17.8, 4.73, "unclear"),
-        (1.31, 1.6, 0.14, "faster"),
-        (6.0, 17.8, 4.73, "faster"),
-        (0.5, 0.8, 0.6, "unclear"),
-        (0.3, 0.6, 0.6, "slower"),
-    ],
-)
-def test_where_the_same_thing_twice_differs_by_more_than_half_a_lead_must_exceed_that(
-    low: float, high: float, delta: float, expected: str
-) -> None:
-    assert verdict(Estimate((low * high) ** 0.5, low, high, 3), delta) == expected
+@given(low=st.floats(0.1, 10), width=st.floats(1, 10), wider=st.floats(1, 10), delta=st.floats(LOUD + 0.001, 5))
+def test_above_a_loud_floor_knowing_less_never_says_more(low: float, width: float, wider: float, delta: float) -> None:
+    known, vague = within(low, low * width), within(low / wider, low * width * wider)
+    assert verdict(vague, delta) in ("unclear", verdict(known, delta))

@@ -14,10 +14,13 @@ import time
 from pathlib import Path
 
 import psutil
+import pytest
 
 from bench.ladder import load
 from bench.record import Record, read
 from bench.report.scoreboard import scoreboard
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 RUNGS = "[{name: a, set: {attention: explicit}}, {name: b, set: {adamw: fused}}]"

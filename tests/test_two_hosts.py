@@ -22,6 +22,8 @@ from two_hosts import ROOT, TwoHosts, TwoHostsError
 from bench.child import MARK
 from bench.record import Record, progress_path, read
 
+pytestmark = pytest.mark.slow
+
 T = TypeVar("T")
 
 LADDER = """

@@ -264,8 +264,9 @@ def _ceilings(board: Scoreboard) -> list[str]:
         most = [most_tokens_per_second(least, leader.tokens_per_step) for least in each_of_row(board, leader)]
         if known := [number(each) for each in most if each is not None]:
             lines.append(
-                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at each such ceiling: "
-                f"{' and '.join(known)} tokens per second (bench roofline tells what is counted)."
+                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each such "
+                f"process measured of all its layers' products and of memory: {' and '.join(known)} tokens per second "
+                "(bench roofline tells what is counted)."
             )
     for record in board.records:
         if record.rung_index < 0 and record.status != "ok" and record.error:

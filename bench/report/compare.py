@@ -199,8 +199,9 @@ ROUNDS = ("repeats", "until")
 
 
 def _own(records: Sequence[Record]) -> Record:
-    """The last one of ours: other trainers read texts of their own."""
-    return next((record for record in reversed(records) if not record.external), records[-1])
+    """The last one of ours that read the text: other trainers have texts of their own, and what failed none."""
+    ours = [record for record in records if not record.external]
+    return next((record for record in reversed(ours) if record.data_sha256), (ours or records)[-1])
 
 
 def _differences(first: Side, other: Side) -> Iterator[str]:
@@ -219,8 +220,8 @@ def _differences(first: Side, other: Side) -> Iterator[str]:
         for key in {**was, **now}:
             if was.get(key) != now.get(key) and key not in ROUNDS:
                 yield line(f"{name}.{key}", was.get(key), now.get(key))
-    if one.data_sha256 != two.data_sha256:
-        yield line("the text (sha256)", (one.data_sha256 or "")[:12], (two.data_sha256 or "")[:12])
+    if one.data_sha256 and two.data_sha256 and one.data_sha256 != two.data_sha256:
+        yield line("the text (sha256)", one.data_sha256[:12], two.data_sha256[:12])
     if first.rung and other.rung:
         a, b = first.rows[0].toggles, other.rows[0].toggles
         for toggle in fields(Toggles):

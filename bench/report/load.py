@@ -13,7 +13,7 @@ from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
 from bench.stats import LEAST_ROUNDS
 from bench.validation import near
-from gpt2.toggles import describe
+from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
 
@@ -192,7 +192,7 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
     newest = max(runs, key=lambda board: (not board.interrupted, board.begun))
     # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.
-    same = [board for board in runs if newest.swept or _hash(board) == _hash(newest)]
+    same = [board for board in runs if newest.swept or _same_ladder(board, newest)]
 
     def merit(board: Scoreboard) -> tuple[bool, int, bool, str]:
         # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
@@ -206,19 +206,45 @@ def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
     """A line for each newer run that is not shown, and for each whole one that the one shown does not stand for."""
     newer = [board for board in runs if board.begun > chosen.begun]
     why = {True: "interrupted", False: "shorter"}
-    others = [b for b in runs if b.begun <= chosen.begun and not b.interrupted and _hash(b) != _hash(chosen)]
+    others = [b for b in runs if b.begun <= chosen.begun and not b.interrupted and not _same_ladder(b, chosen)]
     return [
         *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
         *(
-            f"{b.source} is called {b.ladder} like {chosen.source}, but is of another version of its rungs, its task "
-            "or the toggles' defaults; not shown; name it to see it"
+            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not shown; "
+            "name it to see it"
             for b in others
         ),
     ]
 
 
-def _hash(board: Scoreboard) -> str:
-    return board.records[0].ladder_hash
+def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:
+    """Whether two runs of one name are of the same task and rungs; of one cut short, as far as it came.
+
+    By what their records say: a ladder's hash changes with each toggle that the code learns, and with no default.
+    """
+    if one.records[0].ladder_hash == other.records[0].ladder_hash:
+        return True
+    if Workload(**one.records[0].workload) != Workload(**other.records[0].workload):
+        return False
+    mine, theirs = _rungs(one), _rungs(other)
+    if mine.keys() != theirs.keys() and not any(_partial(board) for board in (one, other)):
+        return False
+    common = mine.keys() & theirs.keys()
+    return all(mine[rung] == theirs[rung] for rung in common) and common in (mine.keys(), theirs.keys())
+
+
+def _rungs(board: Scoreboard) -> dict[str, tuple[Toggles, str | None]]:
+    """What each rung is, by its name."""
+    found = {}
+    for row in board.rows:
+        first = board.records_of(row)[0]
+        found[row.rung] = (first.toggles.as_toggles, first.external.command if first.external else None)
+    return found
+
+
+def _partial(board: Scoreboard) -> bool:
+    """Whether the ladder has rungs that this run has not."""
+    return board.interrupted or board.has_gaps or any(record.chosen for record in board.records)
 
 
 def exit_code(records: Sequence[Record]) -> int:
@@ -226,8 +252,8 @@ def exit_code(records: Sequence[Record]) -> int:
 
     That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
     """
-    if {record.status for record in records if record.kind in RUNGS} == {"unsupported"}:
-        return 6  # nobody asks for nothing: a device that is not here, as a rule
+    if nothing_supported(records):
+        return 6
     expected = {record.rung for record in records if record.expect == "out_of_memory"}
     swept = any(record.kind == "sweep" for record in records)
     for record in records:
@@ -239,6 +265,11 @@ def exit_code(records: Sequence[Record]) -> int:
         if record.status == "out_of_memory" and not asked:
             return 6
     return 4 if claims_refuted(scoreboard(records)) else 0
+
+
+def nothing_supported(records: Sequence[Record]) -> bool:
+    """Whether this machine can run none of the rungs, which nobody asks for: its device is not here, as a rule."""
+    return {record.status for record in records if record.kind in RUNGS} == {"unsupported"}
 
 
 def claims_refuted(board: Scoreboard) -> list[str]:

@@ -134,6 +134,10 @@ def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
         said += "; ".join(f"{how} {_named(those)}" for how, those in ways.items() if those)
     said += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
     said += f"{floor(board.delta)}."
+    control = board.rows[0]
+    if control.toggles.product_format() != ours.row.toggles.product_format():
+        said += f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other formats "
+        said += "wander more the intervals tell."
     if missing := [each for each in found if not each.over]:
         said += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):

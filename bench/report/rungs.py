@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from bench.measurement import Measurement
 from bench.record import RUNGS, Record
 from gpt2.toggles import Toggles
+
+T = TypeVar("T")
 
 
 def toggles_of(rung: Sequence[Record]) -> Toggles:
@@ -104,10 +106,15 @@ def in_order(records: Sequence[Record]) -> list[Record]:
     return ordered
 
 
+def by_round(rung: Sequence[Record], of: Callable[[Measurement], T | None]) -> dict[tuple[int, str], T]:
+    """Of what was measured, by round and session: what an interruption lies between has no round in common."""
+    found = [(r, of(r.measurement)) for r in rung if r.status == "ok" and r.measurement]
+    return {(r.repetition, r.session): value for r, value in found if value is not None}
+
+
 def tps_by_round(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
-    """Tokens per second by round and session: what an interruption lies between has no round in common."""
-    measured = [(r, r.measurement.tokens_per_second) for r in rung if r.status == "ok" and r.measurement]
-    return {(r.repetition, r.session): tps for r, tps in measured if tps is not None}
+    """Tokens per second, as by_round()."""
+    return by_round(rung, lambda measurement: measurement.tokens_per_second)
 
 
 def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[tuple[int, str], float]:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import median
 
+from bench.record import Record
 from bench.report.notes import Method
-from bench.report.rungs import cumulative
+from bench.report.row import Row
+from bench.report.rungs import by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, number, plain
+from bench.report.text import DASH, number, plain, with_interval
+from bench.stats import beyond, paired_ratio
 
 TITLES = {
     "products": "Products",
@@ -32,6 +36,10 @@ NOTES = (
         "their names, all products as products. Rest: Python, launches and waiting."
     ),
     Method(
+        "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise floor: one "
+        "step per round tells little, so of the others no difference is told."
+    ),
+    Method(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
         "between the products of explicit and blocks (softmax, masks, exponentials) is other operations or compiled."
     ),
@@ -41,14 +49,13 @@ NOTES = (
 def spent(board: Scoreboard) -> Sheet | None:
     """A row for each rung of ours that was profiled, a column for each kind of work; None where nothing was."""
     rows = []
-    for rung in cumulative(board.records):
-        found = [r.measurement.profiled_seconds for r in rung if r.status == "ok" and r.measurement]
-        seconds = [each for each in found if each]
-        if not seconds:
+    for row in board.rows:
+        now = _profiled(board.records_of(row))
+        if not now:
             continue
-        kinds = [[each.get(kind) for each in seconds] for kind in TITLES]
-        total = number(1e3 * median(sum(each.values()) for each in seconds))
-        rows.append([plain(rung[0].rung), total, *(_milliseconds(kind) for kind in kinds)])
+        was = _profiled(board.records_of(before)) if (before := _held_to(board, row)) else {}
+        total = number(1e3 * median(sum(each.values()) for each in now.values()))
+        rows.append([plain(row.rung), total, *(_cell(kind, now, was, board.delta) for kind in TITLES)])
     if not rows:
         return None
     return Sheet(
@@ -61,6 +68,27 @@ def spent(board: Scoreboard) -> Sheet | None:
     )
 
 
-def _milliseconds(values: list[float | None]) -> str:
+Profiled = dict[tuple[int, str], dict[str, float]]
+"""Seconds of one step by kind of work, by round and session."""
+
+
+def _profiled(rung: Sequence[Record]) -> Profiled:
+    return by_round(rung, lambda measurement: measurement.profiled_seconds or None)
+
+
+def _held_to(board: Scoreboard, row: Row) -> Row | None:
+    """The rung before, unless its steps are of another size."""
+    before = board.before(row)
+    return before if before and before.tokens_per_step == row.tokens_per_step else None
+
+
+def _cell(kind: str, now: Profiled, was: Profiled, delta: float | None) -> str:
     """A kind that a round's step had nothing of took no time in it; one that no step had is a dash."""
-    return number(1e3 * median(value or 0.0 for value in values)) if any(values) else DASH
+    mine, theirs = ({key: each[kind] for key, each in of.items() if each.get(kind)} for of in (now, was))
+    if not mine:
+        return DASH
+    text = number(1e3 * median(mine.get(key, 0.0) for key in now))
+    changed = paired_ratio(mine, theirs)
+    if changed is None or delta is None or not beyond(changed, delta):
+        return text
+    return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"

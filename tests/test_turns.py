@@ -1,0 +1,231 @@
+"""bench turns, as a user starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from itertools import pairwise
+from pathlib import Path
+from statistics import geometric_mean, median
+from typing import Any
+
+import psutil
+import pytest
+
+from bench.ladder import LadderError, Rung, load
+from bench.pairs import CONTROL, groups, judged
+from bench.stats import Estimate
+
+ROOT = Path(__file__).parent.parent
+RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
+  {name: d, set: {attention: sdpa}}]"""
+# Prints its steps as any trainer may, and when the last one ended to a file, by which it is seen to have slept.
+TRAINER = """
+import time
+print("tokens per step 64", flush=True)
+with open("steps.txt", "w") as file:
+    for step in range(100_000):
+        time.sleep(0.02)
+        print(f"step {step}: loss 1.5", flush=True)
+        print(time.monotonic(), file=file, flush=True)
+"""
+
+
+def turns(ladder: Path, out: Path, *arguments: str) -> tuple[int, str, str]:
+    command = [sys.executable, "-m", "bench.cli", "turns", str(ladder), "--out", str(out), *arguments]
+    environ = {**os.environ, "COLUMNS": "200"}
+    ran = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=300)
+    return ran.returncode, ran.stdout, ran.stderr
+
+
+def kept(out: Path) -> dict[str, Any]:
+    (path,) = out.rglob("turns-*.json")
+    return json.loads(path.read_text())
+
+
+def nobody_at(folder: Path) -> bool:
+    """Whether no process works there."""
+    return str(folder) not in [process.info["cwd"] for process in psutil.process_iter(["cwd"])]
+
+
+@pytest.fixture
+def rungs(write_ladder) -> list[Rung]:
+    return list(load(write_ladder(RUNGS)).rungs)
+
+
+@pytest.mark.parametrize(
+    ("first", "at_once", "expected"),
+    [
+        (False, 6, ["abcd"]),
+        (False, 4, ["abc", "cd"]),
+        (False, 3, ["ab", "bc", "cd"]),
+        (True, 6, ["abcd"]),
+        (True, 4, ["abc", "ad"]),
+    ],
+)
+def test_each_rung_is_in_memory_with_the_one_that_it_is_held_to(
+    rungs: list[Rung], first: bool, at_once: int, expected: list[str]
+) -> None:
+    found = groups(rungs, first, at_once)
+    assert ["".join(rung.name for rung in part.rungs) for part in found] == expected
+    assert all(len(part.rungs) + 1 <= at_once for part in found)
+
+
+def test_one_rung_has_nothing_to_take_turns_with(rungs: list[Rung]) -> None:
+    with pytest.raises(LadderError, match="two rungs"):
+        groups(rungs[:1], False, 6)
+
+
+def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_beside_itself(
+    write_ladder, tmp_path: Path
+) -> None:
+    chosen = ("--rungs", "a,b,c", "--rounds", "4", "--at-once", "4")
+    code, shown, said = turns(write_ladder(RUNGS), tmp_path / "out", *chosen)
+    assert code == 0, said
+    (group,) = kept(tmp_path / "out")["groups"]
+    pairs = {(pair["over"], pair["rung"]): pair for pair in group["pairs"]}
+    assert list(pairs) == [("a", "b"), ("b", "c"), ("c", "c" + CONTROL)]
+    tokens = {"a": 32, "b": 32, "c": 64, "c" + CONTROL: 64}
+    for (over, rung), pair in pairs.items():
+        took = pair["step_seconds"]
+        ratios = [tokens[rung] / s / (tokens[over] / o) for o, s in zip(took["over"], took["rung"], strict=True)]
+        assert len(ratios) == 4
+        assert pair["ratio"]["value"] == pytest.approx(geometric_mean(ratios))
+        assert pair["tokens_per_second"]["value"] == pytest.approx(
+            geometric_mean(tokens[rung] / s for s in took["rung"])
+        )
+    again = pairs["c", "c" + CONTROL]
+    assert again["verdict"] is None
+    assert group["noise_floor"] >= again["ratio"]["high"] / again["ratio"]["value"] - 1
+    assert f"{pairs['b', 'c']['ratio']['value']:.2f}x" in shown
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "floor", "expected"),
+    [
+        (1.02, 1.04, 0.01, "faster"),
+        (1.02, 1.04, 0.025, "unclear"),  # though above 1: a process of its own may be worth as much
+        (0.96, 0.98, 0.01, "slower"),
+        (0.99, 1.01, 0.025, "same"),
+        (1.02, 1.04, None, "no control"),
+    ],
+)
+def test_only_what_lies_beyond_the_noise_floor_is_faster_or_slower(
+    low: float, high: float, floor: float | None, expected: str
+) -> None:
+    assert judged(Estimate((low * high) ** 0.5, low, high, 20), floor) == expected
+
+
+@pytest.mark.slow
+def test_an_external_rung_sleeps_while_ours_trains_and_is_timed_only_awake(peer, tmp_path: Path) -> None:
+    long = ("--set", "toggles.micro_batch_size=128")  # of ours: a turn takes many times as long as theirs
+    ladder = peer(TRAINER, peer="own")
+    code, _, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "5", "--steps", "4", *long)
+    assert code == 0, said
+    pair, _ = kept(tmp_path / "out")["groups"][0]["pairs"]
+    turn = 4 * min(pair["step_seconds"]["over"])
+    assert 0.02 < median(pair["step_seconds"]["rung"]) < turn / 4  # though the machine may halt it in one turn
+    ended = [float(line) for line in (tmp_path / "checkout" / "steps.txt").read_text().splitlines()]
+    gaps = [after - before for before, after in pairwise(ended)]
+    assert sum(gap > turn for gap in gaps) >= 4  # between its five turns and the start
+    assert nobody_at(tmp_path / "checkout")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("change", "complaint", "began"),
+    [
+        # Which steps it was stopped in, whose lines are forgotten, is the machine's affair.
+        (("100_000", "12"), r"ended with exit code 0: step \d+: loss 1\.5", True),
+        (("{step}", "{step % 12}"), r"it printed step \d+ after step \d+", True),
+        (("loss 1.5", "loss nan"), "its loss is nan at step 0", False),
+        (("step 64", "step 128"), "its steps are of 128 tokens, and the ladder says 64", False),
+    ],
+)
+def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
+    peer, tmp_path: Path, change: tuple[str, str], complaint: str, began: bool
+) -> None:
+    program = TRAINER.replace(*change)
+    assert program != TRAINER
+    ladder = peer(program, peer="own")
+    code, shown, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "4", "--steps", "3")
+    assert code == 6
+    assert re.search(f"other: {complaint}", said)
+    if began:
+        control = kept(tmp_path / "out")["groups"][0]["pairs"][-1]
+        assert (control["rung"], len(control["step_seconds"]["over"])) == ("a" + CONTROL, 4)
+    assert re.search(complaint, shown)
+    assert nobody_at(tmp_path / "checkout")
+
+
+def test_a_peer_that_is_not_here_is_unsupported_and_nothing_is_made_up_of_it(
+    peer, tmp_path: Path, monkeypatch
+) -> None:
+    ladder = peer(TRAINER, peer="own")
+    monkeypatch.delenv("CHECKOUT")
+    code, shown, _ = turns(ladder, tmp_path / "out", "--rounds", "3")
+    assert code == 6  # for nothing was left to compare
+    assert "unsupported" in shown
+    assert "CHECKOUT" in shown
+    assert not list((tmp_path / "out").rglob("*.json"))
+
+
+def test_a_reference_that_is_not_here_ends_its_group(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder("[{name: a, set: {device: mps}}, {name: b, set: {adamw: fused}}]")
+    code, _, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "3")
+    assert code == 6
+    assert "a, which the others are held to, took no turn" in said
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_it_in_one_line_with_what_was_measured_shown(
+    write_ladder, small_disk: Path, tmp_path: Path
+) -> None:
+    command = [sys.executable, "-m", "bench.cli", "turns", str(write_ladder(RUNGS)), "--rungs", "a,b"]
+    process = subprocess.Popen(
+        [*command, "--rounds", "10000", "--out", str(small_disk)],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 100
+    while not list(small_disk.rglob("turns-*.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
+        while filler.write(b"x" * 512):
+            pass
+    shown, said = process.communicate(timeout=60)
+    assert process.returncode == 6
+    assert "No space left on device" in said.strip().splitlines()[-1]
+    assert "b (again)" in shown
+    assert kept(small_disk)["groups"][0]["pairs"][0]["step_seconds"]["rung"]  # the last that found room
+    assert not list(small_disk.rglob("*.part"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(peer, tmp_path: Path, number: int) -> None:
+    out = tmp_path / "out"
+    command = [sys.executable, "-m", "bench.cli", "turns", str(peer(TRAINER, peer="own")), "--rounds", "10000"]
+    process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    deadline = time.monotonic() + 100
+    while not list(out.rglob("turns-*.json")):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == (-number if number == signal.SIGKILL else 130)
+    assert said.endswith(b"bench: interrupted\n") == (number != signal.SIGKILL)
+    assert kept(out)["groups"][0]["pairs"][0]["step_seconds"]["rung"]
+    while not nobody_at(tmp_path / "checkout"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
