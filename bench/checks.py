@@ -67,6 +67,18 @@ def installed() -> list[Finding]:
     ]
 
 
+def bfloat16(root: Path) -> Finding:
+    """Whether the CPU multiplies it; without, ladders take float32, which spoils nothing."""
+    flags = machine.cpu_flags(root)
+    units = [flag for flag in flags if flag in ("amx_bf16", "avx512_bf16", "bf16")]
+    if units or not flags:
+        return Finding(name="bfloat16", value=f"units: {', '.join(units)}" if units else "unknown")
+    if "avx512f" in flags:
+        return Finding(name="bfloat16", value="no units, made up of AVX-512's: about as fast as float32")
+    advice = "take ladders/cpu-float32.yaml, not cpu.yaml: the latter's rungs would be unsupported"
+    return Finding(name="bfloat16", value="no units, a hundred times as slow as float32", advice=advice)
+
+
 def smt(root: Path) -> Finding:
     value = {"0": "off", "1": "on; threads default to one per physical core"}
     return Finding(name="SMT", value=value.get(machine.read(root / "sys/devices/system/cpu/smt/active"), "unknown"))

@@ -91,6 +91,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
     return [
         checks.governor(root),
         checks.smt(root),
+        checks.bfloat16(root),
         checks.threads(stages.threads(Toggles()), 1, root),
         checks.battery(),
         checks.other_work(machine.other_cores(), stages.usable_cores()),

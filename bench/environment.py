@@ -14,11 +14,9 @@ import torch
 
 from bench.code import code_hash, git_state
 from bench.machine import Environment
-from bench.state import SYSTEM, VARIABLES, cpu_mhz, read
+from bench.state import SYSTEM, VARIABLES, cpu_flags, cpu_mhz, read
 from gpt2.device import Cpu, Device
 from gpt2.stages import usable_cores
-
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
@@ -52,12 +50,6 @@ def _variables(given: Mapping[str, str]) -> dict[str, str]:
     found = {name: value for name in VARIABLES if (value := os.environ.get(name, "")) != given.get(name)}
     others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each != preloaded]
     return {name: value for name, value in {**found, "LD_PRELOAD": ":".join(others)}.items() if value}
-
-
-def cpu_flags() -> list[str]:
-    """Those of FLAGS that this CPU has; empty where the system does not tell."""
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read(SYSTEM / "proc/cpuinfo"), re.MULTILINE)
-    return [flag for flag in FLAGS if flag in match.group(1).split()] if match else []
 
 
 def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.checkout import MissingPeer, found
+from bench.foresight import check_time
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.peers import PeerRung
 from bench.report.text import DASH, GIB, plain
@@ -54,7 +55,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         memory = estimate(workload, rung.toggles)
         changed = describe(rung.toggles, before, workload)
         before = rung.toggles
-        answer = _on_chip(workload, rung, memory, held) if held else _here(workload, rung, memory)
+        answer = _on_chip(workload, rung, memory, held) if held else _here(ladder, rung, memory)
         answers[answer] += 1
         result.add_row(
             Text(plain(rung.name)),
@@ -127,9 +128,10 @@ TIGHT = 0.9
 15.5), and libraries take some of that."""
 
 
-def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
+def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     try:
         device = _found(rung.toggles)
+        check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
         return f"unsupported: {error}"
     except DeviceError as error:
@@ -139,7 +141,7 @@ def _here(workload: Workload, rung: Rung, memory: MemoryEstimate) -> str:
         return "yes"
     if memory.total * ranks <= here:
         return f"perhaps: tight in {_gib(here / ranks)}"
-    return _too_large(workload, rung.toggles, memory, here / ranks)
+    return _too_large(ladder.workload, rung.toggles, memory, here / ranks)
 
 
 def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:

@@ -105,6 +105,15 @@ def cpu_mhz(root: Path = SYSTEM) -> float | None:
     return None
 
 
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+
+
+def cpu_flags(root: Path = SYSTEM) -> list[str]:
+    """Those of FLAGS that this CPU has; empty where the system does not tell."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read(root / "proc/cpuinfo"), re.MULTILINE)
+    return [flag for flag in FLAGS if flag in match.group(1).split()] if match else []
+
+
 def governors(root: Path = SYSTEM) -> set[str]:
     """How Linux chooses clocks, over all cores; empty where it does not say, as in most virtual machines."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")

@@ -32,12 +32,14 @@ def main() -> int:
         return 2
     enter_environment(rung.toggles, "bench.steps")
 
+    from bench.foresight import check_time
     from gpt2.device import find
     from gpt2.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
     try:
         device = find(toggles)
+        check_time(ladder, toggles)
         corpus = open_corpus(
             workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data
         )

@@ -116,12 +116,14 @@ PARITY_LOSSES = 5
 def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
     from bench.combine import combine
     from bench.environment import describe
+    from bench.foresight import check_time
     from bench.measure import Waiting, first_losses, measure, more_losses, read
     from gpt2.parallel import gather, nodes, ranks_agree
     from gpt2.train import micro_batches, train
 
     import_seconds = _age()
     workload, toggles = ladder.workload, rung.toggles
+    check_time(ladder, toggles)
     machine = describe(device, process_environment(toggles))
     opening = time.perf_counter()
     corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)

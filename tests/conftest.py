@@ -12,6 +12,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data"
 
+REAL_TIME = frozenset(
+    f"test_{module}"
+    for module in ("cli", "endings", "external", "faults", "nodes", "runner", "sweep", "turns", "two_hosts")
+)
+"""Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and any of
+their tests may fail by that alone: those that fail are tried again, and pytest's last line says how many were."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in REAL_TIME:
+            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from rich.console import Console
 
-from bench import doctor
+from bench import checks, doctor
 from bench import state as machine
 from bench.checks import Finding
 from bench.machine import GpuState, State
@@ -314,6 +314,25 @@ def test_work_of_others_is_a_warning_where_no_core_is_left_for_it(root: Path) ->
     assert warn(root, other_cores=0.2) == []
     assert warn(root, other_cores=2.9, device="cuda") == []
     assert len(warn(root, other_cores=2.9, device="cuda", ranks=4)) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "value", "advised"),
+    [
+        ("flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16", "units: avx512_bf16, amx_bf16", False),
+        ("Features\t: asimd bf16", "units: bf16", False),
+        ("flags\t\t: fpu avx2 avx512f", "no units, made up of AVX-512's: about as fast as float32", False),
+        ("flags\t\t: fpu avx2", "no units, a hundred times as slow as float32", True),
+        ("", "unknown", False),
+    ],
+)
+def test_a_cpu_without_units_for_bfloat16_is_advised_the_ladder_in_float32(
+    flags: str, value: str, advised: bool, root: Path
+) -> None:
+    files(root, {"proc/cpuinfo": flags})
+    found = checks.bfloat16(root)
+    assert (found.value, found.ok) == (value, None)
+    assert ("ladders/cpu-float32.yaml" in found.advice) == advised
 
 
 def test_time_that_the_host_took_is_a_warning_by_its_share_of_the_threads(root: Path) -> None:

@@ -88,7 +88,7 @@ def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
 
 def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:
     outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
-    assert outcome.status == "ok"
+    assert outcome.status == "ok", outcome.error
     assert outcome.measurement is not None
     assert len(outcome.measurement.block_seconds) == 7
 

@@ -178,6 +178,7 @@ def test_weights_cast_by_the_optimiser_train_as_weights_cast_by_autocast() -> No
     assert losses[0] == losses[1]  # bit for bit: the same numbers are cast at another time
 
 
+@pytest.mark.slow
 def test_copies_of_weights_are_no_parameters_and_are_written_by_each_step() -> None:
     training = start(FAST)
     names = [name for name, _ in training.model.named_parameters()]

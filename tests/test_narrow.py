@@ -65,7 +65,10 @@ def test_matrices_are_narrow_and_what_keeps_their_history_is_not() -> None:
         assert training.optimizer.state[parameter]["exp_avg"].dtype == torch.float32
 
 
-@pytest.mark.parametrize("toggles", [NARROW, replace(NARROW, compile="default", residual="bfloat16"), RESIDUAL])
+COMPILED = pytest.param(replace(NARROW, compile="default", residual="bfloat16"), marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("toggles", [NARROW, COMPILED, RESIDUAL], ids=["weights", "both, compiled", "residual"])
 def test_narrow_trainings_are_proved_and_learn_nearly_what_the_baseline_learns(toggles: Toggles) -> None:
     torch.compiler.reset()
     narrow, plain = start(toggles), start(FOUR)

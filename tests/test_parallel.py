@@ -111,6 +111,7 @@ def test_after_some_steps_the_weights_are_those_of_one_rank_alone(
         assert np.abs(np.subtract(found, expected)).max() < 1e-3 * WORKLOAD.lr * STEPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulated", [1, 2])
 @pytest.mark.parametrize(("sharding", "recompute"), [("none", "gelu"), ("zero1", "none"), ("fsdp2", "block")])
 def test_compiled_ranks_train_as_eager_ones_and_their_gradients_agree(

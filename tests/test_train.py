@@ -50,7 +50,14 @@ SAME_LOSS = [
 ]
 
 
-@pytest.mark.parametrize("changes", SAME_LOSS, ids=lambda c: ",".join(f"{k}={v}" for k, v in c.items()))
+def marked(changes: dict):
+    """Slow where code is compiled, but for the one case of nothing else."""
+    slow = "compile" in changes and changes != {"compile": "default"}
+    name = ",".join(f"{toggle}={value}" for toggle, value in changes.items())
+    return pytest.param(changes, marks=[pytest.mark.slow] if slow else [], id=name)
+
+
+@pytest.mark.parametrize("changes", [marked(changes) for changes in SAME_LOSS])
 def test_a_toggle_keeps_the_losses_of_the_baseline(changes: dict, baseline: list[float]) -> None:
     toggles = replace(FOUR, **changes)
     found, tolerance = losses(toggles), LOSS_TOLERANCE[toggles.precision_class()]
