@@ -74,9 +74,9 @@ def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(write
     records = results(out)
     kinds = [(r.kind, r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"], r.status) for r in records]
     assert kinds == [("sweep", 1, 1, "ok"), ("sweep", 2, 1, "ok"), ("parity", 1, 2, "ok")]
-    assert records[1].measurement
     assert records[2].measurement
-    assert records[1].measurement.losses[0] == records[2].measurement.losses[0]
+    at_once, accumulated = (record.measurement.losses[0] for record in records[1:] if record.measurement)
+    assert at_once == pytest.approx(accumulated, rel=1e-6)  # products of another size, which may be cut otherwise
     assert not records[2].measurement.block_seconds
     assert load(best).rungs[-1].toggles.micro_batch_size in (1, 2)
     # What a record says runs it again does so.
