@@ -134,7 +134,7 @@ def test_flash_attention_is_refused_to_a_chip_that_is_too_old_for_it() -> None:
 
 
 def test_ranks_that_share_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    ladder = read("ddp-cpu")
+    ladder = read("ddp-cpu", "toggles.autocast=float32")  # which each CPU has units for
     one = needs(ladder).total
     monkeypatch.setattr(DEVICES["cpu"], "memory_bytes", lambda self: int(1.5 * one))
     assert "yes" in planned(ladder, "1 process")
