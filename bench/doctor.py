@@ -23,6 +23,7 @@ from bench import checks
 from bench import state as machine
 from bench.checks import Finding
 from bench.code import git_state
+from bench.foresight import product_rate
 from bench.machine import State
 from bench.report.text import GIB, plain
 from bench.state import SYSTEM
@@ -91,7 +92,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
     return [
         checks.governor(root),
         checks.smt(root),
-        checks.bfloat16(root),
+        checks.bfloat16(product_rate("bfloat16") / product_rate("float32"), root),
         checks.threads(stages.threads(Toggles()), 1, root),
         checks.battery(),
         checks.other_work(machine.other_cores(), stages.usable_cores()),

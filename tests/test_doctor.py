@@ -317,21 +317,21 @@ def test_work_of_others_is_a_warning_where_no_core_is_left_for_it(root: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("flags", "value", "advised"),
+    ("speed", "flags", "value", "advised"),
     [
-        ("flags\t\t: fpu avx2 avx512f avx512_bf16 amx_bf16", "units: avx512_bf16, amx_bf16", False),
-        ("Features\t: asimd bf16", "units: bf16", False),
-        ("flags\t\t: fpu avx2 avx512f", "no units, made up of AVX-512's: about as fast as float32", False),
-        ("flags\t\t: fpu avx2", "no units, a hundred times as slow as float32", True),
-        ("", "unknown", False),
+        (7.81, "flags\t\t: fpu avx512_bf16 amx_bf16", "7.8x as fast as in float32; units: avx512_bf16, amx_bf16", False),
+        (1.9, "Features\t: asimd bf16", "1.9x as fast as in float32; units: bf16", False),
+        (0.55, "flags\t\t: fpu avx512_bf16", "0.55x as fast as in float32; units: avx512_bf16", True),
+        (0.011, "flags\t\t: fpu avx2", "0.011x as fast as in float32; units: none known", True),
+        (0.96, "", "0.96x as fast as in float32; units: none known", False),
     ],
 )
-def test_a_cpu_without_units_for_bfloat16_is_advised_the_ladder_in_float32(
-    flags: str, value: str, advised: bool, root: Path
+def test_a_cpu_whose_products_are_slower_in_bfloat16_is_advised_the_ladder_in_float32(
+    speed: float, flags: str, value: str, advised: bool, root: Path
 ) -> None:
     files(root, {"proc/cpuinfo": flags})
-    found = checks.bfloat16(root)
-    assert (found.value, found.ok) == (value, None)
+    found = checks.bfloat16(speed, root)
+    assert (found.value, found.ok) == (f"products {value}", None)
     assert ("ladders/cpu-float32.yaml" in found.advice) == advised
 
 

@@ -93,7 +93,6 @@ def test_a_process_that_would_measure_such_a_rung_ends_at_once(cpu, ladder: Ladd
     assert "choose float32" in (outcome.error or "")
 
 
-@pytest.mark.skipif(BFLOAT16_UNITS, reason="this CPU multiplies bfloat16 by oneDNN")
 def test_a_product_is_not_timed_again_once_it_was_fast_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     multiply = torch.mm
@@ -102,5 +101,6 @@ def test_a_product_is_not_timed_again_once_it_was_fast_enough(monkeypatch: pytes
     assert len(calls) == 2  # of which the first is not timed
 
 
+@pytest.mark.skipif(BFLOAT16_UNITS, reason="this CPU multiplies bfloat16 by oneDNN")
 def test_where_onednn_has_no_kernels_for_bfloat16_its_rate_tells() -> None:
     assert product_rate("bfloat16") * HOPELESS < product_rate("float32")
