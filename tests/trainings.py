@@ -16,7 +16,9 @@ from gpt2.train import Training, micro_batches, train
 from gpt2.workload import Workload
 
 BFLOAT16_UNITS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""Whether oneDNN has kernels for it here; without, whatever is set, products of float32 stay exact."""
+"""Whether oneDNN has kernels for it here."""
+AMX = torch.cpu._is_amx_tile_supported()
+"""Whether the CPU has it; without, oneDNN computes products of float32 exactly, whatever is set."""
 WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
 FOUR = Toggles(micro_batch_size=4)
 
