@@ -20,7 +20,7 @@ import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
 from bench.checkout import MissingPeer, found, origin
-from bench.child import MARK, kernel_kills
+from bench.child import MARK
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
@@ -134,7 +134,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     environ = {**os.environ, **variables(rung.toggles), MARK: mark}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
-    kills, cache, started = kernel_kills(), compile_cache(), time.perf_counter()
+    cache, started = compile_cache(), time.perf_counter()
     with Program(words, folder, environ, processors(rung.toggles)) as program:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
@@ -149,7 +149,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
             log.end()
         arrivals = watch.arrivals
         if not arrivals.enough:
-            status, error = _unfinished(peer, program, log, arrivals, limit, kernel_kills() > kills)
+            status, error = _unfinished(peer, program, log, arrivals, limit)
             return Outcome(status=status, error=error, peer_version=watch.version)
         warnings = _warnings(peer, program, arrivals)
         cache = cache if compile_cache() == "warm" else None  # nothing was compiled
@@ -163,9 +163,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     )
 
 
-def _unfinished(
-    peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float, kernel_killed: bool
-) -> tuple[Status, str]:
+def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float) -> tuple[Status, str]:
     """How a peer ended that has not trained for a whole window, or did not end."""
     title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
@@ -176,10 +174,10 @@ def _unfinished(
             what = f"{title} printed no progress line as docs/peers.md has them"
             return "timeout", f"{what} within protocol.timeout_seconds {limit:g}; {tail}"
         return "timeout", f"{title} had printed {done} at protocol.timeout_seconds {limit:g}; {tail}"
-    end = f"{title} {_how(program.exit_code, kernel_killed)}"
+    end = f"{title} {program.ending}"
     if program.exit_code == CANNOT_RUN:
         return "unsupported", f"{title}: {last[-1]}" if last else end
-    if program.exit_code == -signal.SIGKILL and kernel_killed:
+    if program.killed_for_memory:
         return "out_of_memory", end
     if program.exit_code and (said := next((text for text in reversed(last) if OUT_OF_MEMORY.search(text)), None)):
         return "out_of_memory", f"{end}: {said}"
@@ -187,14 +185,6 @@ def _unfinished(
         return "failed", f"{end}, after {done}{f': {last[-1]}' if last else ''}"
     more = "tell it to take more steps" if arrivals.lines else "is it the command that trains?"
     return "failed", f"{end}, after {done}, too few for a window: {more}"
-
-
-def _how(exit_code: int, kernel_killed: bool) -> str:
-    if exit_code == -signal.SIGKILL and kernel_killed:
-        return "was killed by the kernel for want of memory"
-    if exit_code < 0:
-        return f"was killed by {signal.Signals(-exit_code).name}"
-    return f"ended with exit code {exit_code}"
 
 
 def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
@@ -209,7 +199,7 @@ def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
                 f"took {1e3 * ours:.4g} ms: what it does between steps counts here"
             )
     if program.exit_code:
-        found.append(f"{AFTER}{peer.title} {_how(program.exit_code, False)}")
+        found.append(f"{AFTER}{peer.title} {program.ending}")
     return found
 
 

@@ -22,7 +22,7 @@ from types import TracebackType
 
 import psutil
 
-from bench.child import MARK, end_marked
+from bench.child import MARK, end_marked, kernel_kills
 from bench.state import cpu_times, nvml_handles
 
 LAST_SECONDS = 2.0
@@ -47,7 +47,7 @@ class Program:
         """processors: the logical ones that it may use; None: those that this process may."""
         self.exit_code: int | None = None
         """Minus the signal's number where one ended it; None while it runs."""
-        self._mark = environ.get(MARK)
+        self._mark, self._kills = environ.get(MARK), kernel_kills()
         self._pid, self._terminal = pty.fork()  # before any thread is started
         if not self._pid:
             _become(words, folder, environ, processors)
@@ -100,6 +100,19 @@ class Program:
             program = psutil.Process(self._pid)
             return [program, *program.children(recursive=True)]
         return []
+
+    @property
+    def killed_for_memory(self) -> bool:
+        """By the Linux kernel, as far as that can be told; other systems do not tell."""
+        return self.exit_code == -signal.SIGKILL and kernel_kills() > self._kills
+
+    @property
+    def ending(self) -> str:
+        """How it ended, for a sentence that begins with its name."""
+        if self.killed_for_memory:
+            return "was killed by the kernel for want of memory"
+        code = self.exit_code or 0
+        return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def end(self) -> None:
         """By SIGTERM, and SIGKILL where that does not do; by its mark too what it started in sessions of their own."""

@@ -1,8 +1,9 @@
 """Rungs that train in turn, two at a time: a few steps of the one, then of the other, again and again.
 
 All processes are started first, one after another, and stopped; then each round visits every pair. So what slows the
-machine for longer than a pair's turns slows both alike, and their ratio holds where those of bench.runner, whose
-processes are minutes apart, would drown in noise. Imports no torch.
+machine for longer than a pair's turns slows both alike, where those of bench.runner are minutes apart. What a process
+keeps from its start, its pages and its compiled code, no number of rounds takes out: all are started anew a few times.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -11,15 +12,14 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
 from bench.ladder import Ladder, LadderError, Rung
 from bench.report.text import duration
-from bench.sleeper import Sleeper, TurnError, started, tokens_per_step
+from bench.sleeper import Sleeper, TurnError, started
 from bench.state import cpu_times, memory_available
-from bench.stats import Estimate, Verdict, beyond, geometric_mean, noise_floor, verdict
 
 WARM_UP = 3
 """Steps of a process before its first turn, at least: compiled code is ready after two."""
@@ -39,7 +39,10 @@ class Asked:
     """Of one process each."""
     first: bool
     """Whether each rung is held to the first of them, and not to the one before it."""
+    starts: int
+    """How many times all processes are started."""
     rounds: int
+    """Turns of each pair after each start."""
     steps: int
     """That are timed in each turn."""
     at_once: int
@@ -50,12 +53,12 @@ class Asked:
 
 @dataclass(kw_only=True)
 class Pair:
-    """A rung, the one that it is held to, and how long a step of each took in each round, in seconds."""
+    """A rung, the one that it is held to, and how long a step of each took."""
 
     rung: str
     over: str
-    seconds: list[tuple[float, float]] = field(default_factory=list)
-    """Of (over, rung)."""
+    starts: list[list[tuple[float, float]]] = field(default_factory=list)
+    """By start, seconds of (over, rung) in each round."""
 
 
 @dataclass(kw_only=True)
@@ -64,7 +67,7 @@ class Group:
 
     rungs: Sequence[Rung]
     pairs: list[Pair] = field(default_factory=list)
-    """Of those that started; the last is the control's."""
+    """Of those that started."""
     versions: dict[str, str] = field(default_factory=dict)
     """Of other trainers."""
     failed: dict[str, str] = field(default_factory=dict)
@@ -72,24 +75,11 @@ class Group:
     unsupported: dict[str, str] = field(default_factory=dict)
     """Why a rung is not here."""
     stolen_cores: float | None = None
-    """That the host took away meanwhile, on average."""
+    """That the host took away meanwhile, on average, starts included."""
 
     def out(self, name: str, error: TurnError) -> None:
         """Note why a rung is left out from here on."""
         (self.unsupported if error.unsupported else self.failed)[name] = str(error)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Result:
-    """How many times as fast a rung was as the one that it is held to; both speeds are of their common turns."""
-
-    rung: str
-    over: str
-    tokens_per_second: Estimate
-    over_tokens_per_second: Estimate
-    ratio: Estimate
-    verdict: Verdict | None = None
-    """None of the control."""
 
 
 def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
@@ -110,31 +100,37 @@ def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Call
 
     Raises TurnError where the first rung, which all are held to, cannot start.
     """
-    with _Processes(asked, group, scratch, tell) as processes:
-        processes.start()
-        begun, times = time.monotonic(), cpu_times()
-        for number in range(asked.rounds):
-            took = processes.round(number)
-            group.stolen_cores = cpu_times().stolen_cores_since(times)
-            if any(pair.seconds for pair in group.pairs):
+    times = cpu_times()
+    for start in range(asked.starts):
+        begun = time.monotonic()
+        with _Processes(asked, group, scratch, tell) as processes:
+            processes.start()
+            warm = time.monotonic()
+            for number in range(asked.rounds):
+                took = processes.round(start * asked.rounds + number)
+                group.stolen_cores = cpu_times().stolen_cores_since(times)
+                if not took:
+                    return  # none is left
                 keep()
-            if not took:
-                break  # none is left
-            left = (time.monotonic() - begun) / (number + 1) * (asked.rounds - number - 1)
-            tell(f"round {number + 1} of {asked.rounds}: {took}; about {duration(left)} left")
+                each = (time.monotonic() - warm) / (number + 1)
+                left = each * (asked.rounds - number - 1)
+                left += (asked.starts - start - 1) * (warm - begun + each * asked.rounds)
+                which = f"start {start + 1} of {asked.starts}, " if asked.starts > 1 else ""
+                tell(f"{which}round {number + 1} of {asked.rounds}: {took}; about {duration(left)} left")
 
 
 class _Processes(contextlib.ExitStack):
-    """Those of a group; all end with it, and each of them at once where it fails."""
+    """Those of one start of a group; all end with it, and each of them at once where it fails."""
 
     def __init__(self, asked: Asked, group: Group, scratch: Path, tell: Tell) -> None:
         super().__init__()
         self._asked, self._group, self._scratch, self._tell = asked, group, scratch, tell
         self._sleepers: dict[str, Sleeper] = {}
         self._ends: dict[str, contextlib.ExitStack] = {}
+        self._pairs: list[Pair] = []
 
     def start(self) -> None:
-        """Each until it is warm; the control last. Sets the group's pairs."""
+        """Each until it is warm, but those that failed in an earlier start; the control last."""
         group, first = self._group, self._asked.first
         for rung in group.rungs:
             self._start(rung.name, rung)
@@ -150,10 +146,16 @@ class _Processes(contextlib.ExitStack):
         reference = names[0] if first else names[-1]
         if held and self._start(reference + CONTROL, next(rung for rung in group.rungs if rung.name == reference)):
             held.append((reference + CONTROL, reference))
-        group.pairs = [Pair(rung=name, over=over) for name, over in held]
+        known = {(pair.rung, pair.over): pair for pair in group.pairs}
+        self._pairs = [known.get((rung, over)) or Pair(rung=rung, over=over) for rung, over in held]
+        for pair in self._pairs:
+            pair.starts.append([])
+        group.pairs += [pair for pair in self._pairs if (pair.rung, pair.over) not in known]
 
     def _start(self, name: str, rung: Rung) -> bool:
         asked, group = self._asked, self._group
+        if name in group.failed or name in group.unsupported:
+            return False
         self._tell(f"starting {name}")
         with contextlib.ExitStack() as stack:
             try:
@@ -185,7 +187,7 @@ class _Processes(contextlib.ExitStack):
 
         Pairs are in an order drawn anew each time, and each is turned round, so that none always follows another.
         """
-        pairs = [pair for pair in self._group.pairs if {pair.rung, pair.over} <= self._sleepers.keys()]
+        pairs = [pair for pair in self._pairs if {pair.rung, pair.over} <= self._sleepers.keys()]
         random.Random(number).shuffle(pairs)
         spoken = []
         for pair in pairs:
@@ -195,7 +197,7 @@ class _Processes(contextlib.ExitStack):
                     break
                 took[name] = seconds
             if len(took) == 2:
-                pair.seconds.append((took[pair.over], took[pair.rung]))
+                pair.starts[-1].append((took[pair.over], took[pair.rung]))
                 spoken.append(f"{pair.rung} {1e3 * took[pair.rung]:,.0f} ms to {1e3 * took[pair.over]:,.0f}")
         return ", ".join(spoken)
 
@@ -206,55 +208,11 @@ class _Processes(contextlib.ExitStack):
         sleeper.wake()
         try:
             seconds = sleeper.steps(self._asked.steps)
+            sleeper.sleep()
         except TurnError as error:
             self._group.out(name, error)
             self._tell(f"{name}: {error}")
             del self._sleepers[name]
             self._ends[name].close()
             return None
-        sleeper.sleep()
         return seconds
-
-
-def results(ladder: Ladder, group: Group) -> list[Result]:
-    """Of each pair that took turns, the control last."""
-    tokens = {rung.name: tokens_per_step(ladder, rung) for rung in group.rungs}
-    tokens |= {name + CONTROL: count for name, count in tokens.items()}
-    found = []
-    for pair in group.pairs:
-        if not pair.seconds:
-            continue
-        over, rung = (
-            [tokens[pair.over] / o for o, _ in pair.seconds],
-            [tokens[pair.rung] / r for _, r in pair.seconds],
-        )
-        found.append(
-            Result(
-                rung=pair.rung,
-                over=pair.over,
-                tokens_per_second=geometric_mean(rung),
-                over_tokens_per_second=geometric_mean(over),
-                ratio=geometric_mean([r / o for o, r in zip(over, rung, strict=True)]),
-            )
-        )
-    floor = floor_of(found)
-    return [
-        each if each.rung.endswith(CONTROL) else replace(each, verdict=judged(each.ratio, floor)) for each in found
-    ]
-
-
-def floor_of(found: Sequence[Result]) -> float | None:
-    """The noise floor, by the control's ratio to the rung that it repeats; None without a control."""
-    return noise_floor(next((each.ratio for each in found if each.rung.endswith(CONTROL)), None))
-
-
-def judged(ratio: Estimate, floor: float | None) -> Verdict:
-    """What may be said of two rungs of one process each: more than the rounds of a run allow has to be shown.
-
-    A process keeps for all rounds the pages and the compiled code that it began with, which pairing does not take out
-    and one control tells little of. So `faster` and `slower` is only what lies beyond the noise floor as a whole.
-    """
-    found = verdict(ratio, floor)
-    if found in ("faster", "slower") and floor is not None and not beyond(ratio, floor):
-        return "unclear"
-    return found

@@ -24,8 +24,9 @@ from bench.ladder import Ladder, Rung
 from bench.peers import CANNOT_RUN, PEERS, Line
 from bench.surroundings import processors, variables
 
-STOP_SECONDS = 1.0
-"""In which a process that was told to stop has stopped: a signal takes it at its next instruction."""
+STOP_SECONDS = 10.0
+"""In which processes that were told to stop have stopped: a signal takes them at once, but for those that wait for a
+disk, and a virtual machine may halt for seconds."""
 
 
 class TurnError(Exception):
@@ -65,13 +66,16 @@ class Sleeper:
         raise AssertionError  # _lines ends by raising
 
     def sleep(self) -> None:
-        """Stop it, and forget what it has printed, for nobody knows when."""
-        processes = self._program.processes()
-        for process in processes:
-            with contextlib.suppress(psutil.Error):
-                process.suspend()
+        """Stop it, and forget what it has printed, for nobody knows when. Raises TurnError where it goes on."""
         deadline = time.monotonic() + STOP_SECONDS
-        while any(map(_awake, processes)) and time.monotonic() < deadline:
+        while awake := list(filter(_awake, self._program.processes())):  # those that it starts meanwhile, too
+            if time.monotonic() > deadline:
+                raise TurnError(
+                    f"could not be stopped within {STOP_SECONDS:g} s, and would be in the way of the others"
+                )
+            for process in awake:
+                with contextlib.suppress(psutil.Error):
+                    process.suspend()
             time.sleep(0.001)
         self._program.forget()
 
@@ -108,7 +112,9 @@ class Sleeper:
             raise TurnError(f"too few steps within {self._seconds:g} s; its last line: {self._last}")
         if self._program.exit_code == CANNOT_RUN:
             raise TurnError(self._last, unsupported=True)
-        raise TurnError(f"ended with exit code {self._program.exit_code}: {self._last}")
+        if self._program.killed_for_memory:
+            raise TurnError(f"{self._program.ending}; have fewer processes with --at-once or --rungs")
+        raise TurnError(f"{self._program.ending}: {self._last}")
 
 
 def _awake(process: psutil.Process) -> bool:
@@ -150,10 +156,13 @@ def started(
         **variables(rung.toggles),
         MARK: f"{scratch} {name}",
         "TMPDIR": str(scratch),
-        # Empty for each, as in bench run: what compiled its code lies otherwise in memory than what found it compiled.
-        "TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(prefix="inductor-", dir=scratch),
     }
-    with Program(words, folder, environ, cpus) as program:
+    with contextlib.ExitStack() as stack:
+        # Empty for each: a process that compiled its code has it otherwise in memory than one that found it compiled.
+        environ["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="inductor-", dir=scratch, ignore_cleanup_errors=True)
+        )
+        program = stack.enter_context(Program(words, folder, environ, cpus))
         sleeper = Sleeper(program, peer, tokens_per_step(ladder, rung), ladder.protocol.timeout_seconds, version)
         with contextlib.suppress(OSError):  # where memory runs out, all give way as those of bench run do
             for process in program.processes():

@@ -40,18 +40,34 @@ def stoppable() -> Iterator[Stop]:
         yield stop
 
 
-def interruptible() -> contextlib.AbstractContextManager[None]:
-    """Let each of them raise KeyboardInterrupt, which only Ctrl-C does by itself."""
-    return _handled(signal.default_int_handler)
+@contextlib.contextmanager
+def interruptible() -> Iterator[None]:
+    """Let the first of them raise KeyboardInterrupt, which only Ctrl-C does by itself; what the end takes goes on."""
+    asked = False
+
+    def interrupt(signum: int, frame: object) -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            raise KeyboardInterrupt
+
+    with _handled(interrupt):
+        yield
 
 
 @contextlib.contextmanager
 def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """By this handler; outside the main thread, where Python allows none, all is left as it is."""
+    """By this handler; outside the main thread, where Python allows none, all is left as it is.
+
+    So is SIGHUP where it is ignored, as under nohup, which is to outlive its terminal.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = {each: signal.signal(each, handler) for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    previous = {each: signal.signal(each, handler) for each in numbers}
     try:
         yield
     finally:

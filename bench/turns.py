@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -33,7 +33,10 @@ def turns(
     first: Annotated[
         bool, typer.Option("--first", help="Hold each to the first rung, not to the one before.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=3, help="Turns of each pair.")] = 20,
+    starts: Annotated[
+        int, typer.Option(min=1, help="Times that all processes are started; intervals and verdicts are over these.")
+    ] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of each pair after each start.")] = 8,
     steps: Annotated[int, typer.Option(min=1, help="Steps that are timed in each turn, after one that is not.")] = 2,
     at_once: Annotated[
         int, typer.Option(min=3, help="Processes in memory, one of them for the noise floor; more rungs go in groups.")
@@ -44,9 +47,8 @@ def turns(
     """Let the rungs of a LADDER train in turn, two at a time, and print how many times as fast each is.
 
     Each has a process of its own, which is stopped while another has the machine; a rung and the one that it is held
-    to take a few steps in turn, so that what slows the machine for longer than that slows both alike. On a noisy
-    machine that is far surer than bench run, but it tells of no memory, losses and proofs. What was measured is kept
-    after each round.
+    to take a few steps in turn, so that what slows the machine for longer than that slows both alike. It tells of no
+    memory, losses and proofs, as bench run does. What was measured is kept after each round.
 
     Exit code: 0 measured; 2 wrong ladder or usage; 6 a rung failed, or none took a turn; 130 interrupted.
 
@@ -65,6 +67,7 @@ def turns(
             ladder=loaded,
             rungs=_of_one_process(loaded.chosen(names(rungs))),
             first=first,
+            starts=starts,
             rounds=rounds,
             steps=steps,
             at_once=at_once,
@@ -72,7 +75,7 @@ def turns(
             overrides=tuple(set_ or []),
         )
         parts = groups(asked.rungs, first, at_once)
-        check_data(loaded, asked.rungs, data)
+        data_sha256 = check_data(loaded, asked.rungs, data)
         environment = probe(asked.rungs[0].toggles.device).environment
         path = results_file(loaded, out, environment)
     except (LadderError, ProbeError, RunError, DataError) as error:
@@ -82,14 +85,15 @@ def turns(
     def keep() -> None:
         part = path.with_suffix(".part")
         try:
-            part.write_text(json.dumps(content(asked, parts, environment, begun), indent=1) + "\n")
+            part.write_text(json.dumps(content(asked, parts, environment, begun, data_sha256), indent=1) + "\n")
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)
-            raise RunError(f"cannot write {path} ({error.strerror}); what it holds are the rounds before") from None
+            holds = "it holds the rounds before" if path.exists() else "nothing is kept"
+            raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
     interrupted, lost = False, None
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, interruptible():
+    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         try:
             for part in parts:
                 try:
@@ -100,16 +104,22 @@ def turns(
             interrupted = True
         except RunError as error:
             lost = error
+    measured = any(turns for part in parts for pair in part.pairs for turns in pair.starts)
+    if interrupted and measured:  # the round that was cut short counts as far as it went
+        try:
+            keep()
+        except RunError as error:
+            lost = error
     for part in parts:
         if part.pairs or part.failed or part.unsupported:
             console().print(table(asked, part))
     if lost:
         typer.echo(f"bench: {lost}", err=True)
         raise typer.Exit(6)
-    if measured := any(pair.seconds for part in parts for pair in part.pairs):
+    if measured:
         typer.echo(f"kept in {path}", err=True)
     if interrupted:
-        typer.echo(f"bench: interrupted{'' if measured else ' before a round was over; nothing is kept'}", err=True)
+        typer.echo(f"bench: interrupted{'' if measured else ' before any turn; nothing is kept'}", err=True)
         raise typer.Exit(130)
     raise typer.Exit(6 if any(part.failed for part in parts) or not measured else 0)
 
@@ -121,23 +131,24 @@ def _of_one_process(rungs: Sequence[Rung]) -> list[Rung]:
     return [rung for rung in rungs if rung.toggles.processes == 1]
 
 
-def content(asked: Asked, parts: Sequence[Group], environment: Environment, time: str) -> dict[str, Any]:
+def content(
+    asked: Asked, parts: Sequence[Group], environment: Environment, time: str, data_sha256: str
+) -> dict[str, Any]:
     """What is kept: what was asked, each turn's seconds, and what they come to."""
     from bench.command import anonymous
-    from bench.pairs import floor_of, results
+    from bench.paired import floor_of, results
 
-    command = ["bench", "turns", asked.ladder.path.as_posix()]
+    command = ["bench", "turns", asked.ladder.path.as_posix(), *(["--data", "DATA"] if asked.data else [])]
     command += ["--rungs", ",".join(rung.name for rung in asked.rungs)]
     command += ["--first"] * asked.first + [part for override in asked.overrides for part in ("--set", override)]
-    command += ["--rounds", str(asked.rounds), "--steps", str(asked.steps), "--at-once", str(asked.at_once)]
+    numbers = {"starts": asked.starts, "rounds": asked.rounds, "steps": asked.steps, "at-once": asked.at_once}
+    command += [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
     groups = []
     for part in parts:
         found = results(asked.ladder, part)
-        measured = [pair for pair in part.pairs if pair.seconds]
         pairs = [
-            {**asdict(each), "step_seconds": {"over": over, "rung": rung}}
-            for each, pair in zip(found, measured, strict=True)
-            for over, rung in [zip(*pair.seconds, strict=True)]
+            {**asdict(each), "starts": [{"over": over, "rung": rung} for over, rung in _columns(each.starts)]}
+            for each in found
         ]
         groups.append(
             {
@@ -154,33 +165,44 @@ def content(asked: Asked, parts: Sequence[Group], environment: Environment, time
         "time": time,
         "ladder": asked.ladder.name,
         "ladder_hash": asked.ladder.hash,
+        "protocol": asdict(asked.ladder.protocol),
+        "data_sha256": data_sha256,
         "environment": environment.model_dump(mode="json"),
         "groups": groups,
     }
+
+
+def _columns(starts: Sequence[Sequence[tuple[float, float]]]) -> Iterator[tuple[list[float], list[float]]]:
+    for turns in starts:
+        yield [over for over, _ in turns], [rung for _, rung in turns]
 
 
 def table(asked: Asked, part: Group) -> Table:
     """A group's pairs, and the noise among which they were told apart."""
     from rich.table import Table
 
-    from bench.pairs import floor_of, results
-    from bench.report.text import DASH, floor, number, plain, ratio, with_interval
+    from bench.paired import floor_of, results
+    from bench.report.text import DASH, number, plain, ratio, with_interval
+    from bench.stats import LEAST_ROUNDS
 
     found = results(asked.ladder, part)
     delta = floor_of(found)
     turn = f"{asked.steps} steps" if asked.steps > 1 else "1 step"
-    caption = [f"{turn} a turn; ratios are paired within rounds. One process of each: see docs/measuring.md."]
-    caption += [f"Noise floor: {floor(delta)}, by the last row."] if delta is not None else []
+    caption = [f"{turn} a turn; ratios are paired within rounds, and intervals are over starts."]
+    if not all(each.replicated for each in found):
+        fewer = f"Of fewer than {LEAST_ROUNDS} starts they are over turns, and hold for these very processes alone"
+        caption.append(f"{fewer}: see docs/measuring.md.")
+    caption += [f"Noise floor: ±{delta:.1%}, by the last row."] if delta is not None else []
     if part.stolen_cores is not None:
         caption.append(f"The host took {part.stolen_cores:.2f} cores away meanwhile.")
     result = Table(title=f"{plain(asked.ladder.name)}, in turn", caption=" ".join(caption), caption_justify="left")
-    for title in ("Rung", "Over", "Rounds", "TPS", "TPS of over", "Times as fast", "Verdict"):
+    for title in ("Rung", "Over", "Starts", "Turns", "TPS", "TPS of over", "Times as fast", "Verdict"):
         result.add_column(title, justify="left" if title in ("Rung", "Over", "Verdict") else "right")
     for each in found:
         speeds = [with_interval(number(s.value), s) for s in (each.tokens_per_second, each.over_tokens_per_second)]
-        cells = (str(each.ratio.rounds), *speeds, ratio(each.ratio), each.verdict or DASH)
+        cells = (str(len(each.starts)), str(each.turns), *speeds, ratio(each.ratio), each.verdict or DASH)
         result.add_row(plain(each.rung), plain(each.over), *cells)
     for name, why in {**part.unsupported, **part.failed}.items():
         status = "unsupported" if name in part.unsupported else "failed"
-        result.add_row(plain(name), *[DASH] * 5, f"{status}: {plain(why)}")
+        result.add_row(plain(name), *[DASH] * 6, f"{status}: {plain(why)}")
     return result

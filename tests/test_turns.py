@@ -17,10 +17,11 @@ from typing import Any
 
 import psutil
 import pytest
+import typer
 
+import bench.turns
 from bench.ladder import LadderError, Rung, load
-from bench.pairs import CONTROL, groups, judged
-from bench.stats import Estimate
+from bench.pairs import CONTROL, Asked, Group, Pair, groups
 
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
@@ -85,7 +86,7 @@ def test_one_rung_has_nothing_to_take_turns_with(rungs: list[Rung]) -> None:
 def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_beside_itself(
     write_ladder, tmp_path: Path
 ) -> None:
-    chosen = ("--rungs", "a,b,c", "--rounds", "4", "--at-once", "4")
+    chosen = ("--rungs", "a,b,c", "--starts", "3", "--rounds", "2", "--at-once", "4")
     code, shown, said = turns(write_ladder(RUNGS), tmp_path / "out", *chosen)
     assert code == 0, said
     (group,) = kept(tmp_path / "out")["groups"]
@@ -93,44 +94,52 @@ def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_besi
     assert list(pairs) == [("a", "b"), ("b", "c"), ("c", "c" + CONTROL)]
     tokens = {"a": 32, "b": 32, "c": 64, "c" + CONTROL: 64}
     for (over, rung), pair in pairs.items():
-        took = pair["step_seconds"]
-        ratios = [tokens[rung] / s / (tokens[over] / o) for o, s in zip(took["over"], took["rung"], strict=True)]
-        assert len(ratios) == 4
+        assert [len(took["over"]) for took in pair["starts"]] == [2, 2, 2]
+        ratios = [
+            tokens[rung] / s / (tokens[over] / o)
+            for took in pair["starts"]
+            for o, s in zip(took["over"], took["rung"], strict=True)
+        ]
         assert pair["ratio"]["value"] == pytest.approx(geometric_mean(ratios))
+        assert pair["ratio"]["rounds"] == 3
         assert pair["tokens_per_second"]["value"] == pytest.approx(
-            geometric_mean(tokens[rung] / s for s in took["rung"])
+            geometric_mean(tokens[rung] / s for took in pair["starts"] for s in took["rung"])
         )
     again = pairs["c", "c" + CONTROL]
     assert again["verdict"] is None
     assert group["noise_floor"] >= again["ratio"]["high"] / again["ratio"]["value"] - 1
     assert f"{pairs['b', 'c']['ratio']['value']:.2f}x" in shown
+    assert "start 3 of 3, round 2 of 2" in said
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "floor", "expected"),
-    [
-        (1.02, 1.04, 0.01, "faster"),
-        (1.02, 1.04, 0.025, "unclear"),  # though above 1: a process of its own may be worth as much
-        (0.96, 0.98, 0.01, "slower"),
-        (0.99, 1.01, 0.025, "same"),
-        (1.02, 1.04, None, "no control"),
-    ],
-)
-def test_only_what_lies_beyond_the_noise_floor_is_faster_or_slower(
-    low: float, high: float, floor: float | None, expected: str
+def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert judged(Estimate((low * high) ** 0.5, low, high, 20), floor) == expected
+    def cut(asked: Asked, group: Group, scratch: Path, tell: object, keep: object) -> None:
+        group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.pairs.take_turns", cut)
+    with pytest.raises(typer.Exit) as ended:
+        bench.turns.turns(write_ladder(RUNGS), rungs="a,b", out=tmp_path / "out")
+    assert ended.value.exit_code == 130
+    (pair,) = kept(tmp_path / "out")["groups"][0]["pairs"]
+    assert (pair["ratio"]["value"], pair["verdict"]) == (2, "not replicated")
+    said = capsys.readouterr()
+    assert "kept in" in said.err
+    assert "hold for these very processes alone" in " ".join(said.out.split())
 
 
 @pytest.mark.slow
 def test_an_external_rung_sleeps_while_ours_trains_and_is_timed_only_awake(peer, tmp_path: Path) -> None:
     long = ("--set", "toggles.micro_batch_size=128")  # of ours: a turn takes many times as long as theirs
     ladder = peer(TRAINER, peer="own")
-    code, _, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "5", "--steps", "4", *long)
+    code, _, said = turns(ladder, tmp_path / "out", "--first", "--starts", "1", "--rounds", "5", "--steps", "4", *long)
     assert code == 0, said
     pair, _ = kept(tmp_path / "out")["groups"][0]["pairs"]
-    turn = 4 * min(pair["step_seconds"]["over"])
-    assert 0.02 < median(pair["step_seconds"]["rung"]) < turn / 4  # though the machine may halt it in one turn
+    (took,) = pair["starts"]
+    turn = 4 * min(took["over"])
+    assert 0.02 < median(took["rung"]) < turn / 4  # though the machine may halt it in one turn
     ended = [float(line) for line in (tmp_path / "checkout" / "steps.txt").read_text().splitlines()]
     gaps = [after - before for before, after in pairwise(ended)]
     assert sum(gap > turn for gap in gaps) >= 4  # between its five turns and the start
@@ -154,12 +163,13 @@ def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
     program = TRAINER.replace(*change)
     assert program != TRAINER
     ladder = peer(program, peer="own")
-    code, shown, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "4", "--steps", "3")
+    code, shown, said = turns(ladder, tmp_path / "out", "--first", "--starts", "2", "--rounds", "2", "--steps", "3")
     assert code == 6
     assert re.search(f"other: {complaint}", said)
     if began:
         control = kept(tmp_path / "out")["groups"][0]["pairs"][-1]
-        assert (control["rung"], len(control["step_seconds"]["over"])) == ("a" + CONTROL, 4)
+        assert (control["rung"], [len(took["over"]) for took in control["starts"]]) == ("a" + CONTROL, [2, 2])
+        assert said.count("starting other") == 1  # nor is it started again
     assert re.search(complaint, shown)
     assert nobody_at(tmp_path / "checkout")
 
@@ -207,7 +217,7 @@ def test_a_full_disk_ends_it_in_one_line_with_what_was_measured_shown(
     assert process.returncode == 6
     assert "No space left on device" in said.strip().splitlines()[-1]
     assert "b (again)" in shown
-    assert kept(small_disk)["groups"][0]["pairs"][0]["step_seconds"]["rung"]  # the last that found room
+    assert kept(small_disk)["groups"][0]["pairs"][0]["starts"][0]["rung"]  # the last that found room
     assert not list(small_disk.rglob("*.part"))
 
 
@@ -225,7 +235,7 @@ def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(peer, 
     _, said = process.communicate(timeout=60)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)
     assert said.endswith(b"bench: interrupted\n") == (number != signal.SIGKILL)
-    assert kept(out)["groups"][0]["pairs"][0]["step_seconds"]["rung"]
+    assert kept(out)["groups"][0]["pairs"][0]["starts"][0]["rung"]
     while not nobody_at(tmp_path / "checkout"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
