@@ -23,7 +23,6 @@ from bench import checks
 from bench import state as machine
 from bench.checks import Finding
 from bench.code import git_state
-from bench.foresight import product_rate
 from bench.machine import State
 from bench.report.text import GIB, plain
 from bench.state import SYSTEM
@@ -84,6 +83,8 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
 
     memory_bytes: what a run would need.
     """
+    from bench.foresight import product_rate  # torch, which nothing else of this module loads
+
     state = machine.state(root=root)
     start = machine.cpu_times(root)
     blocks = _timed_blocks()

@@ -230,7 +230,7 @@ def test_a_cpu_s_peak_is_cores_times_clock_times_flop_per_cycle() -> None:
     [
         (["avx2"], None, 32),
         (["avx2", "avx512f"], None, 64),
-        (["avx2", "avx512f", "avx512_bf16"], 128, 64),
+        (["avx2", "avx512f", "avx512_bf16"], None, 64),
         (["avx2", "avx512f", "amx_tile"], None, 64),
         (["avx2", "avx512f", "avx512_bf16", "amx_tile", "amx_bf16"], 1024, 64),
     ],
@@ -270,5 +270,8 @@ def test_a_derived_peak_states_what_it_assumes() -> None:
 def test_a_derived_peak_says_why_a_rate_is_absent() -> None:
     cpu = peaks.derived_cpu(4, 3000.0, ["avx2"])
     assert cpu is not None
-    for rate in ("bfloat16", "TF32", "float16"):
+    for rate in ("no bfloat16 units", "TF32", "float16"):
         assert rate in cpu.note
+    slow = peaks.derived_cpu(4, 3000.0, ["avx2", "avx512f", "avx512_bf16"])
+    assert slow is not None
+    assert "bfloat16: not derived, no flag tells how fast AVX-512 BF16 is" in slow.note
