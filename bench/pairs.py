@@ -77,6 +77,11 @@ class Group:
     stolen_cores: float | None = None
     """That the host took away meanwhile, on average, starts included."""
 
+    @property
+    def measured(self) -> bool:
+        """Whether any turn was taken."""
+        return any(turns for pair in self.pairs for turns in pair.starts)
+
     def out(self, name: str, error: TurnError) -> None:
         """Note why a rung is left out from here on."""
         (self.unsupported if error.unsupported else self.failed)[name] = str(error)

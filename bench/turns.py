@@ -104,14 +104,14 @@ def turns(
             interrupted = True
         except RunError as error:
             lost = error
-    measured = any(turns for part in parts for pair in part.pairs for turns in pair.starts)
+    measured = any(part.measured for part in parts)
     if interrupted and measured:  # the round that was cut short counts as far as it went
         try:
             keep()
         except RunError as error:
             lost = error
     for part in parts:
-        if part.pairs or part.failed or part.unsupported:
+        if part.measured or part.failed or part.unsupported:
             console().print(table(asked, part))
     if lost:
         typer.echo(f"bench: {lost}", err=True)
