@@ -289,11 +289,9 @@ def _peak_flops(
     if chip is None:
         why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
         return _peaks(None, None, why, devices)
-    source = chip.source
-    if not source.startswith("derived"):
-        source = f"{chip.name}: {chip.source}"
-        if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
-            source += f" ({chip.note})"
+    source = chip.source if chip.source.startswith("derived") else f"{chip.name}: {chip.source}"
+    if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
+        source += f" ({chip.note})"
     return _peaks(chip.bfloat16, chip.peak(number_format), source, devices)
 
 
