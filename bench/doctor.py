@@ -79,7 +79,7 @@ def costly_page_faults() -> tuple[str, ...]:
 
 
 def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM) -> list[Finding]:
-    """All that warnings() looks at, as it is now, and what has to be measured first; takes about three seconds.
+    """All that warnings() looks at, as it is now, and what has to be measured first; takes about six seconds.
 
     memory_bytes: what a run would need.
     """

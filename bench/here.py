@@ -18,7 +18,7 @@ def doctor(
 ) -> None:
     """Say what about this machine will spoil a measurement, and what to do about it.
 
-    Takes about three seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it informs.
+    Takes about six seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it informs.
 
     Example: bench doctor ladders/cpu.yaml
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -147,7 +147,10 @@ def content(
     for part in parts:
         found = results(asked.ladder, part)
         pairs = [
-            {**asdict(each), "starts": [{"over": over, "rung": rung} for over, rung in _columns(each.starts)]}
+            {
+                **asdict(each),
+                "starts": [{"over": [o for o, _ in turns], "rung": [r for _, r in turns]} for turns in each.starts],
+            }
             for each in found
         ]
         groups.append(
@@ -170,11 +173,6 @@ def content(
         "environment": environment.model_dump(mode="json"),
         "groups": groups,
     }
-
-
-def _columns(starts: Sequence[Sequence[tuple[float, float]]]) -> Iterator[tuple[list[float], list[float]]]:
-    for turns in starts:
-        yield [over for over, _ in turns], [rung for _, rung in turns]
 
 
 def table(asked: Asked, part: Group) -> Table:

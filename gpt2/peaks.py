@@ -196,10 +196,14 @@ def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip |
         return None
     if "amx_tile" in flags and "amx_bf16" in flags:
         bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a product of 16 x 32 and 32 x 16 every 16 cycles
-    else:  # AVX-512 BF16 multiplies twice as many numbers at once, but at half the rate on some, as on Intel's
+    else:
         bfloat16, tiles = None, ""
-    slow = "bfloat16: not derived, no flag tells how fast AVX-512 BF16 is"
-    lacking = slow if "avx512_bf16" in flags else "no bfloat16 units"
+    if bfloat16:
+        lacking = ""
+    elif "avx512_bf16" in flags:  # two products a lane, yet half as fast as float32 on one of Intel's
+        lacking = "bfloat16: not derived, no flag tells how fast AVX-512 BF16 is; "
+    else:
+        lacking = "no bfloat16 units; "
     speed = f"{cores} cores x {mhz / 1e3:.3g} GHz"
     cycles = cores * mhz * 1e6
     return Chip(
@@ -214,6 +218,6 @@ def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip |
         source=f"derived: {speed} x "
         + (f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else "")
         + f"{float32} FLOP/cycle in float32 ({vectors})",
-        note=("" if bfloat16 else f"{lacking}; ")
+        note=lacking
         + "no TF32 units; float16: not derived, its vector units sum in float16; memory: not told by flags",
     )

@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import ROOT
 from rich.console import Console
-from trainings import BFLOAT16_UNITS
 
 from bench import foresight, plan, worker
 from bench.foresight import HOPELESS, check_time, product_rate
@@ -17,6 +16,8 @@ from bench.ladder import Ladder, load
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST, Toggles
 
+BFLOAT16_UNITS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+"""Whether oneDNN has kernels for it here."""
 SLOW = {"float32": 130e9, "bfloat16": 0.9e9, "float16": 0.9e9}
 """FLOP/s of a CPU that has AVX2 and no more."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
-import torch
-
 from gpt2.data import Batches, open_corpus
 from gpt2.device import Cpu, find
 from gpt2.support import check
@@ -15,10 +13,6 @@ from gpt2.toggles import Toggles
 from gpt2.train import Training, micro_batches, train
 from gpt2.workload import Workload
 
-BFLOAT16_UNITS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
-"""Whether oneDNN has kernels for it here."""
-AMX = torch.cpu._is_amx_tile_supported()
-"""Whether the CPU has it; without, oneDNN computes products of float32 exactly, whatever is set."""
 WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
 FOUR = Toggles(micro_batch_size=4)
 
