@@ -23,7 +23,12 @@ ROUNDS = 5
 """Of timing each arrangement when a shape is first met; the median of each counts, for a step takes no least times."""
 LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
-"""For one shape: the largest need not be timed so often."""
+"""For one shape, after `LEAST_ROUNDS`: the larger ones need not be timed so often."""
+PLENTY_SECONDS = 5.0
+"""For one shape, after any round: what takes a second by itself is not misled by a slice of the scheduler's."""
+
+WORTH_CUTTING = 0.97
+"""Of the whole product's time: what is cut costs calls, and within a step its parts find less in the caches."""
 
 Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
@@ -64,13 +69,15 @@ def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
     seconds: dict[str, list[float]] = {name: [] for name in names}
     begun = time.perf_counter()
     for number in range(ROUNDS):
-        if number >= LEAST_ROUNDS and time.perf_counter() - begun > ENOUGH_SECONDS:
+        if time.perf_counter() - begun > (ENOUGH_SECONDS if number >= LEAST_ROUNDS else PLENTY_SECONDS):
             break
         for name in names:
             start = time.perf_counter()
             _arranged(name, a, b, bias, out)
             seconds[name].append(time.perf_counter() - start)
-    return min(names, key=lambda name: median(seconds[name]))
+    times = {name: median(each) for name, each in seconds.items()}
+    fastest = min(names, key=times.__getitem__)
+    return fastest if times[fastest] < WORTH_CUTTING * times["whole"] else "whole"
 
 
 def _parts() -> list[int]:

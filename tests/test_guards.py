@@ -138,6 +138,13 @@ def test_a_proof_that_reads_as_that_of_the_rung_before_proves_nothing() -> None:
     assert (row.status, row.error) == ("inert", "vocab_multiple=128 had no effect: saw vocab_multiple, as before")
 
 
+def test_where_timing_leaves_all_as_before_a_rung_that_changes_more_is_not_inert() -> None:
+    alone, more = replace(CUDA, products="tuned"), replace(CUDA, products="tuned", adamw="fused")
+    for toggles, status in ((alone, "inert"), (more, "ok")):
+        later = record("b", 1, toggles=toggles, measurement=proved(products=True, adamw=True))
+        assert scoreboard([record(measurement=proved(products=True)), later]).rows[1].status == status
+
+
 def test_a_mode_of_compilation_may_leave_the_same_traces() -> None:
     modes = [replace(CUDA, compile=mode) for mode in ("default", "max-autotune-no-cudagraphs")]
     records = [record(f"mode {n}", n, toggles=t, measurement=proved(compile=True)) for n, t in enumerate(modes)]

@@ -40,12 +40,12 @@ def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "rows in 2")
 
 
-def test_products_that_are_all_fastest_whole_are_no_effect(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_products_that_are_all_fastest_whole_are_said_to_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpt2.products, "_chosen", {})
     monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "whole")
     training = start(replace(FOUR, products="tuned"))
     found = prove(training, profile(lambda: next(training), training.device))["products"]
-    assert found == Finding(False, "27 products, the fastest way for their shapes: 15 whole")
+    assert found == Finding(True, findings(products="whole")["products"].evidence)
 
 
 def findings(**changes: object) -> dict[str, Finding]:

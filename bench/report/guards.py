@@ -151,6 +151,10 @@ TELLING = {
 """Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
 torch.compile may differ in ways that one step does not show."""
 
+BY_TIMING = {"products"}
+"""Of those, toggles that time what there is to choose from. Where that falls on what ran before, a rung that changes
+nothing else did nothing; one that changes more did what it says."""
+
 
 def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """The toggles changed by this rung that had no effect in some process, with what was seen there."""
@@ -168,6 +172,7 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
             if proof is None:
                 continue
             as_before = name in TELLING and name in earlier and earlier[name].evidence == proof.evidence
+            as_before = as_before and (name not in BY_TIMING or len(changed) == 1)
             if not proof.took_effect or as_before:
                 seen = f"{proof.evidence}, as before" if as_before and proof.took_effect else proof.evidence
                 without.append(f"{name}={getattr(now, name)} had no effect: {seen}")
