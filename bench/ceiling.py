@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 
-from bench.child_side import Progress, cause, enter_environment, give_way, leave, leave_with_runner, write
+from bench.child_side import Progress, cause, give_way, leave, leave_with_runner, write
 from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
 from gpt2 import stages
 from gpt2.device import Device, find
+from gpt2.launch import enter_environment
 from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles

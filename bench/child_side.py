@@ -18,15 +18,6 @@ from typing import Literal
 import psutil
 
 from bench.record import Outcome, progress_path
-from gpt2.stages import environment
-from gpt2.toggles import Toggles
-
-
-def enter_environment(toggles: Toggles, module: str) -> None:
-    """Start this interpreter anew, as `python -m module`, where variables that must come before it are missing."""
-    wanted = environment(toggles)
-    if any(os.environ.get(name) != value for name, value in wanted.items()):
-        os.execve(sys.executable, [sys.executable, "-m", module, *sys.argv[1:]], {**os.environ, **wanted})
 
 
 def give_way() -> None:

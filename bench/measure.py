@@ -18,6 +18,7 @@ import torch
 from bench.ladder import LEAST_BLOCKS, Protocol
 from bench.state import cpu_times
 from gpt2.device import ChipUse, Device, PeakMemory
+from gpt2.prefetch import Waiting
 from gpt2.train import Step
 
 T = TypeVar("T")
@@ -27,21 +28,6 @@ Progress = Callable[[str, int, float | None], None]
 
 MOST_WARMUP_STEPS = 100
 """Warm-up ends here even if something still compiles; the report then flags the rung as recompiled."""
-
-
-class Waiting(Iterator[T]):
-    """An iterator that adds up the time its consumer waits for it."""
-
-    def __init__(self, items: Iterable[T]) -> None:
-        self._items = iter(items)
-        self.seconds = 0.0
-
-    def __next__(self) -> T:
-        start = time.perf_counter()
-        try:
-            return next(self._items)
-        finally:
-            self.seconds += time.perf_counter() - start
 
 
 class Collections:

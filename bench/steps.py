@@ -9,10 +9,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from bench.child_side import enter_environment
 from bench.ladder import LadderError, load
 from bench.peers import CANNOT_RUN
 from gpt2.data import Batches, DataError, open_corpus
+from gpt2.launch import enter_environment
 from gpt2.toggle import UnsupportedToggle
 
 

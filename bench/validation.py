@@ -1,70 +1,16 @@
-"""What a person wrote, checked, and what is wrong with it said in one line. Imports no torch."""
+"""What is wrong with a ladder, said in one line. Imports no torch."""
 
 from __future__ import annotations
 
-import contextlib
 import difflib
-import json
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from gpt2.validation import ConfigError, near, validate
 
+__all__ = ["LadderError", "near", "near_file", "validate"]
 
-class LadderError(Exception):
-    """A ladder that cannot be run; the message names file, rung and key, and what to do."""
-
-
-def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
-    """`value` as a `kind`, else a LadderError with the first thing that is wrong."""
-    try:
-        # By way of JSON, because only there do strict dataclasses take mappings; YAML's dates become text.
-        return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
-    except ValidationError as error:
-        raise LadderError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
-    except (ValueError, RecursionError):  # JSON's words for YAML aliases that contain themselves
-        raise LadderError(f"{where}: is nested too deeply or contains itself") from None
-
-
-def _explain(error: Any, kind: type, noun: str) -> str:
-    key = ".".join(str(part) for part in error["loc"][:1])
-    value, problem = error["input"], error["type"]
-    if problem == "unexpected_keyword_argument":
-        return f"unknown {noun} {key!r}{near(key, [f.name for f in fields(kind)])}"
-    if problem in ("missing", "missing_keyword_only_argument"):
-        return f"{noun} {key!r} is missing"
-    if problem == "value_error":
-        return str(error["ctx"]["error"])
-    if problem == "literal_error":
-        allowed = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
-        closest = difflib.get_close_matches(str(value), allowed.split(", "), n=1, cutoff=0.5)
-        hint = f"; did you mean {closest[0]!r}?" if closest else _yaml(value)
-        return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint}"
-    wanted = {
-        "int_type": "a whole number",
-        "float_type": "a number",
-        "finite_number": "a finite number",
-        "string_type": "text",
-        "list_type": "a list",
-        "dict_type": "a mapping of keys to values",
-    }.get(problem, error["msg"])
-    return f"{noun} {key!r}: {value!r} should be {wanted}{_yaml(value)}"
-
-
-def _yaml(value: object) -> str:
-    """What YAML made of a value that looks right to a person."""
-    if isinstance(value, bool):
-        return "; YAML reads on, off, yes and no as true and false"
-    if isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            number = float(value)
-            whole = number.is_integer() and abs(number) < 1e15
-            return f"; YAML reads it as text here, write {int(number) if whole else number!r}"
-        with contextlib.suppress(ValueError):
-            if value.endswith("%"):
-                return f"; write {float(value[:-1]) / 100:g}"
-    return ""
+LadderError = ConfigError
+"""A ladder that cannot be run; the message names file, rung and key, and what to do."""
 
 
 def near_file(path: Path) -> str:
@@ -73,10 +19,3 @@ def near_file(path: Path) -> str:
     stems = {Path(each).stem: each for each in ladders}
     closest = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.5)
     return f"; did you mean {stems[closest[0]]}?" if closest else ""
-
-
-def near(name: str, known: list[str]) -> str:
-    """A hint at the name that was meant, or at all that there are."""
-    folded = {each.lower(): each for each in known}
-    closest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
-    return f"; did you mean {folded[closest[0]]!r}?" if closest else f"; known are {', '.join(known)}"

@@ -23,7 +23,6 @@ from bench.child_side import (
     Progress,
     cause,
     compile_cache,
-    enter_environment,
     give_way,
     leave,
     leave_with_runner,
@@ -34,6 +33,7 @@ from bench.measurement import Proof
 from bench.record import Kind, Outcome
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
+from gpt2.launch import enter_environment
 from gpt2.stages import environment as process_environment
 from gpt2.stages import model_config, resolved
 from gpt2.toggle import UnsupportedToggle

@@ -69,7 +69,7 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
         if path is not None:
             raise DataError(f"the synthetic corpus is generated; it cannot be read from {path}")
         return Synthetic(vocab_size, seed)
-    source = path if path is not None else _find(name)
+    source = path if path is not None else find(name)
     if not source.exists():
         raise DataError(f"corpus {name!r}: {source} does not exist")
     try:
@@ -81,13 +81,14 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     return corpus
 
 
-def _find(name: str) -> Path:
+def find(name: str) -> Path:
+    """Where a corpus lies, downloaded if it is nowhere. Raises DataError."""
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         for suffix in (".txt", ".bin", ""):
             if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
                 return candidate
     if name in KNOWN:
-        return _download(name, KNOWN[name])
+        return download(name, KNOWN[name])
     raise DataError(f"corpus {name!r} is not at hand and has no known address; {_ways(name)}")
 
 
@@ -98,7 +99,8 @@ def _ways(name: str) -> str:
     )
 
 
-def _download(name: str, known: KnownCorpus) -> Path:
+def download(name: str, known: KnownCorpus) -> Path:
+    """Its text, in the cache. Raises DataError."""
     try:
         with urllib.request.urlopen(known.url, timeout=30) as response:
             text = response.read()

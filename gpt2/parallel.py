@@ -124,6 +124,27 @@ def is_shard(tensor: Tensor) -> bool:
     return hasattr(tensor, "full_tensor")
 
 
+def fill(tensor: Any, rows: Tensor) -> None:
+    """Copy the first rows of a tensor that ranks share out from one that each of them has whole; all call it."""
+    from torch.distributed.tensor import distribute_tensor
+
+    full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=rows.device)
+    full[: rows.size(0)].copy_(rows)
+    tensor.copy_(distribute_tensor(full, tensor.device_mesh, tensor.placements))
+
+
+def rank() -> int:
+    """Of this process among those that train together."""
+    return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
+
+
+def mean(values: Tensor, processes: int) -> Tensor:
+    """Over all ranks, element by element, on every rank."""
+    if processes > 1:
+        torch.distributed.all_reduce(values)
+    return values / processes
+
+
 def gather(mine: T, processes: int) -> list[T]:
     """One value from each rank, on every rank."""
     if processes == 1:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -36,3 +37,18 @@ class Prefetched(Iterator[T], Generic[T]):
         if self._end is not None:
             raise self._end
         return item  # type: ignore[return-value]
+
+
+class Waiting(Iterator[T]):
+    """An iterator that adds up the time its consumer waits for it."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self.seconds = 0.0
+
+    def __next__(self) -> T:
+        start = time.perf_counter()
+        try:
+            return next(self._items)
+        finally:
+            self.seconds += time.perf_counter() - start

@@ -42,6 +42,8 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
             except BaseException:
                 Path(file.name).unlink()
                 raise
+        os.umask(mask := os.umask(0o077))  # there is no other way to ask for it
+        os.chmod(file.name, 0o666 & ~mask)  # as any other file: a temporary one is its owner's alone
         os.replace(file.name, target)
     except OSError as error:
         raise DataError(f"cannot write {target} ({error.strerror}); set GPT2_CACHE_DIR to a writable folder") from None

@@ -6,10 +6,14 @@ import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, cache_dir, replacing, shard_header
+
+if TYPE_CHECKING:
+    import tiktoken
 
 # A single newline between two words is a token of its own in GPT-2's vocabulary, so text may be cut after it
 # without changing one token; anywhere else a cut could split what the tokenizer would have joined.
@@ -28,11 +32,11 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     target = cache_dir() / "tokens" / f"{digest}-gpt2.bin"
     if target.exists():
         return target
-    encode = _vocabulary().encode_ordinary
+    encode = gpt2_encoding().encode_ordinary
     with replacing(target) as file:
         file.write(bytes(HEADER_BYTES))
         count = 0
-        for text in _pieces(path, piece_chars):
+        for text in pieces(path, piece_chars):
             ids = np.array(encode(text), dtype=TOKEN)
             file.write(ids.tobytes())
             count += len(ids)
@@ -43,7 +47,13 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     return target
 
 
-def _pieces(path: Path, piece_chars: int) -> Iterator[str]:
+def encoded(text: str) -> list[int]:
+    """Text as GPT-2's tokens. Raises DataError where the vocabulary cannot be had."""
+    return gpt2_encoding().encode_ordinary(text)
+
+
+def pieces(path: Path, piece_chars: int) -> Iterator[str]:
+    """A text file in parts of about so many characters, cut where no token is. Raises DataError."""
     held = ""
     try:
         with path.open(encoding="utf-8", newline="") as file:
@@ -59,7 +69,8 @@ def _pieces(path: Path, piece_chars: int) -> Iterator[str]:
         yield held
 
 
-def _vocabulary():
+def gpt2_encoding() -> tiktoken.Encoding:
+    """GPT-2's vocabulary, by tiktoken. Raises DataError where it cannot be had."""
     import tiktoken  # here, not above: only text needs it, and it takes a while to load
 
     try:

@@ -6,20 +6,24 @@ for step in itertools.islice(train(workload, toggles, device, micro_batches), 10
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import count
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gpt2 import parallel, stages
-from gpt2.data import Batches
 from gpt2.device import Device
 from gpt2.model import build
 from gpt2.optimizer import clip_gradients, leaves
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
+
+if TYPE_CHECKING:
+    from gpt2.data import Batches
+    from gpt2.stream import StreamedBatches
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,14 +38,16 @@ class Step:
     """Trained on in this step by all ranks together."""
 
 
-def micro_batches(batches: Batches, toggles: Toggles, *, rank: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+def micro_batches(
+    batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
     """This process's share of each global batch, in order: inputs and targets, int64 (sequences, seq_len).
 
     Micro-step m of a step takes, for process `rank` of W, sequences (m W + rank) B to (m W + rank + 1) B.
     """
     B, W, A = toggles.sequences, toggles.processes, toggles.grad_accum_steps
     assert batches.sequences_per_step == A * W * B
-    for step in count():
+    for step in count(first_step):
         for micro_step in range(A):
             x, y = batches.sequences(step, (micro_step * W + rank) * B, B)
             yield torch.from_numpy(x), torch.from_numpy(y)
@@ -68,12 +74,16 @@ class Training(Iterator[Step]):
         device.end_step()  # a step is a program of its own, without what came before it
         self.micro_batch: tuple[Tensor, Tensor] | None = None
         """The last one trained on: inputs and targets on the device, strides and all as compiled code expects them."""
+        self.number = 0
+        """Steps taken so far, those that were passed over included: which step comes next."""
+        self.accept: Callable[[Tensor, Tensor], bool] | None = None
+        """Asked with a step's loss and gradient norm; where it says no, the weights stay as they are."""
         self._batches = iter(batches)
-        self._number = 0
+        self._first = True
 
     def __next__(self) -> Step:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.workload.lr_at(self._number)
+            group["lr"] = self.workload.lr_at(self.number)
         accumulated = self.toggles.grad_accum_steps
         losses = []
         for micro_step in range(accumulated):
@@ -89,14 +99,16 @@ class Training(Iterator[Step]):
             losses.append(micro_loss.detach())
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.optimizer, self.leaves, self.workload.grad_clip, self.toggles.clip)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
-        if not self._number and self.device.compilations():
-            self.device.give_back()
-        self._number += 1
         # A copy: what a CUDA graph returned is overwritten when it runs again.
         loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()
+        if self.accept is None or self.accept(loss, grad_norm):
+            self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
+        if self._first and self.device.compilations():
+            self.device.give_back()
+        self._first = False
+        self.number += 1
         self.device.end_step()
         return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
 

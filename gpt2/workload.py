@@ -5,6 +5,7 @@ How it is computed is in gpt2.toggles; nothing there changes a number defined he
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,10 +51,11 @@ class GPT2Config:
         return self.vocab_size * d + self.n_ctx * d + self.n_layer * block + 2 * d
 
 
-# Sizes of the GPT-2 paper (Radford et al. 2019, table 2). `tiny` is ours, for tests and smoke ladders;
-# its vocabulary is prime so that padding it to a multiple of 64 changes something.
+# Sizes of the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours: the first for tests and smoke
+# ladders, its vocabulary prime so that padding it to a multiple of 64 changes something; the second reads text.
 PRESETS = {
     "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509),
+    "mini": GPT2Config(n_layer=4, n_head=4, n_embd=128, n_ctx=256),
     "gpt2": GPT2Config(n_layer=12, n_head=12, n_embd=768),
     "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
@@ -120,7 +122,11 @@ class Workload:
     """Tokens per optimiser step over all ranks; None: whatever the toggles give."""
     lr: float = 6.0e-4
     lr_warmup_steps: int = 0
-    """Steps of linear warm-up to lr; 0 keeps it constant."""
+    """Steps of linear warm-up to lr; 0 begins with all of it."""
+    lr_decay_steps: int = 0
+    """Step at which a cosine from lr has come down to lr_final_fraction of it, to stay there; 0 keeps lr."""
+    lr_final_fraction: float = 0.1
+    """What is left of lr after its decay."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1.0e-8
@@ -141,6 +147,12 @@ class Workload:
             raise ValueError(f"seed {self.seed} is negative")
         if self.lr_warmup_steps < 0:
             raise ValueError(f"lr_warmup_steps {self.lr_warmup_steps} is negative")
+        if self.lr_decay_steps and self.lr_decay_steps <= self.lr_warmup_steps:
+            raise ValueError(
+                f"lr_decay_steps {self.lr_decay_steps} is not beyond lr_warmup_steps {self.lr_warmup_steps}"
+            )
+        if not 0 <= self.lr_final_fraction <= 1:
+            raise ValueError(f"lr_final_fraction {self.lr_final_fraction} is outside 0 to 1")
         if min(self.lr, self.eps, self.grad_clip) <= 0 or self.weight_decay < 0:
             raise ValueError("lr, eps and grad_clip must be above 0 and weight_decay not below it")
         if not (0 <= self.beta1 < 1 and 0 <= self.beta2 < 1):
@@ -173,4 +185,10 @@ class Workload:
 
     def lr_at(self, step: int) -> float:
         """Learning rate of optimiser step `step`, counted from 0."""
-        return self.lr * min(1.0, (step + 1) / self.lr_warmup_steps) if self.lr_warmup_steps else self.lr
+        if step < self.lr_warmup_steps:
+            return self.lr * ((step + 1) / self.lr_warmup_steps)
+        if not self.lr_decay_steps:
+            return self.lr
+        decayed = min(1.0, (step - self.lr_warmup_steps) / (self.lr_decay_steps - self.lr_warmup_steps))
+        floor = self.lr * self.lr_final_fraction
+        return floor + (self.lr - floor) * (1 + math.cos(math.pi * decayed)) / 2

@@ -54,7 +54,7 @@ def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(text: str, piec
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "text.txt"
         path.write_text(text, encoding="utf-8", newline="")
-        pieces = list(tokenising._pieces(path, piece))
+        pieces = list(tokenising.pieces(path, piece))
     assert "".join(pieces) == text
     ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
     assert {sum(map(len, pieces[:n])) for n in range(1, len(pieces))} <= ends
@@ -63,7 +63,7 @@ def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(text: str, piec
 @given(text=st.text(alphabet=st.sampled_from("ab 1.'\n\t\r é漢"), max_size=120))
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_cut_never_changes_a_token(text: str, vocabulary: None) -> None:
-    encode = tokenising._vocabulary().encode_ordinary
+    encode = tokenising.gpt2_encoding().encode_ordinary
     cuts = [0, *(match.end() for match in tokenising.CUT.finditer(text)), len(text)]
     parts = [encode(text[a:b]) for a, b in pairwise(cuts)]
     assert list(chain.from_iterable(parts)) == encode(text)

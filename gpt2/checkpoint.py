@@ -1,0 +1,135 @@
+"""Checkpoints as folders: tensors in safetensors (see gpt2.state), all else in checkpoint.json. Imports no torch.
+
+for folder in folders(run / "checkpoints"): print(read(folder).step)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gpt2.workload import GPT2Config
+
+FORMAT = "gpt2-bench checkpoint"
+VERSION = 1
+FACTS = "checkpoint.json"
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used or written; the message says which, and what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """What must be equal for weights to fit: GPT2Config without the choices that toggles make."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_ctx: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, config: GPT2Config) -> Shape:
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
+
+    @property
+    def config(self) -> GPT2Config:
+        return GPT2Config(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """What a checkpoint says of itself."""
+
+    shape: Shape
+    step: int
+    """Steps taken; the next one is of this number."""
+    updates: int
+    """Steps of AdamW, which those passed over lack; 0 where there are weights only."""
+    tokens: int
+    """Trained on so far."""
+    elapsed_seconds: float = 0.0
+    """From the start of each leg to its last checkpoint, added up."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """The configuration that it was trained by."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """The corpus: its name, the sha256 of its tokens, and a stream's place in it."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """Of float16's gradients."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """What gpt2.guard remembers of the steps before."""
+    looked: bool = True
+    """Whether the evaluations that are due at this step were done before it was kept."""
+    val_loss: float | None = None
+    """Of this very step, in nats per token."""
+    files: dict[str, int] = field(default_factory=dict)
+    """Sizes of its files in bytes."""
+
+
+def step_folder(root: Path, step: int) -> Path:
+    return root / f"step-{step:08d}"
+
+
+def folders(root: Path) -> list[Path]:
+    """Whole checkpoints under `root`, the newest last."""
+    return sorted(each for each in root.glob("step-*") if (each / FACTS).is_file())
+
+
+def read(folder: Path) -> Saved:
+    """What the checkpoint in `folder` says, its files held to it. Raises CheckpointError."""
+    path = folder / FACTS
+    if not path.is_file():
+        what = "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
+        raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format") != FORMAT:
+            raise CheckpointError(f"{path} is not of a {FORMAT}")
+        if (version := content.pop("version")) != VERSION:
+            raise CheckpointError(f"{path} is of version {version}; this program reads version {VERSION}")
+        saved = Saved(**{**content, "shape": Shape(**content["shape"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    for name, size in saved.files.items():
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if found != size:
+            how = (
+                "is missing"
+                if found is None
+                else f"has {found:,} bytes instead of {size:,}; it was cut off or changed"
+            )
+            raise CheckpointError(f"{file} {how}; take another checkpoint")
+    return saved
+
+
+def seal(part: Path, folder: Path, saved: Saved) -> None:
+    """Make what was written into `part` the checkpoint `folder`, at once; one of that name is replaced."""
+    sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir())}
+    content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
+    with (part / FACTS).open("w", encoding="utf-8") as file:
+        json.dump(content, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    handle = os.open(folder.parent, os.O_RDONLY)  # so that the new name outlives a power failure, too
+    os.fsync(handle)
+    os.close(handle)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss."""
+    found = folders(root)
+    losses = {folder: loss for folder in found if (loss := read(folder).val_loss) is not None}
+    best = min(losses, key=lambda folder: losses[folder], default=None)
+    for folder in found[:-keep]:
+        if folder != best:
+            shutil.rmtree(folder, ignore_errors=True)
+    for torn in root.glob("step-*.part"):
+        shutil.rmtree(torn, ignore_errors=True)

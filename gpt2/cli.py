@@ -1,0 +1,157 @@
+"""The command line of the long run: `gpt2 prepare`, `train`, `eval`, `sample`, `import` and `export`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gpt2.models_cli import evaluate, export, import_, sample
+from gpt2.terminal import fail
+
+MODULE = "gpt2.cli"
+
+app = typer.Typer(
+    name="gpt2",
+    help="Train GPT-2 from its corpus to its evaluation, with the toggles that bench found to pay.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Begin with: gpt2 prepare tinyshakespeare, then gpt2 train tiny",
+)
+
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="PATH=VALUE", help="Override a key, such as toggles.device=cuda or steps=100."),
+]
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from importlib.metadata import version
+
+        typer.echo(f"gpt2-bench {version('gpt2-bench')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    return
+
+
+@app.command()
+def train(
+    config: Annotated[str, typer.Argument(help="A YAML file, or a configuration's name, such as tiny.")],
+    out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
+    init_from: Annotated[Path | None, typer.Option(help="A checkpoint whose weights to begin with.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")] = False,
+    max_hours: Annotated[
+        float | None, typer.Option(min=0.001, help="End in order, with a checkpoint, before so many hours are over.")
+    ] = None,
+    peak_tflops: Annotated[float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device.")] = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard.")] = False,
+    wandb: Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases.")] = False,
+    set_: Overrides = None,
+) -> None:
+    """Train by a CONFIG, from the start or from where an earlier leg of the run came to.
+
+    Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after the step
+    under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong configuration, data
+    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
+
+    Example: gpt2 train tiny --out runs/first
+    """
+    from gpt2.launch import enter_environment, enter_ranks
+    from gpt2.run import load
+    from gpt2.validation import ConfigError
+
+    try:
+        run = load(config, set_ or ())
+    except ConfigError as error:
+        fail(error)
+    enter_ranks(run.toggles, MODULE)
+    enter_environment(run.toggles, MODULE)
+    from gpt2.feed import Source
+    from gpt2.longrun import carry_out
+    from gpt2.pretrain import Place
+
+    place = Place(
+        folder=out or Path("runs") / run.name,
+        resume=resume,
+        begin_from=init_from,
+        source=Source(path=data, stream=stream),
+        seconds=max_hours * 3600 if max_hours else None,
+        peak_flops=peak_tflops * 1e12 if peak_tflops else None,
+    )
+    raise typer.Exit(carry_out(run, place, tensorboard=tensorboard, wandb=wandb))
+
+
+@app.command()
+def prepare(
+    corpus: Annotated[
+        str,
+        typer.Argument(help="fineweb-edu, fineweb, openwebtext, tinystories, tinyshakespeare, a file, a folder."),
+    ],
+    out: Annotated[Path | None, typer.Option(help="Folder for the shards; default: where gpt2 train looks.")] = None,
+    text_column: Annotated[str | None, typer.Option(help="The column of text, where it cannot be told.")] = None,
+    val_corpus: Annotated[str | None, typer.Option(help="Take validation from this corpus instead.")] = None,
+    val_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of validation; default: a shard.")] = None,
+    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a shard.")] = 100_000_000,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
+    revision: Annotated[str | None, typer.Option(help="Of a repository of the hub; default: its newest.")] = None,
+    processes: Annotated[int | None, typer.Option(min=1, help="That tokenise; default: one per processor.")] = None,
+    nanogpt: Annotated[Path | None, typer.Option(help="Also write nanoGPT's train.bin and val.bin here.")] = None,
+) -> None:
+    """Tokenise a CORPUS into shards of uint16, in llm.c's format, for training and validation.
+
+    Broken off, the same command goes on after the last whole shard. Exit code: 0 once all is there; 2 where the corpus
+    or the folder cannot be used; 130 interrupted.
+
+    Example: gpt2 prepare tinyshakespeare
+    """
+    from gpt2.data import DataError
+    from gpt2.display import preparing
+    from gpt2.feed import prepared_folder
+    from gpt2.index import to_nanogpt
+    from gpt2.prepare import prepare
+
+    folder = out or prepared_folder(corpus if not Path(corpus).exists() else Path(corpus).resolve().name.split(".")[0])
+    try:
+        preparing(
+            prepare(
+                corpus,
+                folder,
+                processes=processes,
+                text_column=text_column,
+                revision=revision,
+                val_corpus=val_corpus,
+                val_tokens=val_tokens,
+                shard_tokens=shard_tokens,
+                max_tokens=max_tokens,
+            )
+        )
+        if nanogpt:
+            to_nanogpt(folder, nanogpt)
+    except DataError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        fail("interrupted; the same command goes on after the last whole shard", 130)
+    typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
+
+
+for name, command in {"eval": evaluate, "sample": sample, "import": import_, "export": export}.items():
+    app.command(name)(command)
+
+
+def main() -> None:
+    app(prog_name="gpt2")
+
+
+if __name__ == "__main__":
+    main()

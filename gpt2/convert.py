@@ -1,0 +1,235 @@
+"""Weights of GPT-2 in the files of others: Hugging Face's transformers, nanoGPT and llm.c, read and written.
+
+config, weights = read(Path("gpt2_124M.bin"))
+write_huggingface(Path("exported"), config, weights)
+
+Weights are a dict of float32 tensors, named and laid out as in gpt2.model.GPT2 without padding: (out, in) for linear
+layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left out. Loading runs no code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import shutil
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gpt2.llmc import is_llmc, read_llmc, write_llmc
+from gpt2.shards import DataError
+from gpt2.tokenizer_files import SIZE, tokenizer_files
+from gpt2.weight_files import (
+    ConvertError,
+    Weights,
+    assert_fit,
+    config_of,
+    content,
+    float32,
+    read_json,
+    reason,
+    shapes,
+    sizes_of,
+    whole,
+)
+from gpt2.workload import GPT2Config
+
+__all__ = ["ConvertError", "ConvertWarning", "Weights", "read", "write_huggingface", "write_llmc", "write_nanogpt"]
+
+HUGGINGFACE_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
+    "model_type": ("gpt2",),
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh"),  # both are the tanh approximation
+    "layer_norm_epsilon": (1e-5,),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+}
+"""What of config.json changes the model otherwise, and its values for GPT-2 as published, the default first."""
+
+NANOGPT_ROWS = 50304
+"""To which nanoGPT pads GPT-2's vocabulary; its softmax has them all."""
+NANOGPT_GELU = (
+    "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give slightly other "
+    "logits there"
+)
+
+
+class ConvertWarning(UserWarning):
+    """How what a file holds differs from what it was turned into."""
+
+
+def read(path: Path) -> tuple[GPT2Config, Weights]:
+    """The model in a folder or file of transformers, nanoGPT's ckpt.pt or llm.c's .bin: its content tells which.
+
+    Its weights are float32 on the CPU, whatever the file has. Raises ConvertError; warns by ConvertWarning.
+    """
+    try:
+        file = _within(path) if path.is_dir() else path
+        if is_llmc(file):
+            return read_llmc(file)
+        found = content(file)
+        if isinstance(found.get("model_args"), dict) and isinstance(found.get("model"), dict):
+            return _read_nanogpt(file, found["model_args"], found["model"])
+        return _read_huggingface(file, found)
+    except OSError as error:
+        raise ConvertError(f"{path} cannot be read ({reason(error)})") from None
+
+
+def _within(folder: Path) -> Path:
+    for name in HUGGINGFACE_FILES:
+        if (folder / name).is_file():
+            return folder / name
+    wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
+    raise ConvertError(f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin")
+
+
+def _read_huggingface(path: Path, tensors: dict[str, Any]) -> tuple[GPT2Config, Weights]:
+    described = path.with_name("config.json")
+    if not described.is_file():
+        raise ConvertError(f"{described} is missing, and without it the number of heads is unknown; copy it there")
+    given = read_json(described)
+    for key, values in HUGGINGFACE_MATHS.items():
+        if given.get(key, values[0]) not in values:
+            raise ConvertError(f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}")
+    config = config_of(described, given, n_ctx="n_positions")
+    if given.get("n_inner") not in (None, 4 * config.n_embd):
+        raise ConvertError(f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd")
+    plain = _plain(path, tensors, config)
+    oblong = {name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]}
+    if not all(name in plain and plain[name].shape == shape for name, shape in oblong.items()):  # else nn.Linear's
+        plain = {name: _transposed(name, tensor) for name, tensor in plain.items()}
+    return config, _weights(path, config, plain)
+
+
+def _read_nanogpt(path: Path, arguments: dict[str, Any], tensors: dict[str, Any]) -> tuple[GPT2Config, Weights]:
+    config = config_of(path, arguments, n_ctx="block_size")
+    plain = _plain(path, {str(name).removeprefix("_orig_mod."): each for name, each in tensors.items()}, config)
+    if arguments.get("bias") is False:
+        plain = {name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")} | plain
+    weights = _weights(path, config, plain)
+    warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=3)
+    if config.vocab_size == NANOGPT_ROWS:
+        weights["wte.weight"] = weights["wte.weight"][:SIZE].clone()
+        config = replace(config, vocab_size=SIZE, padded_vocab_size=SIZE)
+        cut = f"{NANOGPT_ROWS - SIZE} rows that no token has are cut; they had a small share of its softmax"
+        warnings.warn(f"{path}: {cut}", ConvertWarning, stacklevel=3)
+    return config, weights
+
+
+def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+    """Write a folder that transformers loads, with GPT-2's tokenizer where the vocabulary is GPT-2's.
+
+    It appears whole or not at all. Warns by ConvertWarning where there is no vocabulary to make the tokenizer of.
+    Raises ConvertError where there is such a folder with something in it, or it cannot be written.
+    """
+    assert_fit(config, weights)
+    published = config.vocab_size == SIZE
+    described = {
+        "architectures": ["GPT2LMHeadModel"],
+        **{key: values[0] for key, values in HUGGINGFACE_MATHS.items()},
+        **sizes_of(config, n_ctx="n_positions"),
+        **dict.fromkeys(("bos_token_id", "eos_token_id"), SIZE - 1 if published else None),
+        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
+        "tie_word_embeddings": True,
+    }
+    files = {"config.json": json.dumps(described, indent=2) + "\n"}
+    if published:
+        try:
+            files |= tokenizer_files(config.n_ctx)
+        except DataError as error:
+            warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
+    named = {f"transformer.{name}": _transposed(name, float32(tensor)) for name, tensor in weights.items()}
+    with _new_folder(folder) as part:
+        for name, text in files.items():
+            (part / name).write_text(text, encoding="utf-8")
+        named = {name: tensor.contiguous() for name, tensor in named.items()}
+        save_file(named, part / HUGGINGFACE_FILES[0], metadata={"format": "pt"})
+
+
+def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+    """Write a ckpt.pt that nanoGPT's sample.py takes; its train.py would want an optimiser's state in it, too.
+
+    Warns by ConvertWarning of nanoGPT's GELU. Raises ConvertError where it cannot be written.
+    """
+    assert_fit(config, weights)
+    warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=2)
+    model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}  # a view saves all
+    model["lm_head.weight"] = model["transformer.wte.weight"]
+    arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
+    with whole(path) as file:
+        torch.save({"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file)
+
+
+def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weights:
+    """Under our names, without masks and without the lm_head, which must be tied."""
+    plain = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor) or (not tensor.is_floating_point() and not _is_mask(str(name))):
+            raise ConvertError(f"{path}: {name} is no tensor of floating-point numbers; this is no GPT-2")
+        plain[str(name).removeprefix("transformer.")] = tensor
+    head = plain.pop("lm_head.weight", None)
+    if head is not None and not torch.equal(head, plain.get("wte.weight", head)):
+        raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
+    plain = {name: tensor for name, tensor in plain.items() if not _is_mask(name)}
+    layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
+    if len(layers) != config.n_layer:
+        raise ConvertError(f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}")
+    return plain
+
+
+def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Weights:
+    """All of GPT-2's in their order, copied. Raises ConvertError where there are others, or of other shapes."""
+    wanted = shapes(config)
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise ConvertError(f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
+    if more := sorted(found.keys() - wanted.keys()):
+        raise ConvertError(f"{path} holds {more[0]}, which GPT-2 has not; it is another model")
+    for name, shape in wanted.items():
+        if found[name].shape != shape:
+            raise ConvertError(f"{path}: {name} is {tuple(found[name].shape)}, not {tuple(shape)} as configured")
+    kept = {"dtype": torch.float32, "copy": True, "memory_format": torch.contiguous_format}
+    return {name: found[name].detach().to(**kept) for name in wanted}
+
+
+def _is_mask(name: str) -> bool:
+    return name.endswith((".attn.bias", ".attn.masked_bias"))
+
+
+def _is_linear(name: str) -> bool:
+    return name.endswith(("c_attn.weight", "c_proj.weight", "c_fc.weight"))
+
+
+def _transposed(name: str, tensor: Tensor) -> Tensor:
+    """Between (out, in) and the (in, out) of transformers' Conv1D, either way."""
+    return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
+
+
+@contextlib.contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill, which gets its name when all is in it."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConvertError(f"{folder} is there already; choose another name, or remove it")
+    part = folder.with_name(f"{folder.name}.part")
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        yield part
+        part.rename(folder)
+    except (OSError, SafetensorError) as error:
+        raise ConvertError(f"cannot write {folder} ({reason(error)}); choose another place, or make room") from None
+    finally:
+        shutil.rmtree(part, ignore_errors=True)

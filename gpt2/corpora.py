@@ -1,0 +1,240 @@
+"""Corpora as streams of documents: those of the Hugging Face hub, and text, JSON Lines and Parquet files.
+
+documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the hub
+for piece in documents: ...                               # piece.text, piece.begins
+position = documents.state_dict()                         # of what comes next; JSON-able
+
+gpt2.prepare writes them into shards, gpt2.stream trains on them straight. Imports no torch; `datasets`, which does
+where it is installed, is imported when a corpus is opened.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpt2 import data
+from gpt2.hub import KNOWN, hub_files, import_datasets
+from gpt2.readers import FILE_KINDS, explain, read_json_lines, read_text, text_column_of
+from gpt2.shards import DataError
+
+TEXTS = tuple(data.KNOWN)
+"""Known corpora that are one text each; gpt2.data finds or downloads them."""
+ROWS = 1024
+"""Of a Parquet file read at once."""
+HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
+VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
+TEST = re.compile(r"(?<![a-z])test(?![a-z])")
+
+
+class Piece(NamedTuple):
+    """A document, or a part of a long one."""
+
+    text: str
+    begins: bool
+    """Whether a document begins here; where not, the text goes on where the piece before ended."""
+
+
+class Documents:
+    """The documents of one split of a corpus, in the order of its files, read as they are needed.
+
+    Iterating begins at the loaded position, else at the first document, and raises DataError where the source is
+    damaged or, read over the network, does not answer any more after all the retries of `datasets`.
+    """
+
+    def __init__(
+        self, name: str, split: str, files: Sequence[str], column: str | None, origin: dict[str, str | None]
+    ) -> None:
+        self.name, self.split = name, split
+        self.files = list(files)
+        self.kind = _kind(name, self.files)
+        self.text_column = text_column_of(name, self.kind, self.files[0], column)
+        self.origin = origin
+        self._in_order = self.files
+        self._at_start = True
+        self._dataset = self._open()
+
+    @property
+    def source(self) -> dict[str, Any]:
+        """What must be the same for positions to mean the same: where it comes from, its files, JSON-able."""
+        files = [[_shown(file), Path(file).stat().st_size if _is_local(file) else None] for file in self.files]
+        return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
+
+    @property
+    def bytes_of_text(self) -> int | None:
+        """Bytes of all local files where these are text or JSON, not compressed; for the time left."""
+        if self.kind == "parquet" or not all(_is_local(file) and not file.endswith(".gz") for file in self.files):
+            return None
+        return sum(Path(file).stat().st_size for file in self.files)
+
+    @property
+    def documents(self) -> int | None:
+        """Number of documents where local Parquet files tell it."""
+        if self.kind != "parquet" or not all(map(_is_local, self.files)):
+            return None
+        import pyarrow.parquet
+
+        rows = 0
+        for number, file in enumerate(self.files):
+            try:
+                rows += pyarrow.parquet.read_metadata(file).num_rows
+            except Exception as error:
+                raise explain(self.name, self.files, number, error) from None
+        return rows
+
+    @property
+    def tokens(self) -> float | None:
+        """About how many tokens it has, where it is known."""
+        known = "repository" in self.origin and self.split == "train"
+        return KNOWN[self.name].tokens if known and self.name in KNOWN else None
+
+    def __iter__(self) -> Iterator[Piece]:
+        begins, column = self.kind != "text", self.text_column
+        try:
+            for example in self._dataset:
+                self._at_start = False
+                yield Piece(example[column] or "", begins or example["begins"])
+        except DataError:
+            raise
+        except Exception as error:  # whatever pyarrow, fsspec and the network's libraries raise
+            raise explain(self.name, self._in_order, self._reached(), error) from None
+        if self._at_start:
+            raise DataError(f"corpus {self.name!r} holds no document: {self.files[0]} is empty")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position of the piece that comes next, as `datasets` gives it; JSON-able."""
+        return self._dataset.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on at this position the next time it is iterated over."""
+        self._at_start = False
+        self._dataset.load_state_dict(state)
+
+    def restart(self, seed: Sequence[int] | None = None) -> None:
+        """Begin anew, files in an order drawn from this seed; in their own where None."""
+        order = range(len(self.files)) if seed is None else np.random.default_rng(seed).permutation(len(self.files))
+        self._in_order = [self.files[i] for i in order]
+        self._at_start = True
+        self._dataset = self._open()
+
+    def _reached(self) -> int:
+        """Index of the file that is being read, in the order of this time."""
+        found = re.findall(r"'shard_idx': (\d+)", str(self.state_dict()))  # the outermost levels lag behind
+        return min(max(map(int, found), default=0), len(self.files) - 1)
+
+    def _open(self) -> Any:
+        datasets = import_datasets()
+        if self.kind == "parquet":
+            try:
+                return datasets.load_dataset(
+                    "parquet",
+                    data_files={"train": self._in_order},
+                    columns=[self.text_column],
+                    batch_size=ROWS,
+                    split="train",
+                    streaming=True,
+                )
+            except Exception as error:
+                raise explain(self.name, self._in_order, 0, error) from None
+        reader = read_text if self.kind == "text" else read_json_lines
+        options = {} if self.kind == "text" else {"column": self.text_column}
+        return datasets.IterableDataset.from_generator(reader, gen_kwargs={"files": self._in_order, **options})
+
+
+def open_documents(
+    name: str, *, split: str = "train", text_column: str | None = None, revision: str | None = None
+) -> Documents:
+    """Open a corpus: a name of KNOWN, tinyshakespeare, a path, a URL, or OWNER/NAME[:CONFIG] of the hub.
+
+    A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such; a text file is one document, a line of
+    JSON or a row of Parquet is one each, their text in `text_column`: text or content, or the only column of text,
+    where None. In a folder, files with val or validation in their name are the validation split. `revision` is that
+    of a repository of the hub, its newest where None; `origin` of the result says which it was.
+    Raises DataError, one line that says what to do.
+    """
+    import_datasets()
+    if name in KNOWN:
+        known = KNOWN[name]
+        column = text_column or "text"
+        split = known.split(name, split)
+        files, origin = hub_files(name, known.path, known.config, split, revision)
+        return Documents(name, split, files, column, origin)
+    if name in TEXTS:
+        path = data.find(name)
+        path = path if path.suffix == ".txt" else data.download(name, data.KNOWN[name])
+        return Documents(name, split, [str(path)], None, {"corpus": name})
+    if re.match(r"https?://|hf://", name):
+        return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
+    if (path := Path(name).expanduser()).exists():
+        files = [path] if path.is_file() else _files_in(path, split)
+        stem = path.name.split(".")[0] if path.is_file() else path.resolve().name
+        return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem})
+    if HUB.fullmatch(name) and not _has_kind(name):
+        repository, _, config = name.partition(":")
+        own_name = repository.split("/")[1]
+        files, origin = hub_files(own_name, repository, config or None, split, revision)
+        return Documents(own_name, split, files, text_column, origin)
+    raise _unknown(name)
+
+
+def has_validation(name: str) -> bool:
+    """Whether the corpus has a validation split of its own."""
+    if name in KNOWN:
+        return KNOWN[name].validation is not None
+    path = Path(name).expanduser()
+    return path.is_dir() and any(VALIDATION.search(file.name.lower()) for file in _of_known_kind(path))
+
+
+def _files_in(folder: Path, split: str) -> list[Path]:
+    files = _of_known_kind(folder)
+    validation = [file for file in files if VALIDATION.search(file.name.lower())]
+    training = [file for file in files if file not in validation and not TEST.search(file.name.lower())]
+    chosen = training if split == "train" else validation
+    if not chosen:
+        kinds = ", ".join(FILE_KINDS)
+        what = f"no file of {kinds}" if split == "train" else "no file with val or validation in its name"
+        raise DataError(f"corpus {str(folder)!r}: the folder holds {what}")
+    return chosen
+
+
+def _of_known_kind(folder: Path) -> list[Path]:
+    return sorted(file for file in folder.rglob("*") if file.is_file() and _has_kind(file.name))
+
+
+def _has_kind(name: str) -> bool:
+    return name.endswith(tuple(FILE_KINDS))
+
+
+def _kind(name: str, files: Sequence[str]) -> str:
+    kinds = {kind for file in files for suffix, kind in FILE_KINDS.items() if file.split("?")[0].endswith(suffix)}
+    if len(kinds) != 1:
+        found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
+        raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}")
+    if kinds == {"text"} and not _is_local(files[0]):
+        raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")
+    return kinds.pop()
+
+
+def _is_local(file: str) -> bool:
+    return "://" not in file
+
+
+def _shown(file: str) -> str:
+    """A local file by its name: a folder may move between two sessions."""
+    return Path(file).name if _is_local(file) else file
+
+
+def _unknown(name: str) -> DataError:
+    if "/" in name or _has_kind(name):
+        return DataError(f"corpus {name!r} does not exist")
+    names = [*KNOWN, *TEXTS]
+    near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
+    guess = f"did you mean {near[0]!r}? Known: " if near else "known: "
+    return DataError(
+        f"unknown corpus {name!r}; {guess}{', '.join(names)}; or give a file, a folder, or OWNER/NAME of the hub"
+    )

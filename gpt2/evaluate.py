@@ -1,0 +1,87 @@
+"""Validation loss, by the very code that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+import torch
+
+from gpt2 import parallel
+from gpt2.data import Corpus, DataError
+from gpt2.device import Device
+from gpt2.model import GPT2
+from gpt2.train import Training
+
+Autocast = Callable[[], AbstractContextManager[Any]]
+"""What to enter around a forward pass; see gpt2.stages.precision."""
+
+
+class Validation:
+    """The beginning of a corpus in plain order, always the same tokens whatever the batch and the number of ranks.
+
+    Whole batches of one forward pass on all ranks are taken, so that they are those of training; at least one.
+    Raises DataError where the corpus is too short for that.
+    """
+
+    def __init__(self, corpus: Corpus, training: Training, tokens: int) -> None:
+        toggles, self.seq_len = training.toggles, training.workload.seq_len
+        per_pass = toggles.sequences * toggles.processes
+        at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
+        self.passes = max(1, at_hand // (per_pass * self.seq_len))
+        self.tokens = self.passes * per_pass * self.seq_len
+        self.corpus, self.training = corpus, training
+        if corpus.tokens is not None and corpus.tokens < self.tokens + 1:
+            raise DataError(
+                f"validation corpus {corpus.name!r} has {corpus.tokens} tokens, one pass over {per_pass} sequences of "
+                f"{self.seq_len} needs {self.tokens + 1}; take a smaller micro_batch_size or another val_corpus"
+            )
+
+    def loss(self) -> float:
+        """Mean cross-entropy in nats per token, the same on every rank; all of them must ask together."""
+        training = self.training
+        losses = []
+        for x, y in training.device.feed(self._mine()):
+            # With gradients on, though none is asked for: this is the forward pass that training compiled.
+            with training.autocast():
+                loss = training.model(training.device.put(x), training.device.put(y))
+            losses.append(loss.detach())
+            training.device.end_step()
+        if training.toggles.shards_gradients:
+            parallel.release(training.wrapped)
+        mine = torch.stack(losses).mean().item()
+        everyone = parallel.gather(mine, training.toggles.processes)
+        return sum(everyone) / len(everyone)
+
+    def _mine(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        B, W, rank = self.training.toggles.sequences, self.training.toggles.processes, parallel.rank()
+        for number in range(self.passes):
+            first = (number * W + rank) * B
+            rows = np.stack([self.corpus.read((first + i) * self.seq_len, self.seq_len + 1) for i in range(B)])
+            rows = rows.astype(np.int64)
+            yield torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])
+
+
+@torch.no_grad()
+def corpus_loss(
+    model: GPT2, corpus: Corpus, *, tokens: int, device: Device, autocast: Autocast, batch_size: int
+) -> tuple[float, int]:
+    """Mean cross-entropy in nats per token over the first `tokens` of a corpus, in sequences of n_ctx, and how many.
+
+    Raises DataError where there is not one whole sequence.
+    """
+    T = model.config.n_ctx
+    at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
+    if at_hand < T:
+        raise DataError(f"corpus {corpus.name!r} has {at_hand} tokens to judge by, a sequence is of {T}")
+    total, sequences = 0.0, at_hand // T
+    with torch.compiler.set_stance("force_eager"):
+        for first in range(0, sequences, batch_size):
+            count = min(batch_size, sequences - first)
+            rows = np.stack([corpus.read((first + i) * T, T + 1) for i in range(count)]).astype(np.int64)
+            x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
+            with autocast():
+                total += model(x, y).item() * count
+    return total / sequences, sequences * T

@@ -1,0 +1,167 @@
+"""What a run trains and validates on: found, checked, and put where the run goes on. Imports no torch.
+
+data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2.data import Batches, Corpus, open_corpus
+from gpt2.documents import FirstTokens, in_new_order, open_validation
+from gpt2.run import Run
+from gpt2.shards import DataError, Shards, cache_dir
+
+if TYPE_CHECKING:
+    from gpt2.stream import StreamedBatches
+
+GENERATED = "synthetic"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """Where tokens come from, as a user says it."""
+
+    path: Path | None = None
+    """Where the corpus lies; None: where gpt2 prepare put it, or what the corpus' name stands for."""
+    stream: bool = False
+    """Read the corpus as it comes, without shards on the disk."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Global batches, the validation corpus, and what a checkpoint should say of them."""
+
+    batches: Batches | StreamedBatches
+    validation: Corpus | None
+    """None where the run has no use for one."""
+    facts: dict[str, str]
+    """name and sha256: of the tokens, or of where a stream comes from."""
+    streamed: StreamedBatches | None = None
+
+    def place(self, step: int) -> dict[str, Any] | None:
+        """Where a stream is before step `step`; None where that follows from the step alone."""
+        return self.streamed.state(step) if self.streamed else None
+
+
+def prepared_folder(name: str) -> Path:
+    """Where gpt2 prepare puts a corpus unless told otherwise."""
+    return cache_dir() / "corpora" / name
+
+
+def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> Data:
+    """Open the run's corpus and its validation. saved: facts and place of the checkpoint that it goes on from.
+
+    Raises DataError where something is missing, or is not what the checkpoint was trained on.
+    """
+    data = _stream(run, source, (saved or {}).get("stream")) if source.stream else _shards(run, source)
+    if saved and saved["sha256"] != data.facts["sha256"]:
+        raise DataError(
+            f"corpus {data.facts['name']!r} is not what this run was trained on so far ({saved['name']!r}, "
+            f"{saved['sha256'][:12]}, not {data.facts['sha256'][:12]}); say with --data where that lies"
+        )
+    return data
+
+
+def _shards(run: Run, source: Source) -> Data:
+    workload = run.workload
+    name, vocab_size = workload.data, workload.config.vocab_size
+    folder = source.path if source.path is not None else _prepared(name)
+    corpus = open_corpus(name, vocab_size=vocab_size, seed=workload.seed, path=folder)
+    batches = Batches(
+        in_new_order(corpus, workload.seed),
+        seq_len=workload.seq_len,
+        tokens_per_step=run.tokens_per_step,
+        seed=workload.seed,
+    )
+    validation: Corpus | None = None
+    if _validates(run):
+        if run.val_corpus is not None:
+            validation = _other_validation(run, run.val_corpus)
+        elif name == GENERATED:  # by the same rules, drawn anew
+            validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
+        elif folder is not None and folder.is_dir():
+            validation = open_validation(name, folder, vocab_size=vocab_size)
+        else:
+            raise DataError(
+                f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
+                "--val-corpus, or train without: --set evaluation.val_every=0"
+            )
+    return Data(batches=batches, validation=validation, facts={"name": name, "sha256": corpus.sha256})
+
+
+def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
+    from gpt2.corpora import has_validation, open_documents
+    from gpt2.stream import StreamedBatches, hold_out
+
+    workload, held_out = run.workload, None
+    name = str(source.path) if source.path is not None else workload.data
+    validation: Corpus | None = None
+    if _validates(run):
+        if run.val_corpus is not None:
+            validation = _other_validation(run, run.val_corpus)
+        elif has_validation(name):
+            validation = _first_documents(run, name)
+        else:
+            held_out = hold_out(open_documents(name), run.evaluation.val_tokens + 1)
+            validation = held_out.corpus
+    documents = open_documents(name)
+    streamed = StreamedBatches(
+        documents,
+        seq_len=workload.seq_len,
+        tokens_per_step=run.tokens_per_step,
+        seed=workload.seed,
+        held_out=held_out,
+        state=place,
+    )
+    sha256 = hashlib.sha256(json.dumps(documents.source, sort_keys=True).encode()).hexdigest()
+    return Data(
+        batches=streamed,
+        validation=validation,
+        facts={"name": workload.data, "sha256": sha256},
+        streamed=streamed,
+    )
+
+
+def validation_shards(name: str, vocab_size: int) -> Corpus:
+    """The validation shards of a prepared corpus, by its name or folder. Raises DataError."""
+    if name == GENERATED:
+        return open_corpus(name, vocab_size=vocab_size, seed=1)
+    folder = Path(name) if Path(name).is_dir() else _prepared(name)
+    if folder is None:
+        raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
+    return open_validation(name, folder, vocab_size=vocab_size)
+
+
+def _validates(run: Run) -> bool:
+    return run.evaluation.val_every > 0
+
+
+def _other_validation(run: Run, name: str) -> Corpus:
+    """Of a corpus that is not trained on: its prepared validation shard, or its first documents as they come."""
+    folder = Path(name) if Path(name).is_dir() and any(Path(name).glob("*.bin")) else _prepared(name)
+    if folder is not None:
+        return open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
+    return _first_documents(run, name)
+
+
+def _first_documents(run: Run, name: str) -> Shards | FirstTokens:
+    from gpt2.corpora import has_validation, open_documents
+    from gpt2.stream import hold_out
+
+    split = "validation" if has_validation(name) else "train"
+    return hold_out(open_documents(name, split=split), run.evaluation.val_tokens + 1).corpus
+
+
+def _prepared(name: str) -> Path | None:
+    """The folder of shards that goes by a corpus' name."""
+    given = os.environ.get("GPT2_DATA_DIR")
+    for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):
+        if folder.is_dir() and any(folder.glob("*.bin")):
+            return folder
+    return None

@@ -1,0 +1,124 @@
+"""index.json: what a folder of prepared shards holds, and where its making goes on. Imports no torch.
+
+index = read_index(Path("data/fineweb-edu"))      # None where there is none
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2.shards import HEADER_BYTES, TOKEN, DataError
+
+VERSION = 1
+AGAIN = "what is whole stays: run the same again to go on"
+
+
+@dataclass
+class Index:
+    """What prepare() wrote into a folder."""
+
+    name: str
+    """What the shards' names begin with; the corpus' own is corpus["corpus"]."""
+    settings: dict[str, Any]
+    """As they were asked for; the same folder takes no others."""
+    corpus: dict[str, Any]
+    """gpt2.corpora.Documents.source of what the training shards are from."""
+    validation: dict[str, Any]
+    """The same of the validation shard."""
+    vocabulary: dict[str, Any]
+    finished: bool = False
+    tokens: int = 0
+    documents: int = 0
+    """Documents that begin in the shards."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """file, split (train or val), tokens, documents and sha256 of the file; in the order of their making."""
+    position: dict[str, Any] | None = None
+    """Where the shard after the last one begins: the place in the corpus, and the tokens after it to leave out."""
+    version: int = VERSION
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's index, whole or not at all."""
+        with writing(folder / "index.json") as file:
+            file.write(json.dumps(asdict(self), indent=1).encode())
+
+
+def read_index(folder: Path) -> Index | None:
+    """A folder's index, None where it has none. Raises DataError where it is damaged or of a later version."""
+    path = folder / "index.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); prepare the corpus into another folder") from None
+    if not isinstance(found, dict) or found.get("version") != VERSION or set(found) != {f.name for f in fields(Index)}:
+        raise DataError(f"{path} is not an index of version {VERSION}; prepare the corpus into another folder")
+    return Index(**found)
+
+
+def damaged(folder: Path) -> list[str]:
+    """The shards of a preparation that are missing or not what was written, by their checksums; reads them all."""
+    index = read_index(folder)
+    if index is None:
+        raise DataError(f"{folder} holds no preparation")
+    wrong = []
+    for entry in index.shards:
+        try:
+            with (folder / entry["file"]).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            found = None
+        if found != entry["sha256"]:
+            wrong.append(entry["file"])
+    return wrong
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[Any]:
+    """Write `target` whole or not at all: beside it as NAME.part, put in its place once it is on the disk.
+
+    A write that was killed leaves its .part, which the next one to the same target overwrites.
+    """
+    part = target.with_name(target.name + ".part")
+    try:
+        try:
+            with part.open("wb+") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()  # a full disk needs the room
+            raise
+    except OSError as error:
+        raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
+
+
+def to_nanogpt(folder: Path, target: Path) -> list[Path]:
+    """Write the shards of a finished preparation as nanoGPT's train.bin and val.bin, without headers, into `target`.
+
+    Raises DataError where the preparation is not finished, or the disk is full.
+    """
+    index = read_index(folder)
+    if index is None or not index.finished:
+        raise DataError(f"{folder} holds no finished preparation")
+    target.mkdir(parents=True, exist_ok=True)
+    written = []
+    for split in ("train", "val"):
+        with writing(target / f"{split}.bin") as file:
+            for entry in (entry for entry in index.shards if entry["split"] == split):
+                ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
+                for start in range(0, len(ids), 1 << 22):
+                    file.write(ids[start : start + (1 << 22)].tobytes())
+        written.append(target / f"{split}.bin")
+    return written

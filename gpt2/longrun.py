@@ -1,0 +1,111 @@
+"""Carry out one leg of a run in this process: device, ranks, signals, and where its events go.
+
+Called by `gpt2 train`, in each rank.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import traceback
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from types import FrameType
+from typing import Any
+
+from gpt2.checkpoint import CheckpointError, folders
+from gpt2.data import DataError
+from gpt2.device import Device, DeviceError, find
+from gpt2.display import Display
+from gpt2.guard import TrainingStopped
+from gpt2.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
+from gpt2.parallel import process_group
+from gpt2.pretrain import Leg, Place
+from gpt2.run import Run
+from gpt2.shards import replacing
+from gpt2.toggle import UnsupportedToggle
+from gpt2.validation import ConfigError
+
+REFUSED = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, UnsupportedToggle)
+"""What the user can mend."""
+
+
+def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool = False) -> int:
+    """Train until the run ends or is broken off. Returns the exit code: see gpt2.cli.train."""
+    device: Device | None = None
+    try:
+        device = find(run.toggles)
+        with process_group(run.toggles, device) as rank:
+            return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
+    except REFUSED as error:
+        return _say(str(error), 2)
+    except TrainingStopped as error:
+        newest = folders(place.checkpoints)
+        kept = f"; {newest[-1]} is the newest checkpoint" if newest else "; no checkpoint was kept yet"
+        return _say(f"{error}{kept}", 6)
+    except Exception as error:
+        if device is not None and device.is_out_of_memory(error):
+            return _say(
+                f"out of memory; take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}", 6
+            )
+        traceback.print_exc()
+        return 6
+
+
+def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
+    if not place.resume and (place.folder / "metrics.jsonl").exists():
+        raise MetricsError(f"{place.folder} has a run already: --resume goes on with it, --out chooses another folder")
+    leg = Leg(run, place, device)
+    interrupted = _heed_signals(leg)
+    with ExitStack() as stack:
+        sinks: list[Sink] = []
+        if rank == 0:
+            sinks = _sinks(run, place, leg.training.number, **wanted)
+            sinks.append(stack.enter_context(Display(run.steps)))
+            for sink in sinks:
+                stack.callback(sink.close)
+        for event in leg:
+            for sink in sinks:
+                sink.write(event)
+    if rank == 0 and leg.ended_early:
+        _say(f"{leg.ended_early}; the same command with --resume goes on", 0)
+    return 130 if interrupted() and leg.ended_early else 0
+
+
+def _sinks(run: Run, place: Place, step: int, *, tensorboard: bool, wandb: bool) -> list[Sink]:
+    about = place.folder / "run.json"
+    known = json.loads(about.read_text(encoding="utf-8")) if step and about.exists() else {}
+    run_id = known.get("id", uuid.uuid4().hex)
+    with replacing(about) as file:
+        file.write(json.dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
+    sinks: list[Sink] = [Files(place.folder, step)]
+    if tensorboard:
+        sinks.append(TensorBoard(place.folder, step))
+    if wandb:
+        sinks.append(WeightsAndBiases(place.folder, run.name, asdict(run), run_id))
+    return sinks
+
+
+def _heed_signals(leg: Leg) -> Callable[[], bool]:
+    """The first Ctrl-C or SIGTERM ends the leg in order, a second one at once. Returns whether there was one."""
+    seen: list[int] = []
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        _say("ending after this step, with a checkpoint; once more ends at once", 0)
+        leg.end("interrupted")
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, heed)
+    return lambda: bool(seen)
+
+
+def _say(text: Any, code: int) -> int:
+    print(f"gpt2: {text}", file=sys.stderr, flush=True)
+    return code

@@ -1,0 +1,101 @@
+"""What is looked at between the steps of a long run: validation loss, HellaSwag, samples of text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from gpt2 import parallel, state
+from gpt2.evaluate import Validation
+from gpt2.feed import Data
+from gpt2.metrics import Event
+from gpt2.run import Run
+from gpt2.train import Training
+from gpt2.validation import ConfigError
+
+TOP_K = 50
+"""Of the samples in a run; `gpt2 sample` has more to choose from."""
+
+
+class Looks:
+    """All evaluations of a run, ready to be made; what they need is found now, not at the first of them.
+
+    Raises ConfigError, DataError, or what gpt2.hellaswag.load() does.
+    """
+
+    def __init__(self, run: Run, training: Training, data: Data) -> None:
+        self.asked, self.steps, self.training, self.corpus = run.evaluation, run.steps, training, run.workload.data
+        asked = self.asked
+        held_out = data.validation
+        self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
+        self.prompts: list[tuple[str, list[int]]] = []
+        self.examples: list[Any] = []
+        if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != 50257:
+            raise ConfigError(
+                f"model {run.workload.model} has no vocabulary for text; set evaluation.sample_every and "
+                "evaluation.hellaswag_every to 0"
+            )
+        if asked.sample_every:
+            from gpt2.text import encoded
+
+            self.prompts = [(prompt, encoded(prompt)) for prompt in asked.prompts]
+        if asked.hellaswag_every:
+            from gpt2 import hellaswag
+
+            self.examples = hellaswag.load()
+
+    def at(self, step: int) -> Iterator[Event]:
+        """Those that are due before step `step`; all ranks must take them."""
+        asked = self.asked
+        if self.validation and self._due(asked.val_every, step):
+            start = time.perf_counter()
+            loss = self.validation.loss()
+            values = {"loss": loss, "tokens": self.validation.tokens, "corpus": self.validation.corpus.name}
+            yield self._event("val", step, start, values)
+        if self.examples and self._due(asked.hellaswag_every, step):
+            yield self._hellaswag(step)
+        if self.prompts and self._due(asked.sample_every, step):
+            yield from self._samples(step)
+
+    def _due(self, every: int, step: int) -> bool:
+        return bool(every) and (step % every == 0 or step >= self.steps)
+
+    def _hellaswag(self, step: int) -> Event:
+        from gpt2 import hellaswag
+
+        start, training = time.perf_counter(), self.training
+        score = hellaswag.evaluate(
+            state.plain(training),
+            self.examples,
+            style=self.asked.hellaswag_style,
+            device=training.device,
+            autocast=training.autocast,
+            batch_size=4 * training.toggles.sequences,
+            rank=parallel.rank(),
+            processes=training.toggles.processes,
+        )
+        values = {"style": score.style, "acc": score.acc, "acc_norm": score.acc_norm, "examples": score.examples}
+        return self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
+
+    def _samples(self, step: int) -> Iterator[Event]:
+        from gpt2.generate import generate, stream_text
+
+        model = state.plain(self.training)
+        for prompt, tokens in self.prompts:
+            start = time.perf_counter()
+            found = generate(
+                model,
+                torch.tensor([tokens]),
+                max_tokens=self.asked.sample_tokens,
+                top_k=TOP_K,
+                seed=self.training.workload.seed,
+                autocast=self.training.autocast,
+            )
+            text = "".join(stream_text(int(token) for token in found))
+            yield self._event("sample", step, start, {"prompt": prompt, "text": text})
+
+    def _event(self, kind: Any, step: int, start: float, values: dict[str, Any]) -> Event:
+        return Event(kind=kind, step=step, values={**values, "seconds": time.perf_counter() - start})

@@ -1,0 +1,146 @@
+"""What a run writes down as it goes: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked.
+
+Imports no torch. One line per event; a resumed run drops what lies beyond the checkpoint that it goes on from.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from gpt2.shards import replacing
+
+Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
+COLUMNS = (
+    *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
+    *("peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text"),
+)
+"""Of metrics.csv; what an event lacks stays empty."""
+
+
+class MetricsError(Exception):
+    """What a run should write down cannot be written or read; the message says what and where."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something measured or seen once `step` steps had been taken."""
+
+    kind: Kind
+    step: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        return {"kind": self.kind, "step": self.step, **self.values}
+
+
+class Sink(Protocol):
+    """Somewhere that events go."""
+
+    def write(self, event: Event) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Files:
+    """metrics.jsonl and metrics.csv in a run's folder.
+
+    step: the run goes on from there; later events of an earlier leg are dropped. Raises MetricsError.
+    """
+
+    def __init__(self, folder: Path, step: int = 0) -> None:
+        kept = [event for event in read(folder) if event.step <= step] if step else []
+        self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
+        with replacing(self._jsonl_path) as file:
+            file.write("".join(f"{_json(event)}\n" for event in kept).encode())
+        self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
+        self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
+        self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
+        self._rows.writeheader()
+        self._rows.writerows(event.row() for event in kept)
+
+    def write(self, event: Event) -> None:
+        try:
+            self._jsonl.write(f"{_json(event)}\n")
+            self._jsonl.flush()
+            self._rows.writerow(event.row())
+            self._csv.flush()
+        except OSError as error:
+            raise MetricsError(f"cannot write {self._jsonl_path.parent} ({error.strerror})") from None
+
+    def close(self) -> None:
+        self._jsonl.close()
+        self._csv.close()
+
+
+class TensorBoard:
+    """The numbers as scalars in the run's folder tensorboard/; later ones of an earlier leg are hidden."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MetricsError("TensorBoard is not installed; pip install tensorboard") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, event: Event) -> None:
+        for name, value in event.values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(f"{event.kind}/{name}", value, event.step)
+        if event.kind == "sample":
+            self._writer.add_text("sample", f"{event.values['prompt']}{event.values['text']}", event.step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The numbers by wandb, whose own variables choose project, key and WANDB_MODE=offline; a resumed run goes on."""
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], run_id: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MetricsError("Weights & Biases is not installed; pip install wandb") from None
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "gpt2-bench"),
+                dir=str(folder),
+                name=name,
+                id=run_id,
+                resume="allow",
+                config=config,
+            )
+        except Exception as error:  # of several kinds, all of its own
+            raise MetricsError(f"Weights & Biases: {error}; WANDB_MODE=offline needs no key") from None
+
+    def write(self, event: Event) -> None:
+        numbers = {f"{event.kind}/{k}": v for k, v in event.values.items() if isinstance(v, int | float)}
+        self._run.log({**numbers, "step": event.step})
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+def read(folder: Path) -> Iterator[Event]:
+    """What a run wrote down, in order; a last line that was cut off is left out. Raises MetricsError."""
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line's end was cut off
+        try:
+            row = json.loads(line)
+            yield Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
+        except (ValueError, KeyError, AttributeError):
+            raise MetricsError(f"{path}: line {number} is damaged") from None
+
+
+def _json(event: Event) -> str:
+    return json.dumps(event.row(), ensure_ascii=False)

@@ -1,0 +1,242 @@
+"""Commands about models that are there: `gpt2 eval`, `sample`, `import` and `export`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from gpt2.terminal import fail
+
+if TYPE_CHECKING:
+    from gpt2.device import Device
+    from gpt2.evaluate import Autocast
+    from gpt2.hellaswag import Style
+    from gpt2.model import GPT2
+    from gpt2.workload import GPT2Config
+
+Model = Annotated[
+    Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
+]
+OnDevice = Annotated[Literal["cpu", "cuda", "mps", "xla"], typer.Option(help="Where the model runs.")]
+Products = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")]
+
+
+def evaluate(
+    model: Model,
+    val_corpus: Annotated[
+        str | None, typer.Option(help="Validation loss on this corpus: a prepared one, or a folder of shards.")
+    ] = None,
+    val_tokens: Annotated[int, typer.Option(min=1, help="From its beginning.")] = 1_048_576,
+    hellaswag: Annotated[bool, typer.Option("--hellaswag", help="Score HellaSwag's validation examples.")] = False,
+    hellaswag_file: Annotated[Path | None, typer.Option(help="Where they lie, if not downloaded.")] = None,
+    style: Annotated[
+        Literal["completion", "harness", "both"],
+        typer.Option(help="As llm.c scores it, or as lm-evaluation-harness does; these do not compare."),
+    ] = "both",
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first examples.")] = None,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    device: OnDevice = "cpu",
+    autocast: Products = "float32",
+) -> None:
+    """Judge a MODEL: validation loss on a corpus, and HellaSwag's acc and acc_norm.
+
+    Example: gpt2 eval runs/mine --val-corpus fineweb-edu --hellaswag --device cuda --autocast bfloat16
+    """
+    if val_corpus is None and not (hellaswag or hellaswag_file):
+        fail("nothing to judge by: say --val-corpus CORPUS, --hellaswag, or both")
+    from gpt2 import hellaswag as task
+    from gpt2.data import DataError
+    from gpt2.evaluate import corpus_loss
+    from gpt2.feed import validation_shards
+
+    try:
+        config, plain, chip, casts = _open(model, device, autocast)
+        if val_corpus is not None:
+            corpus = validation_shards(val_corpus, config.vocab_size)
+            loss, tokens = corpus_loss(
+                plain, corpus, tokens=val_tokens, device=chip, autocast=casts, batch_size=batch_size
+            )
+            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}")
+        if hellaswag or hellaswag_file:
+            examples = task.load(hellaswag_file)[:limit]
+            styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
+            for each in styles:
+                score = task.evaluate(
+                    plain,
+                    examples,
+                    style=each,
+                    device=chip,
+                    autocast=casts,
+                    batch_size=batch_size,
+                    progress=_progress(),
+                )
+                low, high = score.acc_norm_interval
+                typer.echo(
+                    f"HellaSwag ({each}) acc {score.acc:.4f}, acc_norm {score.acc_norm:.4f} "
+                    f"({low:.4f} to {high:.4f}, 95 %) of {score.examples:,} examples"
+                )
+    except (DataError, task.ScoreError, *_refused()) as error:
+        fail(error)
+
+
+def sample(
+    model: Model,
+    prompt: Annotated[list[str] | None, typer.Option(help="What to continue; may be given several times.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
+    top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest of this share together.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
+    device: OnDevice = "cpu",
+    autocast: Products = "float32",
+) -> None:
+    """Let a MODEL go on with a prompt, or with each of several; the text comes as it is written.
+
+    Example: gpt2 sample runs/mine --prompt "Romeo and Juliet"
+    """
+    import torch
+
+    from gpt2.data import DataError
+    from gpt2.generate import generate, stream_text
+    from gpt2.run import PROMPTS
+    from gpt2.text import encoded
+
+    try:
+        _, plain, _, casts = _open(model, device, autocast)
+        for each in prompt or PROMPTS:
+            found = generate(
+                plain,
+                torch.tensor([encoded(each)]),
+                max_tokens=max_tokens,
+                temperature=temperature,
+                top_k=top_k,
+                top_p=top_p,
+                seed=seed,
+                autocast=casts,
+            )
+            sys.stdout.write(each)
+            for text in stream_text(int(token) for token in found):
+                sys.stdout.write(text)
+                sys.stdout.flush()
+            sys.stdout.write("\n\n")
+    except (DataError, ValueError, *_refused()) as error:
+        fail(error)
+
+
+def import_(
+    source: Annotated[Path, typer.Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")],
+    folder: Annotated[Path, typer.Argument(help="Where the checkpoint is to be.")],
+) -> None:
+    """Make a checkpoint of weights that others saved: to train on from, to judge, or to sample from.
+
+    Example: gpt2 import gpt2_124M.bin weights/openai
+    """
+    from gpt2 import convert, state
+
+    try:
+        if folder.exists():
+            fail(f"{folder} is there already; choose another folder")
+        with _said():
+            config, weights = convert.read(source)
+        state.save_weights(folder, config, weights)
+    except _refused() as error:
+        fail(error)
+    typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
+
+
+def export(
+    model: Model,
+    target: Annotated[Path, typer.Argument(help="A folder for transformers, a file for the others.")],
+    format: Annotated[
+        Literal["transformers", "nanogpt", "llmc", "llmc-bfloat16"], typer.Option(help="Who is to read it.")
+    ] = "transformers",
+) -> None:
+    """Write a MODEL as others read it: a folder for transformers, nanoGPT's ckpt.pt, or llm.c's .bin.
+
+    Example: gpt2 export runs/mine exported
+    """
+    from gpt2 import convert
+
+    try:
+        if target.exists():
+            fail(f"{target} is there already; choose another name")
+        with _said():
+            config, weights = _weights(model)
+            if format == "transformers":
+                convert.write_huggingface(target, config, weights)
+            elif format == "nanogpt":
+                convert.write_nanogpt(target, config, weights)
+            else:
+                convert.write_llmc(target, config, weights, bfloat16=format == "llmc-bfloat16")
+    except _refused() as error:
+        fail(error)
+    typer.echo(f"{config.parameters:,} parameters in {target}")
+
+
+def _refused() -> tuple[type[Exception], ...]:
+    from gpt2.checkpoint import CheckpointError
+    from gpt2.convert import ConvertError
+    from gpt2.device import DeviceError
+    from gpt2.toggle import UnsupportedToggle
+
+    return CheckpointError, ConvertError, DeviceError, UnsupportedToggle
+
+
+@contextlib.contextmanager
+def _said() -> Iterator[None]:
+    """What conversion warns of, in a line each."""
+    from gpt2.convert import ConvertWarning
+
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always", ConvertWarning)
+        yield
+    for each in found:
+        if issubclass(each.category, ConvertWarning):
+            typer.echo(f"gpt2: {each.message}", err=True)
+
+
+def _weights(path: Path) -> tuple[GPT2Config, dict[str, Any]]:
+    """Of a run's newest checkpoint, a checkpoint, or what others saved."""
+    from gpt2 import convert, state
+    from gpt2.checkpoint import FACTS, folders
+
+    if kept := folders(path / "checkpoints"):
+        return state.weights(kept[-1])
+    return state.weights(path) if (path / FACTS).exists() else convert.read(path)
+
+
+def _open(
+    path: Path, device: Literal["cpu", "cuda", "mps", "xla"], autocast: Literal["float32", "bfloat16"]
+) -> tuple[GPT2Config, GPT2, Device, Autocast]:
+    from gpt2 import stages, state
+    from gpt2.device import find
+    from gpt2.model import build
+    from gpt2.toggles import Toggles
+
+    toggles = Toggles(device=device, autocast=autocast, attention="sdpa")
+    chip = find(toggles)
+    stages.configure_process(toggles, chip)
+    with _said():
+        config, weights = _weights(path)
+    model = build(stages.model_config(toggles, replace(config, padded_vocab_size=0)), 0, chip.torch_device)
+    state.load_weights(model, weights)
+    return config, model, chip, stages.precision(toggles, chip)[0]
+
+
+def _progress() -> Any:
+    """On a terminal, how far it is; elsewhere nothing."""
+    if not sys.stderr.isatty():
+        return None
+
+    def told(done: int, all_of_them: int) -> None:
+        end = "\n" if done == all_of_them else ""
+        print(f"\r{done:,} of {all_of_them:,} endings", end=end, file=sys.stderr, flush=True)
+
+    return told

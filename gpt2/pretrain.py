@@ -1,0 +1,234 @@
+"""The long run: pull optimiser steps, look at the model now and then, and keep its state, so that it can go on.
+
+with process_group(run.toggles, device):
+    for event in Leg(run, Place(folder=Path("runs/mine")), device): print(event)
+
+The steps are those of gpt2.train, as the harness times them. Clock, checkpoints and policies are here; what is shown
+and written down is up to who pulls (gpt2.cli).
+"""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gpt2 import parallel, state
+from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, prune, read, step_folder
+from gpt2.device import Device
+from gpt2.feed import Data, Source, open_data
+from gpt2.guard import Guard
+from gpt2.looks import Looks
+from gpt2.metrics import Event
+from gpt2.prefetch import Waiting
+from gpt2.run import Run
+from gpt2.train import Training, micro_batches, train
+from gpt2.validation import ConfigError
+
+SPARE_SECONDS = 60.0
+"""Set aside for the last checkpoint of a leg whose time is limited, until one has been timed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where a run keeps itself and finds its data, and how far this leg of it may go."""
+
+    folder: Path
+    resume: bool = False
+    """Go on from the newest checkpoint in the folder, where there is one."""
+    begin_from: Path | None = None
+    """A checkpoint whose weights the run begins with, at step 0."""
+    source: Source = field(default_factory=Source)
+    seconds: float | None = None
+    """Of this leg; it ends in order where another step and the last checkpoint would not fit."""
+    peak_flops: float | None = None
+    """Dense bfloat16 peak of one device, for MFU; None: its datasheet's, if that is known."""
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.folder / "checkpoints"
+
+
+class Leg(Iterator[Event]):
+    """One stretch of a run, from its start or a checkpoint to its end or where it is broken off; made once a process.
+
+    Its items are what happened, the same on every rank but for memory and times; all ranks must take them.
+    Raises CheckpointError, ConfigError, DataError, and TrainingStopped where the guard ends the run.
+    """
+
+    ended_early: str | None = None
+    """Why the run is not at its end, once the items are."""
+
+    def __init__(self, run: Run, place: Place, device: Device) -> None:
+        self.run, self.place, self.device = run, place, device
+        self._begun = time.monotonic()
+        found = folders(place.checkpoints) if place.resume else []
+        self.resumed_from = found[-1] if found else None
+        saved = read(found[-1]) if found else None
+        if saved and saved.step:
+            _comparable(found[-1], saved, run)
+        self.data: Data = open_data(run, place.source, saved.data if saved else None)
+        step = saved.step if saved else 0
+        batches = micro_batches(self.data.batches, run.toggles, rank=parallel.rank(), first_step=step)
+        self.waiting = Waiting(device.feed(batches))
+        self.training: Training = train(run.workload, run.toggles, device, self.waiting)
+        self._notes: list[Event] = []
+        self.guard = Guard(run.guard, self._note, saved.guard if saved else {})
+        if saved:
+            state.restore(found[-1], saved, self.training)
+        elif place.begin_from:
+            state.begin_from(place.begin_from, self.training)
+        if not device.lazy:  # there a step is one program, and nothing within it can be asked
+            self.training.accept = self._accept
+        elif "skip" in (run.guard.not_finite, run.guard.spike):
+            raise ConfigError(
+                f"{device.kind} runs a step as one program: guard cannot skip one; choose stop or report"
+            )
+        self.looks = Looks(run, self.training, self.data)
+        self._elapsed_before = saved.elapsed_seconds if saved else 0.0
+        self._look_first = saved is None or not saved.looked
+        self._seen = (0.0, 0.0)
+        self._asked_to_end = ""
+        self._keeping_seconds = SPARE_SECONDS
+        self._longest = 0.0
+        chip = device.peaks()
+        self._peak = place.peak_flops or (chip.bfloat16 if chip else None)
+        self._events = self._go()
+
+    def __next__(self) -> Event:
+        return next(self._events)
+
+    def end(self, why: str) -> None:
+        """Ask for an end in order after the step under way, with a checkpoint; from any thread or signal."""
+        self._asked_to_end = self._asked_to_end or why
+
+    def _go(self) -> Iterator[Event]:
+        training, run = self.training, self.run
+        self.device.reset_peak_memory()
+        yield self._event("leg", **self._facts())
+        look, keep = self._look_first, False
+        while True:
+            step, val_loss = training.number, None
+            if look and not self.ended_early:
+                for event in self.looks.at(step):
+                    val_loss = event.values["loss"] if event.kind == "val" else val_loss
+                    yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
+            if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
+                self._keep(val_loss)
+            if step >= run.steps or self.ended_early:
+                return
+            yield self._step()
+            while self._notes:
+                yield self._notes.pop(0)
+            look = keep = True
+
+    def _step(self) -> Event:
+        training, waited = self.training, self.waiting.seconds
+        lr = self.run.workload.lr_at(training.number)
+        start = time.perf_counter()
+        taken = next(training)
+        if training.accept is None:
+            self._accept(taken.loss, taken.grad_norm)
+        loss, norm = self._seen
+        seconds = time.perf_counter() - start
+        self._longest = max(self._longest, seconds) if training.number > 2 else seconds
+        tps = taken.tokens / seconds
+        mfu = (
+            tps * self.run.workload.flops_per_token / (self._peak * self.run.toggles.world_size)
+            if self._peak
+            else None
+        )
+        return self._event(
+            "step",
+            tokens=training.number * taken.tokens,
+            loss=loss,
+            grad_norm=norm,
+            lr=lr,
+            seconds=seconds,
+            elapsed_seconds=self._elapsed(),
+            tps=tps,
+            mfu=mfu,
+            peak_memory_bytes=self.device.peak_memory().bytes,
+            wait_seconds=self.waiting.seconds - waited,
+        )
+
+    def _accept(self, loss: Tensor, grad_norm: Tensor) -> bool:
+        """What the guard says of this step; every rank learns the mean loss, and whether one of them is to end."""
+        values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
+        mean, ending = parallel.mean(values, self.run.toggles.processes).tolist()
+        if ending:
+            self.ended_early = self._asked_to_end or "another rank was asked to end"
+        self._seen = mean, grad_norm.item()
+        return self.guard.accepts(self.training.number, *self._seen, scaled=self.training.scaler.is_enabled())
+
+    def _should_end(self) -> bool:
+        limit = self.place.seconds
+        if limit is not None:
+            spent = time.monotonic() - self._begun
+            if spent + 2 * self._longest + 1.5 * self._keeping_seconds > limit:
+                self.end(f"the {limit / 3600:.3g} hours of this leg are over")
+        return bool(self._asked_to_end)
+
+    def _keep(self, val_loss: float | None) -> None:
+        training = self.training
+        start = time.monotonic()
+        folder = step_folder(self.place.checkpoints, training.number)
+        saved = Saved(
+            shape=Shape.of(training.model.config),
+            step=training.number,
+            updates=state.updates(training),
+            tokens=training.number * self.run.tokens_per_step,
+            elapsed_seconds=self._elapsed(),
+            run=asdict(self.run),
+            data={**self.data.facts, "stream": self.data.place(training.number)},
+            scaler=training.scaler.state_dict(),
+            guard=self.guard.remembered(),
+            looked=not self.ended_early,
+            val_loss=val_loss,
+        )
+        state.save(folder, training, saved)
+        if parallel.rank() == 0:
+            prune(self.place.checkpoints, self.run.checkpoints.keep)
+        self._keeping_seconds = time.monotonic() - start
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "resumed_from": self.resumed_from.name if self.resumed_from else None,
+            "chip": self.device.chip(),
+            "devices": self.run.toggles.world_size,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+            "corpus": self.data.facts["name"],
+            "corpus_sha256": self.data.facts["sha256"],
+        }
+
+    def _elapsed(self) -> float:
+        return self._elapsed_before + time.monotonic() - self._begun
+
+    def _note(self, step: int, text: str) -> None:
+        self._notes.append(Event(kind="note", step=step, values={"text": text}))
+
+    def _event(self, kind: Any, **values: Any) -> Event:
+        return Event(kind=kind, step=self.training.number, values=values)
+
+
+FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
+"""Of a workload: what a step trains on would not be what the steps before were followed by."""
+
+
+def _comparable(folder: Path, saved: Saved, run: Run) -> None:
+    """Raises CheckpointError where the run that a checkpoint is of cannot go on as `run`."""
+    before, now = dict(saved.run["workload"]), asdict(run.workload)
+    before["tokens_per_step"], now["tokens_per_step"] = saved.tokens // saved.step, run.tokens_per_step
+    for name in FIXED:
+        if before[name] != now[name]:
+            raise CheckpointError(
+                f"{folder}: the run began with workload.{name} {before[name]}, now it is {now[name]}; "
+                "go on with what it had, or begin anew with --init-from"
+            )

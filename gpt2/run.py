@@ -1,0 +1,159 @@
+"""The configuration of a long run: a YAML file of its own, or one of those in gpt2/configs by name. Imports no torch.
+
+name: gpt2-shakespeare
+steps: 1000
+workload: {model: gpt2, data: tinyshakespeare, tokens_per_step: 1024, lr: 6.0e-4}
+toggles: {device: cpu, autocast: bfloat16, attention: sdpa}
+evaluation: {val_every: 50, sample_every: 500}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import yaml
+
+from gpt2.guard import Policy
+from gpt2.toggles import Toggles, resolve
+from gpt2.validation import ConfigError, near, validate
+from gpt2.workload import STRICT, Workload
+
+CONFIGS = Path(__file__).parent / "configs"
+PROMPTS = ("Hello, I'm a language model,", "Romeo and Juliet")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How often the model is looked at; 0 is never."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    val_every: int = 250
+    """Steps between validation losses; the first is before the first step, the last after the last."""
+    val_tokens: int = 10_485_760
+    """Of the validation shard, from its beginning; rounded down to whole batches, but at least one."""
+    hellaswag_every: int = 0
+    hellaswag_style: Literal["completion", "harness"] = "completion"
+    """As llm.c scores it, or as lm-evaluation-harness does."""
+    sample_every: int = 0
+    sample_tokens: int = 64
+    prompts: tuple[str, ...] = PROMPTS
+
+    def __post_init__(self) -> None:
+        for name in ("val_every", "hellaswag_every", "sample_every"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is negative")
+        for name in ("val_tokens", "sample_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} {getattr(self, name)} is less than 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoints:
+    """When the training's state is kept; always at the end, and where a run is broken off in order."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    every: int = 1000
+    """Steps; 0 keeps the last state only."""
+    keep: int = 2
+    """The newest ones, beside the one of the lowest validation loss."""
+
+    def __post_init__(self) -> None:
+        if self.every < 0 or self.keep < 1:
+            raise ValueError(f"checkpoints: every {self.every} must be 0 or more, keep {self.keep} 1 or more")
+
+    def due(self, step: int) -> bool:
+        """Whether the state after so many steps is kept."""
+        return self.every > 0 and step % self.every == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One training from its first step to its last."""
+
+    __pydantic_config__: ClassVar = STRICT
+
+    name: str
+    steps: int
+    """Of the optimiser, all legs of the run together."""
+    workload: Workload
+    toggles: Toggles = field(default_factory=Toggles)
+    val_corpus: str | None = None
+    """Where validation tokens come from; None: the validation shard of the corpus itself."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    checkpoints: Checkpoints = field(default_factory=Checkpoints)
+    guard: Policy = field(default_factory=Policy)
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise ValueError(f"steps {self.steps} is less than 1")
+        if not self.name or "/" in self.name or self.name.startswith("."):
+            raise ValueError(f"name {self.name!r} is no name for a folder")
+        object.__setattr__(self, "toggles", resolve(self.workload, self.toggles))
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.toggles.tokens_per_step(self.workload.seq_len)
+
+
+def load(config: str, overrides: Sequence[str] = ()) -> Run:
+    """A Run by its file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
+
+    Raises ConfigError, which names file and key.
+    """
+    path = find(config)
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: is no YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path}: should be a mapping with name, steps, workload and toggles")
+    content.setdefault("name", path.stem)
+    for override in overrides:
+        _set(content, override)
+    return build(content, str(path))
+
+
+def build(content: dict[str, Any], where: str) -> Run:
+    """A Run from its keys. Raises ConfigError."""
+    parts = {"workload": Workload, "toggles": Toggles, "evaluation": Evaluation, "checkpoints": Checkpoints}
+    built = dict(content)
+    for name, kind in {**parts, "guard": Policy}.items():
+        if name in built:
+            validate(kind, built[name], f"{where}: {name}")  # for a message that names the part
+    return validate(Run, built, where)
+
+
+def find(config: str) -> Path:
+    """The file that is meant. Raises ConfigError where there is none."""
+    path = Path(config)
+    if path.suffix in (".yaml", ".yml") or path.exists():
+        if not path.is_file():
+            raise ConfigError(f"{path}: {'is a folder' if path.is_dir() else 'does not exist'}")
+        return path
+    known = {each.stem: each for each in sorted(CONFIGS.glob("*.yaml"))}
+    if config not in known:
+        raise ConfigError(f"no configuration {config!r}{near(config, list(known))}; or give a YAML file")
+    return known[config]
+
+
+def _set(content: dict[str, Any], override: str) -> None:
+    path, equals, text = override.partition("=")
+    if not equals:
+        raise ConfigError(f"--set {override}: should be PATH=VALUE, such as toggles.device=cuda")
+    *parents, key = path.split(".")
+    place = content
+    for parent in parents:
+        place = place.setdefault(parent, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"--set {override}: {parent} has no keys")
+    try:
+        place[key] = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--set {override}: {text!r} is no YAML value") from None

@@ -1,0 +1,248 @@
+"""A training's tensors, to and from checkpoints, by torch.distributed.checkpoint in safetensors.
+
+They are named as the plain model's and have its logical shapes, whatever compiles, pads, replicates or shards them:
+what is saved under one set of toggles goes on under another, on as many ranks as there are. Reading runs no code.
+
+    save(folder, training, Saved(...)); saved = read(folder); restore(folder, saved, training)
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from gpt2 import parallel
+from gpt2.checkpoint import CheckpointError, Saved, Shape, read, seal
+from gpt2.model import GPT2, build
+from gpt2.train import Training
+from gpt2.workload import GPT2Config
+
+FILE_BYTES = 1 << 30
+"""Of tensors in one file, about: each file is put together in memory."""
+AVERAGES = ("exp_avg", "exp_avg_sq")
+FAILURES = (Exception, CheckpointException)
+"""DCP's own, around what went wrong on any rank, is none of the former; safetensors raises several kinds."""
+
+
+def save(folder: Path, training: Training, saved: Saved) -> None:
+    """Write `folder` whole or not at all, replacing one of that name; all ranks must call this together.
+
+    Raises CheckpointError where it cannot be written, on every rank.
+    """
+    first = parallel.rank() == 0
+    part = _part(folder)
+    try:
+        _on_first_rank(lambda: _begin(part))
+        _write(part, _named(training), training.model)
+        _on_first_rank(lambda: seal(part, folder, saved))
+    except FAILURES as error:
+        if first:
+            shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
+
+
+def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+    """As save(), in one process and of weights alone: named and shaped as weights() gives them."""
+    part = _part(folder)
+    try:
+        _begin(part)
+        _write(part, {f"model.{name}": tensor for name, tensor in weights.items()}, None)
+        seal(part, folder, Saved(shape=Shape.of(config), step=0, updates=0, tokens=0))
+    except FAILURES as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
+
+
+def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """The model of a checkpoint, float32 on the CPU, named as GPT2's parameters and without padding.
+
+    Raises CheckpointError.
+    """
+    config = read(folder).shape.config
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
+    found = {name: torch.empty(shape) for name, shape in shapes.items()}
+    _read(folder, {f"model.{name}": tensor for name, tensor in found.items()})
+    return config, found
+
+
+@torch.no_grad()
+def load_weights(model: GPT2, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights as weights() gives them into a model that no rank shares out; its padding stays."""
+    for name, parameter in model.named_parameters():
+        parameter[: weights[name].size(0)].copy_(weights[name])
+
+
+def restore(folder: Path, saved: Saved, training: Training) -> None:
+    """Put a training where the checkpoint's was; all ranks must call this together.
+
+    Raises CheckpointError where it is of another shape, or its files do not hold what they should.
+    """
+    if saved.updates:
+        _prepare(_local(training.optimizer), saved.updates)
+    _fill(folder, saved, training, _tensors(training))
+    if saved.scaler and training.scaler.is_enabled():
+        training.scaler.load_state_dict(saved.scaler)
+    training.number = saved.step
+
+
+def begin_from(folder: Path, training: Training) -> None:
+    """Give a training that has not begun the weights of a checkpoint; as restore()."""
+    tensors = {name: tensor for name, tensor in _tensors(training).items() if name.startswith("model.")}
+    _fill(folder, read(folder), training, tensors)
+
+
+@torch.no_grad()
+def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, Tensor]) -> None:
+    mine = Shape.of(training.model.config)
+    if saved.shape != mine:
+        names = [each.name for each in fields(Shape)]
+        pairs = ((name, getattr(saved.shape, name), getattr(mine, name)) for name in names)
+        differs = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in pairs if theirs != ours)
+        raise CheckpointError(f"{folder} is of another model: {differs}")
+    whole = {}  # of padded tensors that ranks share out: their logical rows are no view of this rank's
+    targets = {}
+    for name, tensor in tensors.items():
+        rows = _rows(name, training.model)
+        if rows is not None and parallel.is_shard(tensor):
+            whole[name] = targets[name] = torch.zeros((rows, *tensor.shape[1:]), device=tensor.device)
+        else:
+            targets[name] = tensor if rows is None else tensor[:rows]
+    _read(folder, targets)
+    for name, rows in whole.items():
+        parallel.fill(tensors[name], rows)
+    for weight, copy in getattr(training.optimizer, "copies", {}).items():
+        copy.detach().copy_(weight.detach())
+
+
+def plain(training: Training) -> GPT2:
+    """The model as one that every rank has whole: itself, or a copy where ranks share it out; all must call this."""
+    if not training.toggles.shards_gradients:
+        return training.model
+    model = build(training.model.config, 0, training.device.torch_device)
+    for mine, theirs in zip(model.parameters(), training.model.parameters(), strict=True):
+        mine.data = parallel.whole(theirs.detach())
+    return model
+
+
+def updates(training: Training) -> int:
+    """Steps that AdamW has taken, which those passed over are not among; the same on every rank."""
+    states = _local(training.optimizer).state.values()
+    mine = max((int(state["step"].item()) for state in states), default=0)
+    return max(parallel.gather(mine, training.toggles.processes))
+
+
+def _tensors(training: Training) -> dict[str, Tensor]:
+    """By name, the weights and this rank's averages, as they lie in memory."""
+    found, optimizer = {}, _local(training.optimizer)
+    for name, parameter in training.model.named_parameters():
+        found[f"model.{name}"] = parameter.detach()
+        state = optimizer.state.get(parameter, {})
+        found |= {f"optimizer.{name}.{each}": state[each] for each in AVERAGES if each in state}
+    return found
+
+
+def _named(training: Training) -> dict[str, Tensor]:
+    """The same in their logical shapes."""
+    return {
+        name: tensor if (rows := _rows(name, training.model)) is None else parallel.whole(tensor)[:rows].contiguous()
+        for name, tensor in _tensors(training).items()
+    }
+
+
+def _rows(name: str, model: GPT2) -> int | None:
+    """How many rows of a tensor are logical, if not all."""
+    padded = model.config.padded_vocab_size > model.config.vocab_size
+    return model.config.vocab_size if padded and ".wte." in f".{name}." else None
+
+
+def _local(optimizer: Any) -> Any:
+    """The optimiser that has this rank's state: ZeroRedundancyOptimizer has one within."""
+    return getattr(optimizer, "optim", optimizer)
+
+
+def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
+    """Give AdamW the state that it makes in its first step, to be filled."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if not state:
+                device = parameter.device if group.get("fused") else "cpu"
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state |= {each: torch.zeros_like(parameter, memory_format=torch.preserve_format) for each in AVERAGES}
+            state["step"].fill_(updates)
+
+
+def _part(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}.part")
+
+
+def _begin(part: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+
+
+def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
+    """model: of a training, whose ranks may have tensors that this one has not."""
+    if model is None:
+        names = list(tensors)
+        sizes = [tensor.numel() * 4 for tensor in tensors.values()]
+    else:
+        kinds = ("model.{}", *(f"optimizer.{{}}.{each}" for each in AVERAGES))
+        names = [kind.format(name) for kind in kinds for name, _ in model.named_parameters()]
+        sizes = [parameter.numel() * 4 for _ in kinds for parameter in model.parameters()]
+    files, total = {}, 0
+    for name, size in zip(names, sizes, strict=True):
+        files[name] = 1 + total // FILE_BYTES
+        total += size
+    writer = HuggingFaceStorageWriter(str(part), fqn_to_index_mapping=files, save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that no process group is there
+        save_distributed(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
+
+
+def _read(folder: Path, targets: dict[str, Tensor]) -> None:
+    """Fill `targets` in place, number formats converted. Raises CheckpointError."""
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(dict(targets), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    except FAILURES as error:
+        raise CheckpointError(f"{folder} cannot be read ({_cause(error)}); take another checkpoint") from None
+
+
+def _on_first_rank(action: Any) -> None:
+    """Do it there, while the others wait; what goes wrong is raised on all."""
+    problem: Exception | None = None
+    if parallel.rank() == 0:
+        try:
+            action()
+        except OSError as error:
+            problem = error
+    if torch.distributed.is_initialized():
+        shared = [problem]
+        torch.distributed.broadcast_object_list(shared)
+        problem = shared[0]
+    if problem:
+        raise problem
+
+
+def _cause(error: BaseException) -> str:
+    """What lies behind it, in a line: DCP raises what went wrong on any rank within an exception of its own."""
+    for failure in getattr(error, "failures", {}).values():
+        error = failure[0] if isinstance(failure, tuple) else failure
+        break
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[-1]

@@ -1,0 +1,226 @@
+"""Batches straight from a corpus, without shards on a disk, and their position for a checkpoint. Imports no torch.
+
+batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337)
+x, y = batches.sequences(step=0, first=0, count=4)                # as gpt2.data.Batches, steps in rising order
+state = batches.state(step=0)                                     # JSON-able; give it to a later StreamedBatches
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from gpt2.corpora import Documents, Piece
+from gpt2.encode import encode_one, processors
+from gpt2.prefetch import Prefetched
+from gpt2.shards import TOKEN, DataError, Shards
+
+BLOCK_DOCUMENTS = 8192
+BLOCK_CHARS = 64 << 20
+"""A block of long documents ends here; text, tokens and a block ahead take about 400 MB then."""
+KEPT = 16
+"""Steps whose position is known: a loader may be that far ahead of the checkpoint."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The first documents of a corpus, for validation: a stream that is given them leaves them out."""
+
+    corpus: Shards
+    """Their tokens, as many as were asked for, in memory."""
+    digests: frozenset[bytes]
+    """Of each document, by which it is known wherever it comes."""
+
+
+def hold_out(documents: Documents, tokens: int) -> HeldOut:
+    """Read the first `tokens` tokens of a corpus; the documents they are of, the last one whole, are held out.
+
+    The documents are used up: open them again to train. Raises DataError where the corpus is shorter.
+    """
+    assert tokens > 0
+    parts: list[np.ndarray] = []
+    digests = set()
+    left = tokens
+    for piece in documents:
+        parts.append(encode_one(piece)[:left])
+        digests.add(_digest(piece))
+        left -= len(parts[-1])
+        if not left:
+            break
+    if left:
+        raise DataError(f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out")
+    ids = np.concatenate(parts)
+    return HeldOut(
+        Shards(documents.name, [ids], hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()), frozenset(digests)
+    )
+
+
+class _Place(NamedTuple):
+    """Where a block begins."""
+
+    epoch: int
+    block: int
+    position: dict[str, Any] | None
+    """In the documents, as these give it; None is the beginning of the epoch."""
+
+
+class _Block(NamedTuple):
+    place: _Place
+    tokens: np.ndarray
+    """Those of the block's documents, in their new order."""
+
+
+class StreamedBatches:
+    """The global batch of every step, from documents that are shuffled in blocks as they are read.
+
+    `block_documents` documents are read, put into an order drawn from (seed, epoch, block) and their tokens
+    given out; then the next block. Those of `held_out` are left out (see hold_out). A text file counts piece by
+    piece. Each epoch reads the files in an order of its own. A batch depends on the corpus, the seed and the step
+    alone: each rank reads the whole stream and takes its rows.
+    Raises DataError where the corpus does.
+    """
+
+    def __init__(
+        self,
+        documents: Documents,
+        *,
+        seq_len: int,
+        tokens_per_step: int,
+        seed: int,
+        held_out: HeldOut | None = None,
+        block_documents: int = BLOCK_DOCUMENTS,
+        state: dict[str, Any] | None = None,
+        threads: int | None = None,
+    ) -> None:
+        assert tokens_per_step % seq_len == 0
+        self.seq_len, self.seed = seq_len, seed
+        self.sequences_per_step = tokens_per_step // seq_len
+        self.warnings: tuple[str, ...] = ()
+        self._held_out = held_out.digests if held_out else frozenset()
+        held = held_out.corpus.sha256 if held_out else None
+        self._identity = {
+            "seed": seed,
+            "block_documents": block_documents,
+            "held_out": held,
+            "source": documents.source,
+        }
+        self._documents, self._threads = documents, threads or min(processors(), 8)
+        place, skip, first = _Place(0, 0, None), 0, 0
+        if state is not None:
+            _refuse_others(state, self._identity, documents.name)
+            place = _Place(state["epoch"], state["block"], state["position"])
+            skip, first = state["skip"], state["step"]
+        self._blocks = Prefetched(self._read(place), _same, ahead=1)
+        self._held: deque[_Block] = deque()
+        self._used = skip
+        """Tokens of the first held block that come before the step after this one."""
+        self._first, self._step = first, first - 1
+        self._tokens = np.empty(0, dtype=np.int64)
+        self._states: dict[int, dict[str, Any]] = {}
+        self._note_state(first, place)
+
+    def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Sequences first to first + count of the global batch of `step`; see gpt2.data.Batches.sequences.
+
+        A step may be asked for again until a later one is; earlier ones are gone.
+        """
+        assert max(self._first, self._step) <= step
+        assert first + count <= self.sequences_per_step
+        while self._step < step:
+            self._advance()
+        rows = np.arange(first, first + count)[:, None] * self.seq_len
+        taken = self._tokens[rows + np.arange(self.seq_len + 1)]
+        return taken[:, :-1], taken[:, 1:]
+
+    def state(self, step: int) -> dict[str, Any]:
+        """Position before `step`, JSON-able: with it, a new StreamedBatches begins there and gives the same batches.
+
+        Known for the step to come and the last KEPT steps that were asked for.
+        """
+        assert step in self._states, f"the position before step {step} is not kept: {sorted(self._states)}"
+        return self._states[step]
+
+    def _advance(self) -> None:
+        wanted = self.sequences_per_step * self.seq_len
+        parts, place = [], self._used
+        while sum(len(block.tokens) for block in self._held) - self._used < wanted + 1:
+            self._held.append(next(self._blocks))
+        left = wanted + 1  # the last target is the first input of the step after it
+        for block in self._held:
+            part = block.tokens[place : place + left]
+            parts.append(part)
+            place, left = max(0, place - len(block.tokens)), left - len(part)
+        self._tokens = np.concatenate(parts).astype(np.int64)
+        self._used += wanted
+        while self._used >= len(self._held[0].tokens):
+            self._used -= len(self._held.popleft().tokens)
+        self._step += 1
+        self._note_state(self._step + 1, self._held[0].place)
+
+    def _note_state(self, step: int, place: _Place) -> None:
+        self._states[step] = {**self._identity, **place._asdict(), "skip": self._used, "step": step}
+        for old in [kept for kept in self._states if kept < step - KEPT]:
+            del self._states[old]
+
+    def _read(self, place: _Place) -> Iterator[_Block]:
+        """Blocks from there on, without end; runs in a thread of its own, ahead of the trainer."""
+        with ThreadPoolExecutor(self._threads, thread_name_prefix="tokenise") as pool:
+            epoch, number, position = place
+            while True:
+                self._documents.restart([self.seed, epoch])
+                if position is not None:
+                    self._documents.load_state_dict(position)
+                begun = position is not None
+                for pieces, following in self._pieces():
+                    begun = True
+                    tokens = _encoded(pool, pieces)
+                    order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
+                    yield _Block(_Place(epoch, number, position), np.concatenate([tokens[i] for i in order]))
+                    number, position = number + 1, following
+                if not begun:
+                    raise DataError(f"corpus {self._documents.name!r} has no document that is not held out")
+                epoch, number, position = epoch + 1, 0, None
+
+    def _pieces(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
+        """The documents of each block, and the position after it."""
+        pieces: list[Piece] = []
+        characters = 0
+        for piece in self._documents:
+            if self._held_out and _digest(piece) in self._held_out:
+                continue
+            pieces.append(piece)
+            characters += len(piece.text)
+            if len(pieces) >= self._identity["block_documents"] or characters >= BLOCK_CHARS:
+                yield pieces, self._documents.state_dict()
+                pieces, characters = [], 0
+        if pieces:
+            yield pieces, self._documents.state_dict()
+
+
+def _encoded(pool: ThreadPoolExecutor, pieces: list[Piece]) -> list[np.ndarray]:
+    few = [pieces[first : first + 32] for first in range(0, len(pieces), 32)]
+    return [ids for part in pool.map(lambda part: [encode_one(piece) for piece in part], few) for ids in part]
+
+
+def _digest(piece: Piece) -> bytes:
+    return hashlib.blake2b(piece.text.encode("utf-8", "surrogatepass"), digest_size=12).digest()
+
+
+def _same(block: _Block) -> _Block:
+    return block
+
+
+def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
+    for key, value in identity.items():
+        if state.get(key) != value:
+            had, now = ("other files", "these") if key == "source" else (state.get(key), value)
+            raise DataError(
+                f"corpus {name!r}: the checkpoint's position in the stream is for {key} {had}, not {now}; "
+                "go on with the same corpus and settings"
+            )

@@ -1,0 +1,149 @@
+"""What the formats of gpt2.convert share: tensors by name out of files of others, and whole files written.
+
+content(Path("model.safetensors"))["wte.weight"]
+
+What a file is, its first bytes tell. No code of a file is run.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from gpt2.model import GPT2
+from gpt2.shards import DataError, replacing
+from gpt2.workload import GPT2Config
+
+Weights = dict[str, Tensor]
+"""Float32, named and laid out as in gpt2.model.GPT2, without padding."""
+
+
+class ConvertError(Exception):
+    """A file of weights that cannot be used or written; the message says which, why and what to do."""
+
+
+def content(path: Path, *, index: bool = True) -> dict[str, Any]:
+    """By name, what the file holds; index: whether it may name other files, which hold it.
+
+    Tensors may be mapped from the file: who keeps them copies them. Raises ConvertError, or OSError.
+    """
+    with path.open("rb") as opened:
+        start = opened.read(64)
+    if start[8:9] == b"{":  # after a length, whose first byte may be torch's
+        try:
+            return load_file(path)
+        except SafetensorError as error:
+            raise ConvertError(f"{path} is no whole file of safetensors ({error}); copy it again") from None
+    if start.startswith((b"PK\x03\x04", b"\x80")):
+        return _saved_by_torch(path, zipped=start.startswith(b"PK"))
+    if index and start.startswith(b"{"):
+        return _indexed(path)
+    if start.startswith(b"version https://git-lfs"):
+        raise ConvertError(f"{path} only points to the weights, which Git LFS keeps; run git lfs pull there")
+    raise ConvertError(f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged")
+
+
+def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
+    # Mapped, for most of a training's checkpoint is its optimiser's, which then is never read. Mapping wants a name,
+    # and newer versions of torch take a name for what it says.
+    mapped = zipped and path.suffix != ".safetensors"
+    try:
+        with path.open("rb") as file:
+            saved = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+    except OSError:
+        raise
+    except Exception as error:  # what a damaged pickle raises is up to its bytes
+        if asked := re.search(r"GLOBAL (\S+)", str(error)):
+            why = f"asks for {asked[1]}, which is code; only tensors and plain values are loaded"
+        else:
+            why = "is damaged or was cut off; copy it again"
+        raise ConvertError(f"{path} {why}") from None
+    if not isinstance(saved, dict):
+        raise ConvertError(f"{path} holds no tensors by name, but one {type(saved).__name__}")
+    return saved
+
+
+def _indexed(path: Path) -> dict[str, Any]:
+    names = read_json(path).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise ConvertError(f"{path} is no index of weights; give the folder, or the file that holds them")
+    tensors: dict[str, Any] = {}
+    for name in sorted({str(name) for name in names.values()}):
+        part = path.with_name(Path(name).name)
+        if not part.is_file():
+            raise ConvertError(f"{path} names {name}, which is no file beside it; copy it there")
+        tensors |= content(part, index=False)
+    return tensors
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises ConvertError where the file holds no object, or OSError."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConvertError(f"{path} is no JSON ({error}); copy it again") from None
+    if not isinstance(found, dict):
+        raise ConvertError(f"{path} holds a {type(found).__name__}, not keys and values")
+    return found
+
+
+SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
+"""What all formats call as we do; the longest sequence has other names."""
+
+
+def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
+    """The model of these sizes. n_ctx: what the file calls that. Raises ConvertError where there is no such model."""
+    for name in (*SIZES, n_ctx):
+        if type(given.get(name)) is not int or given[name] < 1:
+            raise ConvertError(f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2")
+    if given["n_embd"] % given["n_head"]:
+        raise ConvertError(f"{path}: {given['n_head']} heads cannot share a width of {given['n_embd']}; it is damaged")
+    return GPT2Config(n_ctx=given[n_ctx], **{name: given[name] for name in SIZES})
+
+
+def sizes_of(config: GPT2Config, n_ctx: str) -> dict[str, int]:
+    """What config_of() makes the same model of."""
+    return {n_ctx: config.n_ctx, **{name: getattr(config, name) for name in SIZES}}
+
+
+def shapes(config: GPT2Config) -> dict[str, torch.Size]:
+    """By name, of all parameters, in the model's order."""
+    with torch.device("meta"):
+        return {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
+
+
+def assert_fit(config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+    """That they are all weights of this model, without padding."""
+    logical = replace(config, padded_vocab_size=config.vocab_size)
+    assert {name: tensor.shape for name, tensor in weights.items()} == shapes(logical)
+
+
+def float32(tensor: Tensor) -> Tensor:
+    """On the CPU, in one piece."""
+    return tensor.detach().to("cpu", torch.float32).contiguous()
+
+
+@contextlib.contextmanager
+def whole(path: Path) -> Iterator[IO[bytes]]:
+    """Write `path` whole or not at all. Raises ConvertError."""
+    try:
+        with replacing(path) as file:
+            yield file
+    except (DataError, RuntimeError) as error:  # RuntimeError: torch.save's, where the disk is full
+        cause = error.__context__ or error  # for a DataError's advice is about the cache
+        raise ConvertError(f"cannot write {path} ({reason(cause)}); choose another place, or make room") from None
+
+
+def reason(error: BaseException) -> str:
+    """Why a file could not be written or read, in a line."""
+    return (getattr(error, "strerror", None) or str(error)).splitlines()[0]

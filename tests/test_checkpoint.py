@@ -1,0 +1,235 @@
+from __future__ import annotations
+
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from trainings import FAST, WORKLOAD, start
+
+from gpt2 import state
+from gpt2.checkpoint import FACTS, CheckpointError, Saved, Shape, folders, prune, read, step_folder
+from gpt2.model import build
+from gpt2.toggles import Toggles
+from gpt2.train import Training
+from gpt2.workload import PRESETS
+
+pytestmark = pytest.mark.usefixtures("process_settings")
+FUSED = Toggles(adamw="fused", micro_batch_size=2)
+
+
+def saved_of(training: Training, **more: object) -> Saved:
+    facts = {"updates": state.updates(training), "tokens": training.number * 128, **more}
+    return Saved(shape=Shape.of(training.model.config), step=training.number, **facts)  # type: ignore[arg-type]
+
+
+def trained(toggles: Toggles, steps: int = 3) -> Training:
+    training = start(toggles)
+    for _ in range(steps):
+        next(training)
+    return training
+
+
+def logical(training: Training) -> dict[str, torch.Tensor]:
+    """Weights and averages without padding, by the names of the plain model."""
+    found = {}
+    for name, parameter in training.model.named_parameters():
+        rows = training.model.config.vocab_size if name == "wte.weight" else parameter.size(0)
+        averages = training.optimizer.state[parameter]
+        for kind, tensor in {"weight": parameter, **averages}.items():
+            if kind != "step":
+                found[f"{name}/{kind}"] = tensor.detach()[:rows].clone()
+    return found
+
+
+PADDED = replace(FUSED, vocab_multiple=64)
+COMPILED = replace(FUSED, compile="default")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(FUSED, PADDED), (PADDED, FUSED), (FUSED, COMPILED), (COMPILED, PADDED), (FUSED, FAST), (FAST, FUSED)],
+    ids=["to padded", "from padded", "to compiled", "from compiled", "to the top of cpu", "from the top of cpu"],
+)
+def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(
+    before: Toggles, after: Toggles, tmp_path: Path
+) -> None:
+    first = trained(before)
+    state.save(tmp_path / "c", first, saved_of(first))
+    second = start(after)
+    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    expected, found = logical(first), logical(second)
+    assert expected.keys() == found.keys()
+    assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
+    assert (second.number, state.updates(second)) == (3, 3)
+    assert torch.isfinite(next(second).loss)
+
+
+def test_copies_of_the_weights_are_those_of_what_was_restored(tmp_path: Path) -> None:
+    first = trained(FUSED)
+    state.save(tmp_path / "c", first, saved_of(first))
+    second = start(FAST)
+    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    copies = second.optimizer.copies  # type: ignore[attr-defined]
+    assert copies
+    assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies.items())
+
+
+def test_tensors_have_the_plain_model_s_names_and_shapes(tmp_path: Path) -> None:
+    training = trained(replace(COMPILED, vocab_multiple=64))
+    state.save(tmp_path / "c", training, saved_of(training))
+    (file,) = (tmp_path / "c").glob("*.safetensors")
+    with safe_open(file, framework="pt") as opened:
+        shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
+    plain = build(PRESETS["tiny"], 0, torch.device("cpu"))
+    kinds = ("model.{}", "optimizer.{}.exp_avg", "optimizer.{}.exp_avg_sq")
+    expected = {kind.format(name): tuple(p.shape) for kind in kinds for name, p in plain.named_parameters()}
+    assert shapes == expected
+
+
+def test_weights_of_a_checkpoint_give_the_logits_of_the_training_that_it_is_of(tmp_path: Path) -> None:
+    training = trained(PADDED)
+    state.save(tmp_path / "c", training, saved_of(training))
+    config, weights = state.weights(tmp_path / "c")
+    plain = build(config, 0, torch.device("cpu"))
+    state.load_weights(plain, weights)
+    tokens = torch.arange(40).view(2, 20)
+    with torch.no_grad():
+        torch.testing.assert_close(plain.logits(tokens), training.model.logits(tokens)[..., :509])
+
+
+def test_weights_alone_are_written_as_they_are_read(tmp_path: Path) -> None:
+    plain = build(PRESETS["tiny"], 5, torch.device("cpu"))
+    mine = {name: parameter.detach() for name, parameter in plain.named_parameters()}
+    state.save_weights(tmp_path / "w", PRESETS["tiny"], mine)
+    config, weights = state.weights(tmp_path / "w")
+    assert config == PRESETS["tiny"]
+    assert all(torch.equal(mine[name], weights[name]) for name in mine)
+
+
+def test_a_large_checkpoint_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "FILE_BYTES", 100_000)
+    training = trained(FUSED)
+    state.save(tmp_path / "c", training, saved_of(training))
+    assert len(list((tmp_path / "c").glob("*.safetensors"))) > 3
+    second = start(FUSED)
+    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    expected, found = logical(training), logical(second)
+    assert all(torch.equal(expected[name], found[name]) for name in expected)
+
+
+def test_a_training_begins_from_a_checkpoint_s_weights_at_its_first_step(tmp_path: Path) -> None:
+    first = trained(FUSED)
+    state.save(tmp_path / "c", first, saved_of(first))
+    second = start(PADDED)
+    state.begin_from(tmp_path / "c", second)
+    assert (second.number, state.updates(second)) == (0, 0)
+    assert torch.equal(second.model.wte.weight[:509], first.model.wte.weight)
+    assert not second.model.wte.weight[509:].any()
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Path:
+    training = trained(FUSED, steps=1)
+    state.save(tmp_path / "step-00000001", training, saved_of(training))
+    return tmp_path / "step-00000001"
+
+
+def test_a_truncated_file_is_refused_with_its_sizes(kept: Path) -> None:
+    (file,) = kept.glob("*.safetensors")
+    whole = file.stat().st_size
+    with file.open("r+b") as opened:
+        opened.truncate(whole - 1000)
+    with pytest.raises(CheckpointError, match=f"has {whole - 1000:,} bytes instead of {whole:,}"):
+        read(kept)
+
+
+def test_a_missing_file_is_refused(kept: Path) -> None:
+    next(kept.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match="is missing"):
+        read(kept)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"format": "other", "version": 1}', "is not of a gpt2-bench checkpoint"),
+        ('{"step": 3}', "is damaged"),
+        ("{", "is damaged"),
+        ("[]", "is damaged"),
+        ('{"format": "gpt2-bench checkpoint", "version": 9}', "version 9; this program reads version 1"),
+        ('{"format": "gpt2-bench checkpoint", "version": 1}', "is damaged"),
+    ],
+)
+def test_foreign_or_damaged_facts_are_refused(kept: Path, text: str, said: str) -> None:
+    (kept / FACTS).write_text(text)
+    with pytest.raises(CheckpointError, match=said):
+        read(kept)
+
+
+def test_a_folder_of_something_else_is_refused_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"holds no checkpoint.json.*gpt2 import"):
+        read(tmp_path)
+
+
+def test_tensors_that_are_none_are_refused_in_one_line(kept: Path) -> None:
+    (file,) = kept.glob("*.safetensors")
+    content = json.loads((kept / FACTS).read_text())
+    junk = b"\xff" * content["files"][file.name]
+    file.write_bytes(junk)
+    with pytest.raises(CheckpointError, match="cannot be read") as raised:
+        state.restore(kept, read(kept), start(FUSED))
+    assert "\n" not in str(raised.value)
+
+
+def test_another_model_is_refused_by_what_differs(kept: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wider = replace(PRESETS["tiny"], n_embd=128)
+    monkeypatch.setitem(PRESETS, "tiny", wider)
+    with pytest.raises(CheckpointError, match="another model: n_embd 64, not 128"):
+        state.restore(kept, read(kept), start(FUSED, WORKLOAD))
+
+
+def test_reading_runs_no_code(kept: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return exec, ("raise SystemExit('ran')",)
+
+    for name in (".metadata", "__0_0.distcp", "model.bin"):  # where torch's own format keeps pickles
+        (kept / name).write_bytes(pickle.dumps(Bomb()))
+    state.restore(kept, read(kept), start(FUSED))
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5), (40, 2.6), (50, None)):
+        saved = replace(saved_of(training), step=step, val_loss=loss)
+        state.save(step_folder(tmp_path, step), training, saved)
+    prune(tmp_path, keep=2)
+    assert [read(each).step for each in folders(tmp_path)] == [20, 40, 50]
+
+
+def test_what_was_being_written_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "step-00000003.part").mkdir()
+    (tmp_path / "step-00000004").mkdir()
+    assert folders(tmp_path) == []
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(small_disk: Path) -> None:
+    training = trained(FUSED, steps=1)
+    with pytest.raises(CheckpointError, match="No space left on device") as raised:
+        state.save(small_disk / "step-00000001", training, saved_of(training))
+    assert "\n" not in str(raised.value)
+    assert list(small_disk.iterdir()) == []
+
+
+def test_steps_passed_over_are_no_updates(tmp_path: Path) -> None:
+    training = start(FUSED)
+    training.accept = lambda loss, norm: False
+    next(training)
+    assert (training.number, state.updates(training)) == (1, 0)
+    training.accept = None
+    next(training)
+    assert (training.number, state.updates(training)) == (2, 1)

@@ -1,0 +1,442 @@
+"""Corpora opened as streams of documents, from files, a local server, and a hub that is not there."""
+
+from __future__ import annotations
+
+import builtins
+import gzip
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+import standin_hub
+import streams
+
+from gpt2 import readers
+from gpt2.corpora import Documents, Piece, has_validation, open_documents
+from gpt2.shards import DataError
+
+TEXTS = streams.documents(400)
+
+
+def texts(documents: Documents) -> list[str]:
+    return [piece.text for piece in documents]
+
+
+@pytest.fixture
+def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`datasets` tries three times, a tenth of a second apart, and no proxy stands before this machine itself."""
+    import datasets.config
+
+    for what in ("READ", "OPEN"):
+        monkeypatch.setattr(datasets.config, f"STREAMING_{what}_MAX_RETRIES", 3)
+        monkeypatch.setattr(datasets.config, f"STREAMING_{what}_RETRY_INTERVAL", 0.1)
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+
+
+@pytest.fixture
+def server(tmp_path: Path, no_patience: None):
+    (tmp_path / "served").mkdir()
+    server = streams.Server(tmp_path / "served")
+    yield server
+    server.stop()
+
+
+# --- files
+
+
+@pytest.mark.parametrize("file", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
+def test_each_row_or_line_of_a_file_is_a_document(file: str, tmp_path: Path) -> None:
+    write = streams.parquet if file == "a.parquet" else streams.json_lines
+    opened = open_documents(str(write(tmp_path / file, TEXTS)))
+    assert list(opened) == [Piece(text, True) for text in TEXTS]
+    assert (opened.name, opened.text_column) == ("a", "text")
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_folder_is_read_file_by_file_without_its_validation_and_test_files(kind: str, tmp_path: Path) -> None:
+    place = streams.folder(tmp_path / "mine", TEXTS, 3, kind)
+    write = streams.parquet if kind == "parquet" else streams.json_lines
+    write(place / f"validation-00000.{kind}", ["val"])
+    write(place / f"test-00000.{kind}", ["test"])
+    (place / "README.md").write_text("no text of the corpus")
+    assert texts(open_documents(str(place))) == TEXTS
+    assert texts(open_documents(str(place), split="validation")) == ["val"]
+    assert has_validation(str(place))
+
+
+def test_a_text_file_is_one_document_that_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(readers, "PIECE_CHARS", 100)
+    text = "".join(f"line {n} of the text\n" for n in range(200))
+    (tmp_path / "a.txt").write_text(text)
+    pieces = list(open_documents(str(tmp_path / "a.txt")))
+    assert "".join(piece.text for piece in pieces) == text
+    assert [piece.begins for piece in pieces] == [True] + [False] * (len(pieces) - 1)
+    assert max(len(piece.text) for piece in pieces) < 250
+
+
+def test_each_text_file_of_a_folder_is_a_document(tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        (tmp_path / f"{name}.txt").write_text(f"text {name}")
+    assert list(open_documents(str(tmp_path))) == [Piece("text a", True), Piece("text b", True)]
+
+
+def test_tiny_shakespeare_is_known_as_one_text(shakespeare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GPT2_DATA_DIR", str(shakespeare.parent))
+    assert "".join(texts(open_documents("tinyshakespeare"))) == shakespeare.read_text(encoding="utf-8")
+
+
+def test_a_document_that_is_null_is_an_empty_one(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": null}\n')
+    assert texts(open_documents(str(tmp_path / "a.jsonl"))) == ["a", ""]
+
+
+def test_the_column_of_text_is_found_or_named(tmp_path: Path) -> None:
+    assert open_documents(str(streams.parquet(tmp_path / "a.parquet", TEXTS, column="story"))).text_column == "story"
+    table = pyarrow.table({"title": ["t"], "content": ["c"], "words": [3]})
+    pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
+    assert texts(open_documents(str(tmp_path / "b.parquet"))) == ["c"]
+    assert texts(open_documents(str(tmp_path / "b.parquet"), text_column="title")) == ["t"]
+
+
+# --- positions
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_from_any_position_the_rest_is_read_and_its_positions_hold_too(kind: str, tmp_path: Path) -> None:
+    place = str(streams.folder(tmp_path / "mine", TEXTS, 3, kind))
+    opened = open_documents(place)
+    states = []
+    for _ in opened:
+        states.append(json.dumps(opened.state_dict()))  # after document n: where n + 1 is
+    rng = np.random.default_rng(0)
+    for place_in_it in [0, 49, 132, 133, 134, *rng.integers(0, len(TEXTS) - 40, 8)]:
+        again = open_documents(place)
+        again.load_state_dict(json.loads(states[place_in_it]))
+        read, later = [], {}
+        for piece in again:
+            read.append(piece.text)
+            if len(read) == 17:
+                later = json.loads(json.dumps(again.state_dict()))
+        assert read == TEXTS[place_in_it + 1 :]
+        once_more = open_documents(place)
+        once_more.load_state_dict(later)
+        assert texts(once_more) == TEXTS[place_in_it + 18 :]
+
+
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+@pytest.mark.parametrize("every", [1, 7, 50])
+def test_gone_on_with_again_and_again_every_document_comes_once(kind: str, every: int, tmp_path: Path) -> None:
+    place = str(streams.folder(tmp_path / "mine", TEXTS[:120], 3, kind))
+    read: list[str] = []
+    state = None
+    while len(read) < 120:
+        opened = open_documents(place)
+        if state is not None:
+            opened.load_state_dict(json.loads(state))
+        for piece in islice(opened, every):
+            read.append(piece.text)
+            state = json.dumps(opened.state_dict())
+    assert read == TEXTS[:120]
+
+
+def test_a_seed_gives_an_order_of_files_that_others_do_not(tmp_path: Path) -> None:
+    opened = open_documents(str(streams.folder(tmp_path / "mine", TEXTS, 8)))
+    orders = []
+    for seed in ([1, 0], [1, 1], [1, 0], None):
+        opened.restart(seed)
+        orders.append(texts(opened))
+    assert orders[0] == orders[2] != orders[1]
+    assert sorted(orders[1]) == sorted(TEXTS)
+    assert orders[3] == TEXTS
+
+
+def test_the_source_names_files_and_sizes_but_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "y").mkdir()
+    sources = [open_documents(str(streams.folder(tmp_path / at / "mine", TEXTS, 2))).source for at in "xy"]
+    assert sources[0] == sources[1] == json.loads(json.dumps(sources[0]))
+    other = open_documents(str(streams.folder(tmp_path / "x" / "mine", TEXTS[1:], 2))).source
+    assert other != sources[0]
+
+
+# --- over the network
+
+
+@pytest.mark.parametrize("file", ["a.parquet", "a.jsonl", "a.jsonl.gz"])
+def test_a_url_is_read_like_a_file(file: str, server: streams.Server, tmp_path: Path) -> None:
+    write = streams.parquet if file == "a.parquet" else streams.json_lines
+    write(tmp_path / "served" / file, TEXTS)
+    assert texts(open_documents(f"{server.url}/{file}")) == TEXTS
+
+
+def test_a_connection_that_breaks_is_taken_up_again(server: streams.Server, tmp_path: Path) -> None:
+    path = streams.parquet(tmp_path / "served" / "a.parquet", TEXTS)
+    opened = open_documents(f"{server.url}/a.parquet")
+    server.most = path.stat().st_size // 2
+
+    def mend() -> None:
+        time.sleep(0.15)
+        server.most = None
+
+    mending = threading.Thread(target=mend)
+    mending.start()
+    assert texts(opened) == TEXTS
+    mending.join()
+
+
+def test_a_network_that_stays_away_is_one_line_that_says_nothing_is_lost(
+    server: streams.Server, tmp_path: Path
+) -> None:
+    streams.parquet(tmp_path / "served" / "a.parquet", TEXTS)
+    opened = open_documents(f"{server.url}/a.parquet")
+    server.most = 0
+    with pytest.raises(DataError, match=r"a\.parquet cannot be read any further.*nothing is lost.*checkpoint") as said:
+        list(opened)
+    assert "\n" not in str(said.value)
+
+
+def test_a_file_that_a_server_does_not_have_is_refused(server: streams.Server) -> None:
+    with pytest.raises(DataError, match=r"none\.parquet is not there"):
+        open_documents(f"{server.url}/none.parquet")
+
+
+@pytest.mark.parametrize("name", ["fineweb-edu", "someone/something:config"])
+def test_without_a_network_the_hub_is_not_reachable_and_files_are_the_way(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: None)  # between the tries
+    with pytest.raises(DataError, match=r"hub is not reachable.*or give files") as said:
+        open_documents(name)
+    assert "\n" not in str(said.value)
+
+
+# --- the hub
+
+ON_HUB = """
+import json, sys
+from pathlib import Path
+from gpt2.corpora import open_documents
+from gpt2.index import read_index
+from gpt2.prepare import prepare
+
+documents = open_documents("fineweb-edu")
+texts, state = [], None
+for piece in documents:
+    texts.append(piece.text)
+    if len(texts) == 170:
+        state = documents.state_dict()
+again = open_documents("fineweb-edu", revision=documents.origin["revision"])
+again.load_state_dict(state)
+said = []
+for name in ("someone/nothing", "HuggingFaceFW/fineweb-edu:sample-1BT"):
+    try:
+        open_documents(name)
+    except Exception as error:
+        said.append(str(error))
+out = Path(sys.argv[1])
+list(prepare("tinystories", out, processes=1))
+print(json.dumps({
+    "texts": texts, "rest": [piece.text for piece in again], "origin": documents.origin, "said": said,
+    "default": [piece.text for piece in open_documents("HuggingFaceFW/fineweb-edu")],
+    "index": vars(read_index(out)),
+}))
+"""
+"""In a process of its own: `datasets` reads the hub's address once, when it is imported."""
+
+
+@pytest.fixture
+def on_hub(tmp_path: Path, vocabulary: None) -> dict:
+    place = tmp_path / "hub"
+    web, stories = place / "HuggingFaceFW" / "fineweb-edu", place / "roneneldan" / "TinyStories"
+    for folder in (web / "sample" / "10BT", web / "data" / "CC-MAIN-2024-10", stories / "data"):
+        folder.mkdir(parents=True)
+    splits = {"default": "data/*/*", "sample-10BT": "sample/10BT/*"}
+    configs = [{"config_name": k, "data_files": [{"split": "train", "path": v}]} for k, v in splits.items()]
+    (web / "README.md").write_text(f"---\nconfigs: {json.dumps(configs)}\n---\n# FineWeb-Edu\n")
+    (stories / "README.md").write_text("---\nlicense: other\n---\n")
+    streams.parquet(web / "sample" / "10BT" / "000_00000.parquet", TEXTS[:150])
+    streams.parquet(web / "sample" / "10BT" / "001_00000.parquet", TEXTS[150:])
+    streams.parquet(web / "data" / "CC-MAIN-2024-10" / "train-00000-of-00014.parquet", ["all of it"])
+    streams.parquet(stories / "data" / "train-00000-of-00001-2d5a1467fff1081b.parquet", TEXTS[:60])
+    streams.parquet(stories / "data" / "validation-00000-of-00001-869c898b519ad725.parquet", TEXTS[60:70])
+    served = standin_hub.Hub(place)
+    own = {"USE_TORCH": "0", "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1"}
+    command = [sys.executable, "-c", ON_HUB, str(tmp_path / "out")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parent.parent,
+        env={**os.environ, **own},
+    )
+    served.stop()
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
+
+
+def test_known_names_are_read_from_a_stand_in_for_the_hub(on_hub: dict) -> None:
+    assert on_hub["texts"] == TEXTS  # of the sample, not of all
+    assert on_hub["default"] == ["all of it"]
+    assert on_hub["origin"] == {
+        "corpus": "fineweb-edu",
+        "repository": "HuggingFaceFW/fineweb-edu",
+        "config": "sample-10BT",
+        "revision": standin_hub.COMMIT,  # which position and index hold it to
+    }
+    assert on_hub["rest"] == TEXTS[170:]
+    assert "someone/nothing is no path here, and does not exist on the hub" in on_hub["said"][0]
+    assert "'sample-1BT' not found. Available: ['default', 'sample-10BT']" in on_hub["said"][1]
+    index = on_hub["index"]
+    assert (index["finished"], index["corpus"]["revision"], index["validation"]["split"]) == (
+        True,
+        standin_hub.COMMIT,
+        "validation",
+    )
+    assert [(entry["file"], entry["documents"]) for entry in index["shards"]] == [
+        ("tinystories_val_000000.bin", 10),
+        ("tinystories_train_000001.bin", 60),
+    ]
+
+
+# --- what is wrong
+
+
+def test_an_unknown_name_is_refused_with_what_is_near() -> None:
+    with pytest.raises(DataError, match=r"unknown corpus 'fineweb-ed'; did you mean 'fineweb-edu'\? Known: "):
+        open_documents("fineweb-ed")
+
+
+@pytest.mark.parametrize("name", ["data/none.jsonl", "./nowhere", "/nowhere/at/all"])
+def test_a_path_that_is_not_there_is_refused(name: str) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        open_documents(name)
+
+
+def test_a_split_that_a_known_corpus_lacks_is_refused() -> None:
+    with pytest.raises(DataError, match="'fineweb' has no validation split of its own"):
+        open_documents("fineweb", split="validation")
+    assert not has_validation("fineweb")
+    assert has_validation("tinystories")
+
+
+def test_without_datasets_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments, **named):
+        if name == "datasets":
+            raise ImportError(name)
+        return real(name, *arguments, **named)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(DataError, match=r"needs the package `datasets`.*pip install"):
+        open_documents("fineweb")
+
+
+def test_a_version_whose_positions_do_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import datasets
+
+    monkeypatch.setattr(datasets, "__version__", "5.0.1")
+    with pytest.raises(DataError, match=r"`datasets` 5\.0\.1 loses its position.*pip install"):
+        open_documents("fineweb")
+
+
+GOOD = '{"text": "a"}\n'
+BAD_LINES = {
+    "broken": (GOOD * 3 + '{"text": "b\n' + GOOD, r"a\.jsonl, line 4: no JSON"),
+    "no UTF-8": (GOOD.encode() * 2 + b'{"text": "\xff"}\n', r"a\.jsonl, line 3: no UTF-8"),
+    "a list": (GOOD + "[1]\n", r"a\.jsonl, line 2: no JSON object"),
+    "no column": (GOOD + '{"body": "b"}\n', r"a\.jsonl, line 2: no column 'text', but body"),
+    "a number": (GOOD + '{"text": 3}\n', r"a\.jsonl, line 2: 'text' is no text but int"),
+    "empty": ("", r"a\.jsonl holds no document"),
+}
+
+
+@pytest.mark.parametrize("which", BAD_LINES)
+def test_a_bad_line_is_named_by_file_and_number(which: str, tmp_path: Path) -> None:
+    content, complaint = BAD_LINES[which]
+    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=complaint):
+        list(open_documents(str(tmp_path / "a.jsonl")))
+
+
+def test_compressed_lines_that_were_cut_off_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl.gz"
+    lines = "".join(json.dumps({"text": f"{n * n}"}) + "\n" for n in range(20000))
+    path.write_bytes(gzip.compress(lines.encode())[:-1000])
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz, after line \d+: damaged gzip data"):
+        list(open_documents(str(path)))
+
+
+@pytest.mark.parametrize("damage", ["cut off", "a bad page"])
+def test_damaged_parquet_is_named_by_its_file(damage: str, tmp_path: Path) -> None:
+    place = streams.folder(tmp_path / "mine", TEXTS, 3)
+    bad = place / "train-00001.parquet"
+    content = bytearray(bad.read_bytes())
+    if damage == "cut off":
+        bad.write_bytes(content[: len(content) // 2])
+    else:
+        middle = len(content) // 2
+        bad.write_bytes(content[:middle] + bytes(500) + content[middle + 500 :])
+    with pytest.raises(DataError, match=r"train-00001\.parquet cannot be read as Parquet"):
+        list(open_documents(str(place)))
+
+
+def test_a_later_file_without_the_column_is_named(tmp_path: Path) -> None:
+    place = streams.folder(tmp_path / "mine", TEXTS, 2)
+    streams.parquet(place / "train-00002.parquet", TEXTS, column="body")
+    with pytest.raises(DataError, match=r"train-00002\.parquet has no column 'text'"):
+        list(open_documents(str(place)))
+
+
+@pytest.mark.parametrize(
+    ("columns", "asked", "complaint"),
+    [
+        ({"a": ["x"], "b": ["y"]}, None, "has columns of text a, b; say which with --text-column"),
+        ({"a": [1]}, None, "has no column of text"),
+        ({"text": ["x"]}, "body", "has no column 'body', but text"),
+        ({"text": ["x"], "id": [1]}, "id", "column 'id' of .* is no text; those of text: text"),
+    ],
+)
+def test_a_column_that_cannot_be_told_is_asked_for(columns, asked, complaint: str, tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=complaint):
+        open_documents(str(tmp_path / "a.parquet"), text_column=asked)
+
+
+def test_an_empty_corpus_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("")
+    streams.parquet(tmp_path / "a.parquet", [])
+    for file in ("a.txt", "a.parquet"):
+        with pytest.raises(DataError, match=r"holds no document"):
+            list(open_documents(str(tmp_path / file)))
+
+
+def test_text_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"abc\xff\xfe")
+    with pytest.raises(DataError, match=r"a\.txt is not UTF-8"):
+        list(open_documents(str(tmp_path / "a.txt")))
+
+
+def test_a_folder_of_several_kinds_or_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the folder holds no file of \.txt, "):
+        open_documents(str(tmp_path))
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "a.jsonl").write_text(GOOD)
+    with pytest.raises(DataError, match="a mixture of json and text"):
+        open_documents(str(tmp_path))
+
+
+def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_text("a")
+    with pytest.raises(DataError, match=r"a\.pdf, of no known kind; give files of one kind"):
+        open_documents(str(tmp_path / "a.pdf"))

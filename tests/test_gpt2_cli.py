@@ -1,0 +1,159 @@
+"""The commands of gpt2 as a user gives them, on a small model of GPT-2's vocabulary."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from longruns import command
+
+from gpt2.checkpoint import folders
+from gpt2.metrics import read
+
+SMALL = ["--set", "toggles.threads=1", "--set", "workload.seq_len=64", "--set", "workload.tokens_per_step=512"]
+FEW = ["--set", "steps=4", "--set", "workload.lr_decay_steps=0", "--set", "evaluation.val_tokens=512"]
+OFTEN = [
+    "--set",
+    "evaluation.val_every=2",
+    "--set",
+    "evaluation.sample_every=4",
+    "--set",
+    "evaluation.sample_tokens=8",
+]
+
+
+def done(*arguments: str | Path, code: int = 0) -> tuple[str, str]:
+    process = command(*arguments)
+    out, err = process.communicate(timeout=300)
+    assert process.returncode == code, err
+    return out, err
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where what one test makes stays for the next."""
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture
+def trained(home: Path, shakespeare: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run of four steps on tiny Shakespeare; made once."""
+    monkeypatch.setenv("GPT2_CACHE_DIR", str(home / "cache"))
+    monkeypatch.setenv("GPT2_DATA_DIR", str(shakespeare.parent))
+    if not (home / "run").exists():
+        done("prepare", "tinyshakespeare")
+        done("train", "mini-shakespeare", "--out", home / "run", *SMALL, *FEW, *OFTEN)
+    return home / "run"
+
+
+def test_a_corpus_is_prepared_and_trained_on_with_validation_and_samples(trained: Path) -> None:
+    found = [(event.kind, event.step) for event in read(trained)]
+    assert [each for each in found if each[0] == "val"] == [("val", 0), ("val", 2), ("val", 4)]
+    assert [each for each in found if each[0] == "sample"] == [("sample", 0)] * 2 + [("sample", 4)] * 2
+    samples = [event.values for event in read(trained) if event.kind == "sample"]
+    assert {sample["prompt"] for sample in samples} == {"Hello, I'm a language model,", "Romeo and Juliet"}
+    assert all(sample["text"] for sample in samples)
+    corpora = {event.values["corpus"] for event in read(trained) if event.kind in ("leg", "val")}
+    assert corpora == {"tinyshakespeare"}
+
+
+def test_preparing_again_does_nothing(trained: Path, home: Path) -> None:
+    shards = sorted((home / "cache" / "corpora" / "tinyshakespeare").glob("*.bin"))
+    before = [shard.stat().st_mtime_ns for shard in shards]
+    done("prepare", "tinyshakespeare")
+    assert [shard.stat().st_mtime_ns for shard in shards] == before
+    assert len(shards) == 2
+
+
+def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path: Path) -> None:
+    example = {
+        **{"activity_label": "Reading", "ctx_a": "A man reads a book.", "ctx_b": "he", "label": 1},
+        **{"ctx": "A man reads a book. he", "endings": ["eats it.", "turns a page.", "is a fish.", "flies away."]},
+    }
+    file = tmp_path / "hellaswag_val.jsonl"
+    file.write_text(f"{json.dumps(example)}\n" * 6)
+    out, _ = done("eval", trained, "--val-corpus", "tinyshakespeare", "--val-tokens", "512", "--hellaswag-file", file)
+    loss, completion, harness = out.splitlines()
+    assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")
+    assert loss.endswith("on 512 tokens of tinyshakespeare")
+    assert completion.startswith("HellaSwag (completion) acc ")
+    assert harness.startswith("HellaSwag (harness) acc ")
+    assert completion.endswith("of 6 examples")
+
+
+def test_a_model_goes_on_with_a_prompt_and_the_same_seed_writes_the_same(trained: Path) -> None:
+    asked = ["sample", trained, "--prompt", "To be, or", "--max-tokens", "12", "--seed", "3"]
+    first, _ = done(*asked)
+    assert first.startswith("To be, or")
+    assert done(*asked)[0] == first
+    assert done(*asked[:-1], "4")[0] != first
+
+
+def test_a_model_goes_to_transformers_and_back_unchanged(trained: Path, tmp_path: Path) -> None:
+    from gpt2 import state
+
+    done("export", trained, tmp_path / "hf")
+    done("import", tmp_path / "hf", tmp_path / "back")
+    (config, mine) = state.weights(folders(trained / "checkpoints")[-1])
+    (again, theirs) = state.weights(tmp_path / "back")
+    assert config == again
+    assert all((mine[name] == theirs[name]).all() for name in mine)
+
+
+def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> None:
+    done("export", trained, tmp_path / "ckpt.pt", "--format", "nanogpt")
+    done("import", tmp_path / "ckpt.pt", tmp_path / "weights")
+    start = ["--init-from", tmp_path / "weights", "--out", tmp_path / "run"]
+    done("train", "mini-shakespeare", *start, *SMALL, *FEW, "--set", "evaluation.val_every=4")
+    last = [event.values["loss"] for event in read(trained) if event.kind == "val"][-1]
+    first = next(event.values["loss"] for event in read(tmp_path / "run") if event.kind == "val")
+    assert first == pytest.approx(last, abs=1e-6)
+
+
+def test_a_run_streams_its_corpus_and_goes_on_where_it_was(trained: Path, shakespeare: Path, tmp_path: Path) -> None:
+    stream = ["--stream", "--data", shakespeare, *SMALL, *FEW, "--set", "evaluation.val_every=2"]
+    done("train", "mini-shakespeare", *stream, "--out", tmp_path / "whole")
+    halved = [*stream, "--out", tmp_path / "parts"]
+    done("train", "mini-shakespeare", *halved, "--set", "steps=2")
+    done("train", "mini-shakespeare", *halved, "--resume")
+    losses = [
+        [(event.step, event.values["loss"]) for event in read(tmp_path / name) if event.kind in ("step", "val")]
+        for name in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+
+
+def test_tensorboard_and_wandb_are_written_to_where_asked(trained: Path, tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    os.environ["WANDB_MODE"] = "offline"
+    try:
+        more = ["--tensorboard", "--wandb", "--set", "evaluation.val_every=2"]
+        done("train", "mini-shakespeare", "--out", tmp_path / "run", *SMALL, *FEW, *more)
+    finally:
+        del os.environ["WANDB_MODE"]
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    mine = [event.values["loss"] for event in read(tmp_path / "run") if event.kind == "step"]
+    assert [each.value for each in events.Scalars("step/loss")] == pytest.approx(mine)
+    assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["eval", "nowhere", "--hellaswag"], "nowhere"),
+        (["eval", "nowhere"], "nothing to judge by"),
+        (["sample", "pyproject.toml"], "pyproject.toml"),
+        (["import", "nowhere", "there"], "nowhere"),
+        (["export", "nowhere", "there"], "nowhere"),
+        (["prepare", "tinyshakespear"], "did you mean 'tinyshakespeare'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: str) -> None:
+    _, err = done(*arguments, code=2)
+    assert len(err.strip().splitlines()) == 1, err
+    assert said in err

@@ -1,0 +1,347 @@
+from __future__ import annotations
+
+import json
+import math
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
+
+from gpt2.checkpoint import CheckpointError, folders, read
+from gpt2.guard import TrainingStopped
+from gpt2.metrics import read as read_metrics
+
+pytestmark = pytest.mark.usefixtures("process_settings")
+
+
+def test_steps_and_evaluations_come_in_order_and_the_last_step_is_looked_at(tmp_path: Path) -> None:
+    found = [(event.kind, event.step) for event in events(tiny_run(steps=6), tmp_path)]
+    steps = [("step", n) for n in range(1, 7)]
+    assert found == [("leg", 0), ("val", 0), *steps[:4], ("val", 4), *steps[4:], ("val", 6)]
+
+
+@pytest.mark.parametrize("after", [1, 3, 4, 7, 11])
+def test_a_run_broken_off_and_resumed_learns_bit_for_bit_what_one_that_never_stopped_does(
+    after: int, tmp_path: Path
+) -> None:
+    run = tiny_run()
+    whole = learned(events(run, tmp_path / "whole"))
+    first = learned(broken_off(run, tmp_path / "parts", after))
+    second = learned(events(run, tmp_path / "parts", resume=True))
+    assert first + second == whole
+    assert [row["step"] for row in first if row["kind"] == "step"][-1] == after
+
+
+@pytest.mark.parametrize("name", ["compiled", "accumulated", "bfloat16"])
+def test_that_holds_under_other_toggles(name: str, tmp_path: Path) -> None:
+    toggles = {
+        "compiled": {"compile": "default", "adamw": "compiled", "clip": "in_step", "vocab_multiple": 64},
+        "accumulated": {"micro_batch_size": 1, "adamw": "for_loop"},
+        "bfloat16": {
+            **{"autocast": "bfloat16", "attention": "blocks", "adamw": "compiled", "clip": "in_step"},
+            **{"weight_casts": "optimizer", "tied_gradient": "rows", "micro_batch_size": 4},
+        },
+    }
+    run = tiny_run(toggles=toggles[name], steps=8)
+    whole = learned(events(run, tmp_path / "whole"))
+    parts = learned(broken_off(run, tmp_path / "parts", 5)) + learned(events(run, tmp_path / "parts", resume=True))
+    assert parts == whole
+
+
+def test_the_validation_loss_is_the_mean_over_the_first_tokens_of_the_corpus(tmp_path: Path) -> None:
+    it = leg(tiny_run(), tmp_path)
+    found = next(event for event in it if event.kind == "val")
+    corpus = it.data.validation
+    assert corpus is not None
+    tokens = torch.from_numpy(corpus.read(0, 257).astype("int64"))
+    with torch.no_grad():
+        logits = it.training.model.logits(tokens[:-1].view(8, 32)).flatten(0, 1)
+    assert found.values["tokens"] == 256
+    assert found.values["loss"] == pytest.approx(F.cross_entropy(logits, tokens[1:]).item(), abs=1e-5)
+
+
+def test_validation_leaves_the_training_as_it_is(tmp_path: Path) -> None:
+    often = tiny_run(evaluation={"val_every": 1, "val_tokens": 256})
+    never = tiny_run(evaluation={"val_every": 0})
+    steps = [
+        [row for row in learned(events(run, tmp_path / str(n))) if row["kind"] == "step"]
+        for n, run in enumerate((often, never))
+    ]
+    assert steps[0] == steps[1]
+
+
+def test_the_learning_rate_of_each_step_is_the_schedule_s(tmp_path: Path) -> None:
+    run = tiny_run(workload={"lr_decay_steps": 10, "lr_final_fraction": 0.0}, steps=12)
+    rates = [event.values["lr"] for event in events(run, tmp_path) if event.kind == "step"]
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=3e-3)
+    warm = torch.optim.lr_scheduler.LinearLR(optimizer, start_factor=1 / 3, total_iters=2)
+    cosine = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7, eta_min=0.0)
+    oracle = torch.optim.lr_scheduler.SequentialLR(optimizer, [warm, cosine], milestones=[3])
+    expected = []
+    for _ in range(11):
+        expected.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        oracle.step()
+    assert rates[:11] == pytest.approx(expected, abs=1e-9)
+    assert rates[11] == 0.0
+
+
+def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path: Path) -> None:
+    it = leg(tiny_run(steps=10), tmp_path)
+    seen = set[int]()
+    for _ in it:
+        seen |= {read(each).step for each in folders(tmp_path / "checkpoints")}
+    assert seen == {4, 8}
+    left = [read(each).step for each in folders(tmp_path / "checkpoints")]
+    assert left[-2:] == [8, 10]
+    best = min(folders(tmp_path / "checkpoints"), key=lambda each: read(each).val_loss or math.inf)
+    assert read(best).step in left
+
+
+def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes_on_from(tmp_path: Path) -> None:
+    run = tiny_run(steps=10_000, evaluation={"val_every": 0}, checkpoints={"every": 0})
+    it = leg(run, tmp_path, seconds=92.0)  # of which 90 are set aside for the last checkpoint
+    begun = time.monotonic()
+    steps = sum(event.kind == "step" for event in it)
+    assert time.monotonic() - begun < 92.0
+    assert 0 < steps < 10_000
+    assert it.ended_early is not None
+    assert read(folders(tmp_path / "checkpoints")[-1]).step == steps
+
+
+def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -> None:
+    it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path)
+    assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    it.training.model.ln_f.weight.data.fill_(math.nan)
+    with pytest.raises(TrainingStopped, match="step 5: loss nan"):
+        next(it)
+
+
+def test_a_step_passed_over_leaves_the_weights_and_is_told(tmp_path: Path) -> None:
+    it = leg(tiny_run(guard={"not_finite": "skip"}, evaluation={"val_every": 0}), tmp_path)
+    assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
+    model = it.training.model
+    before, spoilt = model.wte.weight.detach().clone(), model.ln_f.weight.detach().clone()
+    model.ln_f.weight.data.fill_(math.nan)
+    assert math.isnan(next(it).values["loss"])
+    assert torch.equal(model.wte.weight, before)
+    model.ln_f.weight.data.copy_(spoilt)
+    note, *rest = it
+    assert (note.kind, note.step, "passed over" in note.values["text"]) == ("note", 5, True)
+    assert math.isfinite(rest[-1].values["loss"])
+
+
+def test_a_run_goes_on_under_other_toggles(tmp_path: Path) -> None:
+    run = tiny_run(steps=8)
+    whole = learned(events(run, tmp_path / "whole"))
+    broken_off(run, tmp_path / "parts", 4)
+    other = with_toggles(run, vocab_multiple=64, attention="sdpa", micro_batch_size=4, grad_accum_steps=1)
+    second = learned(events(other, tmp_path / "parts", resume=True))
+    for mine, theirs in zip(second, whole[-len(second) :], strict=True):
+        assert mine["step"] == theirs["step"]
+        assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 7}, "workload.seed 1337, now it is 7"),
+        ({"seq_len": 64}, "workload.seq_len 32, now it is 64"),
+        ({"tokens_per_step": 256}, "workload.tokens_per_step 128, now it is 256"),
+    ],
+)
+def test_a_run_that_would_train_on_other_batches_is_not_gone_on_with(
+    changes: dict[str, int], said: str, tmp_path: Path
+) -> None:
+    broken_off(tiny_run(), tmp_path, 2)
+    with pytest.raises(CheckpointError, match=said):
+        leg(tiny_run(workload=changes), tmp_path, resume=True)
+
+
+def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
+    first = leg(tiny_run(steps=4), tmp_path / "first")
+    last = list(first)[-1]
+    second = events(tiny_run(steps=1), tmp_path / "second", begin_from=folders(tmp_path / "first/checkpoints")[-1])
+    assert second[1].values["loss"] == last.values["loss"]
+    assert second[1].step == 0
+
+
+def test_the_wait_for_the_loader_is_told(tmp_path: Path) -> None:
+    steps = [event for event in events(tiny_run(), tmp_path) if event.kind == "step"]
+    assert all(0 <= event.values["wait_seconds"] < event.values["seconds"] for event in steps)
+
+
+def test_resuming_where_nothing_was_kept_begins_the_run(tmp_path: Path) -> None:
+    assert events(tiny_run(steps=1), tmp_path, resume=True)[0].values["resumed_from"] is None
+
+
+CONFIG = """
+name: test
+steps: 40
+workload: {model: tiny, seq_len: 32, tokens_per_step: 128, lr: 3.0e-3}
+toggles: {micro_batch_size: 2, adamw: fused, threads: 1}
+evaluation: {val_every: 10, val_tokens: 256}
+checkpoints: {every: 3, keep: 2}
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "test.yaml"
+    path.write_text(CONFIG)
+    return path
+
+
+def rows(folder: Path) -> list[dict[str, object]]:
+    found = (event.row() for event in read_metrics(folder) if event.kind != "leg")
+    return [{key: value for key, value in row.items() if key not in TIMING} for row in found]
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_random_moments_ends_with_the_same_losses(config: Path, tmp_path: Path) -> None:
+    whole = command("train", config, "--out", tmp_path / "whole")
+    assert whole.wait() == 0, whole.communicate()
+    chance = random.Random(6)
+    killed = 0
+    while True:
+        process = command("train", config, "--out", tmp_path / "parts", "--resume")
+        metrics = tmp_path / "parts" / "metrics.jsonl"
+        before = sum(1 for _ in metrics.open()) if metrics.exists() else 0
+        wanted = before + chance.randint(3, 12)
+        while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) >= wanted):
+            time.sleep(0.002)
+        if process.poll() is not None:
+            break
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        killed += 1
+    assert process.wait() == 0, process.communicate()
+    assert killed >= 3
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+    lines = (tmp_path / "parts" / "metrics.csv").read_text().splitlines()
+    assert len(lines) == 1 + sum(1 for _ in read_metrics(tmp_path / "parts"))
+
+
+def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_before(
+    config: Path, tmp_path: Path
+) -> None:
+    config.write_text(CONFIG.replace("every: 3", "every: 1"))
+    whole = command("train", config, "--out", tmp_path / "whole")
+    assert whole.wait() == 0, whole.communicate()
+    place = tmp_path / "parts" / "checkpoints"
+    torn = 0
+    while True:
+        process = command("train", config, "--out", tmp_path / "parts", "--resume")
+        newest = folders(place)[-1].name if folders(place) else ""
+        while process.poll() is None:
+            parts = list(place.glob("*.part/*.safetensors"))
+            if parts and parts[0].parent.name > newest:
+                process.send_signal(signal.SIGKILL)
+        process.wait()
+        if process.returncode == 0:
+            break
+        torn += bool(list(place.glob("*.part")))
+        if torn == 3:
+            process = command("train", config, "--out", tmp_path / "parts", "--resume")
+            break
+    assert process.wait() == 0, process.communicate()
+    assert torn >= 1
+    assert not list(place.glob("*.part"))
+    assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
+
+
+def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Path) -> None:
+    config.write_text(CONFIG.replace("steps: 40", "steps: 100000").replace("every: 3", "every: 0"))
+    process = command("train", config, "--out", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    (kept,) = folders(tmp_path / "run" / "checkpoints")
+    steps = [event.step for event in read_metrics(tmp_path / "run") if event.kind == "step"]
+    assert read(kept).step == steps[-1]
+    assert "--resume goes on" in said
+
+
+def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    process = command("train", config, "--out", tmp_path / "run")
+    _, said = process.communicate()
+    assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
+    assert "--resume goes on with it" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["nosuch"], "no configuration 'nosuch'"),
+        (["tiny", "--set", "toggles.devcie=cpu"], "unknown key 'devcie'; did you mean 'device'?"),
+        (["tiny", "--set", "steps=0"], "steps 0 is less than 1"),
+        (["tiny", "--set", "steps"], "should be PATH=VALUE"),
+        (["tiny", "--set", "workload.data=nowhere", "--set", "workload.model=gpt2"], "corpus 'nowhere'"),
+        (["tiny", "--set", "toggles.device=cuda"], "cuda"),
+        (["tiny", "--init-from", "nowhere"], "nowhere is no folder"),
+    ],
+)
+def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
+    process = command("train", *arguments, "--out", tmp_path / "run")
+    _, err = process.communicate()
+    assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
+    assert said in err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "fsdp2"])
+def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, tmp_path: Path) -> None:
+    common = ["--set", "workload.seq_len=32", "--set", "workload.tokens_per_step=128", "--set", "steps=8"]
+    common += ["--set", "toggles.micro_batch_size=1", "--set", "evaluation.val_tokens=256"]
+    common += ["--set", "checkpoints.every=4", "--set", "checkpoints.keep=9", "--set", "evaluation.val_every=4"]
+    two = [
+        "--set",
+        "toggles.world_size=2",
+        "--set",
+        f"toggles.sharding={sharding}",
+        "--set",
+        "toggles.vocab_multiple=64",
+    ]
+
+    def finished(*arguments: str | Path) -> None:
+        process = command("train", "tiny", *common, *arguments)
+        _, said = process.communicate(timeout=300)
+        assert process.returncode == 0, said
+
+    finished("--out", tmp_path / "one")
+    for before, after, name in (((), two, "one to two"), (two, (), "two to one")):
+        finished(*before, "--out", tmp_path / name)
+        newest = folders(tmp_path / name / "checkpoints")[-1]
+        assert read(newest).step == 8
+        for each in newest.iterdir():
+            each.unlink()
+        newest.rmdir()
+        finished(*after, "--out", tmp_path / name, "--resume")
+        found = [row for row in rows(tmp_path / name) if row["kind"] in ("step", "val")]
+        expected = [row for row in rows(tmp_path / "one") if row["kind"] in ("step", "val")]
+        assert [row["step"] for row in found] == [row["step"] for row in expected]
+        for mine, theirs in zip(found, expected, strict=True):
+            assert mine["loss"] == pytest.approx(theirs["loss"], abs=2e-4)
+
+
+def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path) -> None:
+    import pandas as pd
+
+    process = command("train", config, "--out", tmp_path / "run", "--set", "steps=4")
+    assert process.wait() == 0, process.communicate()
+    table = pd.read_csv(tmp_path / "run" / "metrics.csv")
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert list(table["kind"]) == [line["kind"] for line in lines]
+    steps = table[table["kind"] == "step"]
+    assert list(steps["loss"]) == pytest.approx([line["loss"] for line in lines if line["kind"] == "step"])
