@@ -293,6 +293,8 @@ def read(path: Path) -> tuple[list[Record], list[str]]:
             if error.errors()[0]["type"] == "json_invalid":
                 if path.suffix == ".json":
                     raise RecordError(f"{path}: no results of bench run; bench turns keeps its own as JSON") from None
+                if path.suffix != ".jsonl":
+                    raise RecordError(f"{path}: no results of bench run, which are .jsonl; name others") from None
                 cut = line.startswith("{") and "EOF" in error.errors()[0]["msg"]
                 what = "the line is cut off" if cut else "no result of bench run"
                 raise RecordError(f"{path}:{number}: {what}; delete this line, or name other files") from None

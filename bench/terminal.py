@@ -38,10 +38,10 @@ def report_end(run: Run) -> None:
     from bench.report.load import nothing_supported
 
     ok = sum(record.status == "ok" for record in run.records)
-    so_far = " before the run ended" if run.interrupted or run.error else ""
+    so_far = "; the run ended early" if run.interrupted or run.error else ""
     begun = sum(record.begun for record in run.records)
     planned = f"about {begun + run.cut.left}" if run.cut else begun
-    typer.echo(f"{ok} of {planned} processes{so_far} measured; records in {run.path}", err=True)
+    typer.echo(f"{ok} of {planned} processes measured{so_far}; records in {run.path}", err=True)
     if nothing_supported(run.records):
         typer.echo("bench: none of these rungs is supported here; the table says why", err=True)
     if run.cut:

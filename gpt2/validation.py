@@ -15,6 +15,10 @@ class ConfigError(Exception):
     """What a person wrote cannot be run; the message names file and key, and what to do."""
 
 
+OTHER_WORDS = {"gpu": "; NVIDIA's and AMD's are cuda, Apple's mps", "tpu": "; TPUs are xla"}
+"""What people call a device: the nearest spelling of gpu is cpu."""
+
+
 def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
     """`value` as a `kind`, else a ConfigError with the first thing that is wrong."""
     try:
@@ -39,6 +43,7 @@ def _explain(error: Any, kind: type, noun: str) -> str:
         allowed = error["ctx"]["expected"].replace("'", "").replace(" or ", ", ")
         closest = difflib.get_close_matches(str(value), allowed.split(", "), n=1, cutoff=0.5)
         hint = f"; did you mean {closest[0]!r}?" if closest else _yaml(value)
+        hint = OTHER_WORDS.get(str(value).lower(), hint)
         return f"{noun} {key!r}: {value!r} is not one of {allowed}{hint}"
     wanted = {
         "int_type": "a whole number",

@@ -77,7 +77,7 @@ BAD = {
     "unknown key in a rung": ("rungs: [{name: b, sets: {}}]", "rung 'b': unknown key 'sets'; did you mean 'set'?"),
     "unknown model": (
         "workload: {model: gpt3}\nrungs: [{name: b}]",
-        "workload: model 'gpt3' is not one of tiny, gpt2,",
+        "workload: model 'gpt3' is not one of tiny, mini, gpt2,",
     ),
     "a boolean where a number is wanted": (
         "rungs: [{name: b, set: {vocab_multiple: yes}}]",
@@ -90,6 +90,10 @@ BAD = {
     "a percentage": ("protocol: {until: 5%}\nrungs: [{name: b}]", "key 'until': '5%' should be a number; write 0.05"),
     "an alias that contains itself": ("workload: &a {model: *a}\nrungs: [{name: b}]", "contains itself"),
     "endless nesting": ("rungs: " + "[" * 5000, "nested too deeply"),
+    "a word for a device": (
+        "rungs: [{name: b, set: {device: gpu}}]",
+        "'gpu' is not one of cpu, cuda, mps, xla; NVIDIA's and AMD's are cuda",
+    ),
     "a boolean": ("rungs: [{name: b, set: {compile: on}}]", "toggle 'compile': True is not one of eager, default"),
     "a boolean's cause": (
         "rungs: [{name: b, set: {compile: on}}]",

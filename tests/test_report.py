@@ -639,6 +639,15 @@ def test_an_interrupted_run_of_a_newer_ladder_does_not_hide_a_whole_one_of_the_o
     assert warnings == [f"{tmp_path / 'new.jsonl'} is newer but interrupted and not shown; name it to see it"]
 
 
+def test_a_whole_run_that_measured_nothing_does_not_hide_an_interrupted_one_that_did(tmp_path: Path) -> None:
+    append(tmp_path / "none.jsonl", record("44", kind="sweep", status="out_of_memory", measurement=None))
+    later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
+    append(tmp_path / "part.jsonl", record("36", **later))
+    append(tmp_path / "part.jsonl", record("40", 1, status="interrupted", error="by the user", **later))
+    (board,), _ = load_boards([tmp_path])
+    assert board.source == tmp_path / "part.jsonl"
+
+
 def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_name(tmp_path: Path) -> None:
     append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
     later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}

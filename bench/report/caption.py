@@ -209,7 +209,10 @@ def _mfu(board: Scoreboard) -> list[str]:
         return []
     counted = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})"
     if not found.peak_flops_bf16 and not found.peak_flops_dtype:
-        return [f"MFU is absent: {found.peak_flops_source}. {counted}."]
+        why = found.peak_flops_source or ""
+        if why.startswith("derived"):
+            why = f"no peak is known for what these rungs multiply; {why}"
+        return [f"MFU is absent: {why}. {counted}."]
     others = ", ".join(
         f"{name} {flops:,} (x {flops / found.flops_per_token:.3f})"
         for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
@@ -217,7 +220,7 @@ def _mfu(board: Scoreboard) -> list[str]:
     peak = (
         f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
         if found.peak_flops_bf16
-        else "a bfloat16 peak that the device does not have (absent)"
+        else "a dense bfloat16 peak that is not known here (absent)"
     )
     lines: list[str] = [
         Method(f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}.")

@@ -190,16 +190,21 @@ def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
 
 
 def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
-    newest = max(runs, key=lambda board: (not board.interrupted, board.begun))
+    newest = max(runs, key=lambda board: (_says(board), not board.interrupted, board.begun))
     # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.
     same = [board for board in runs if newest.swept or _same_ladder(board, newest)]
 
-    def merit(board: Scoreboard) -> tuple[bool, int, bool, str]:
+    def merit(board: Scoreboard) -> tuple[bool, bool, int, bool, str]:
         # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
         rungs = 0 if board.swept else len(board.rows)
-        return not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
+        return _says(board), not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
 
     return max(same, key=merit)
+
+
+def _says(board: Scoreboard) -> bool:
+    """Whether any rung was measured: a whole run in which none was stands for less than a part of another."""
+    return any(record.measurement for record in board.records)
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
