@@ -22,6 +22,7 @@ from gpt2.data import DataError
 from gpt2.device import Device, DeviceError, find
 from gpt2.display import Display
 from gpt2.guard import TrainingStopped
+from gpt2.lock import Locked, alone
 from gpt2.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
 from gpt2.parallel import process_group
 from gpt2.pretrain import Leg, Place
@@ -57,11 +58,11 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
 
 
 def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
-    if not place.resume and (place.folder / "metrics.jsonl").exists():
-        raise MetricsError(f"{place.folder} has a run already: --resume goes on with it, --out chooses another folder")
-    leg = Leg(run, place, device)
-    interrupted = _heed_signals(leg)
     with ExitStack() as stack:
+        if rank == 0:
+            _take_folder(place, stack)
+        leg = Leg(run, place, device)
+        interrupted = _heed_signals(leg)
         sinks: list[Sink] = []
         if rank == 0:
             sinks = _sinks(run, place, leg.training.number, **wanted)
@@ -74,6 +75,20 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
     if rank == 0 and leg.ended_early:
         _say(f"{leg.ended_early}; the same command with --resume goes on", 0)
     return 130 if interrupted() and leg.ended_early else 0
+
+
+def _take_folder(place: Place, stack: ExitStack) -> None:
+    """Make the run's folder this process's own until the stack is left. Raises MetricsError."""
+    folder = place.folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(alone(folder))
+    except Locked:
+        raise MetricsError(f"another gpt2 train is writing to {folder}; end it, or choose another --out") from None
+    except OSError as error:
+        raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
+    if not place.resume and (folder / "metrics.jsonl").exists():
+        raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
 
 
 def _sinks(run: Run, place: Place, step: int, *, tensorboard: bool, wandb: bool) -> list[Sink]:

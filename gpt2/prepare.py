@@ -12,7 +12,6 @@ Imports no torch.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import re
 import time
@@ -27,6 +26,7 @@ from gpt2.corpora import Documents, has_validation, open_documents
 from gpt2.documents import SEPARATOR
 from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, read_index, writing
+from gpt2.lock import Locked, alone
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, shard_header
 
 SHARD_TOKENS = 100_000_000
@@ -87,8 +87,9 @@ def prepare(corpus: str, folder: Path, *, processes: int | None = None, **settin
     asked = Settings(corpus=corpus, **settings)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        (folder / ".lock").touch()
     except OSError as error:
-        raise DataError(f"cannot make the folder {folder} ({error.strerror})") from None
+        raise DataError(f"cannot write into {folder} ({error.strerror})") from None
     with _alone(folder):
         job = _begin(asked, folder)
         if job is None:
@@ -283,16 +284,9 @@ def _last_part(corpus: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against a second preparation, where the file system can."""
+    """Hold the folder against a second preparation."""
     try:
-        file = (folder / ".lock").open("a")
-    except OSError as error:
-        raise DataError(f"cannot write into {folder} ({error.strerror})") from None
-    with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None
-        except OSError:
-            pass  # some network drives have no locks
-        yield
+        with alone(folder):
+            yield
+    except Locked:
+        raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None

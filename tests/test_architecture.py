@@ -39,6 +39,7 @@ TORCH_FREE = [
     "gpt2.hub",
     "gpt2.index",
     "gpt2.launch",
+    "gpt2.lock",
     "gpt2.metrics",
     "gpt2.models_cli",
     "gpt2.prepare",

@@ -280,6 +280,18 @@ def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path
     assert "--resume goes on with it" in said
 
 
+def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:
+    config.write_text(CONFIG.replace("steps: 40", "steps: 100000"))
+    first = command("train", config, "--out", tmp_path / "run")
+    while first.poll() is None and not (tmp_path / "run" / "metrics.jsonl").exists():
+        time.sleep(0.01)
+    second = command("train", config, "--out", tmp_path / "run", "--resume")
+    _, said = second.communicate()
+    first.kill()
+    assert (second.returncode, len(said.strip().splitlines())) == (2, 1), said
+    assert "another gpt2 train is writing to" in said
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -244,3 +244,25 @@ def test_tpu_info_has_what_is_asked_of_it() -> None:
     assert device.TpuChip.V5E.value.name == "v5e"
     assert {"device_id", "memory_usage", "total_memory", "duty_cycle_pct"} <= set(metrics.Usage._fields)
     assert callable(metrics.get_chip_usage)
+
+
+LONG = """
+import json
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from longruns import broken_off, events, learned, tiny_run
+toggles = {"device": "xla", "threads": "default", "adamw": "for_loop", "micro_batch_size": 2, "vocab_multiple": 64}
+run = tiny_run(steps=6, toggles={**toggles, "world_size": int(sys.argv[2])})
+whole = learned(events(run, Path(sys.argv[1]) / "whole"))
+parts = Path(sys.argv[1]) / "parts"
+found = learned(broken_off(run, parts, 3)) + learned(events(run, parts, resume=True))
+print(json.dumps([[[[row["kind"], row["step"]], row["loss"]] for row in each] for each in (whole, found)]))
+"""
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_long_run_goes_on_to_rounding_where_it_was_broken_off(devices: int, tmp_path: Path) -> None:
+    whole, found = json.loads(printed(LONG, str(tmp_path), str(devices), devices=devices).splitlines()[-1])
+    assert [place for place, _ in found] == [place for place, _ in whole]
+    assert [loss for _, loss in found] == pytest.approx([loss for _, loss in whole], abs=1e-5)
