@@ -20,13 +20,12 @@ import numpy as np
 
 from gpt2 import data
 from gpt2.hub import KNOWN, hub_files, import_datasets
-from gpt2.readers import FILE_KINDS, explain, read_json_lines, read_text, text_column_of
+from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.shards import DataError
 
 TEXTS = tuple(data.KNOWN)
 """Known corpora that are one text each; gpt2.data finds or downloads them."""
-ROWS = 1024
-"""Of a Parquet file read at once."""
+READERS = {"text": read_text, "json": read_json_lines, "parquet": read_parquet}
 HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
 TEST = re.compile(r"(?<![a-z])test(?![a-z])")
@@ -77,15 +76,7 @@ class Documents:
         """Number of documents where local Parquet files tell it."""
         if self.kind != "parquet" or not all(map(_is_local, self.files)):
             return None
-        import pyarrow.parquet
-
-        rows = 0
-        for number, file in enumerate(self.files):
-            try:
-                rows += pyarrow.parquet.read_metadata(file).num_rows
-            except Exception as error:
-                raise explain(self.name, self.files, number, error) from None
-        return rows
+        return parquet_rows(self.files)
 
     @property
     def tokens(self) -> float | None:
@@ -94,15 +85,9 @@ class Documents:
         return KNOWN[self.name].tokens if known and self.name in KNOWN else None
 
     def __iter__(self) -> Iterator[Piece]:
-        begins, column = self.kind != "text", self.text_column
-        try:
-            for example in self._dataset:
-                self._at_start = False
-                yield Piece(example[column] or "", begins or example["begins"])
-        except DataError:
-            raise
-        except Exception as error:  # whatever pyarrow, fsspec and the network's libraries raise
-            raise explain(self.name, self._in_order, self._reached(), error) from None
+        for example in self._dataset:
+            self._at_start = False
+            yield Piece(example[self.text_column] or "", self.kind != "text" or example["begins"])
         if self._at_start:
             raise DataError(f"corpus {self.name!r} holds no document: {self.files[0]} is empty")
 
@@ -113,6 +98,9 @@ class Documents:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on at this position the next time it is iterated over."""
         self._at_start = False
+        place = state["examples_iterable"]  # a file, which is one shard to `datasets`, and the pieces before it there
+        if self.kind == "parquet" and place["shard_idx"] < len(self.files):
+            self._dataset = self._open(begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"])
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
@@ -122,28 +110,11 @@ class Documents:
         self._at_start = True
         self._dataset = self._open()
 
-    def _reached(self) -> int:
-        """Index of the file that is being read, in the order of this time."""
-        found = re.findall(r"'shard_idx': (\d+)", str(self.state_dict()))  # the outermost levels lag behind
-        return min(max(map(int, found), default=0), len(self.files) - 1)
-
-    def _open(self) -> Any:
-        datasets = import_datasets()
-        if self.kind == "parquet":
-            try:
-                return datasets.load_dataset(
-                    "parquet",
-                    data_files={"train": self._in_order},
-                    columns=[self.text_column],
-                    batch_size=ROWS,
-                    split="train",
-                    streaming=True,
-                )
-            except Exception as error:
-                raise explain(self.name, self._in_order, 0, error) from None
-        reader = read_text if self.kind == "text" else read_json_lines
-        options = {} if self.kind == "text" else {"column": self.text_column}
-        return datasets.IterableDataset.from_generator(reader, gen_kwargs={"files": self._in_order, **options})
+    def _open(self, **skipped: Any) -> Any:
+        arguments = {"files": self._in_order, **skipped}
+        if self.kind != "text":
+            arguments["column"] = self.text_column
+        return import_datasets().IterableDataset.from_generator(READERS[self.kind], gen_kwargs=arguments)
 
 
 def open_documents(

@@ -53,8 +53,14 @@ def encode(pieces: list[Piece]) -> np.ndarray:
 
 def encode_one(piece: Piece) -> np.ndarray:
     """Token ids of one piece, uint16, <|endoftext|> before them where it begins a document."""
-    ids = _encoding().encode_ordinary(piece.text)
-    return np.array([SEPARATOR, *ids] if piece.begins else ids, dtype=TOKEN)
+    try:
+        found = _encoding().encode_to_numpy(piece.text, disallowed_special=())  # other threads go on meanwhile
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
+        found = _encoding().encode_ordinary(piece.text)
+    ids = np.empty(len(found) + piece.begins, dtype=TOKEN)
+    ids[: int(piece.begins)] = SEPARATOR
+    ids[int(piece.begins) :] = found
+    return ids
 
 
 class Encoder:

@@ -11,7 +11,7 @@ from typing import Any
 
 from gpt2.shards import DataError
 
-OLDEST = (5, 2)
+OLDEST = (5, 0, 1)
 """Version of `datasets` whose positions hold however often they are gone on from."""
 INSTALL = "pip install 'gpt2-bench[corpora]'"
 
@@ -65,7 +65,7 @@ def import_datasets() -> Any:
         import datasets
     except ImportError:
         raise DataError(f"reading a corpus needs the package `datasets`, which is not installed: {INSTALL}") from None
-    if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:2]) < OLDEST:
+    if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:3]) < OLDEST:
         raise DataError(f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}")
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is raised, in one line

@@ -87,7 +87,7 @@ def prepare(corpus: str, folder: Path, *, processes: int | None = None, **settin
     asked = Settings(corpus=corpus, **settings)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / ".lock").touch()
+        (folder / ".lock").open("a").close()
     except OSError as error:
         raise DataError(f"cannot write into {folder} ({error.strerror})") from None
     with _alone(folder):

@@ -14,7 +14,20 @@ REAL = ROOT.parent / "shared" / "data"
 
 REAL_TIME = frozenset(
     f"test_{module}"
-    for module in ("cli", "endings", "external", "faults", "nodes", "runner", "sweep", "turns", "two_hosts")
+    for module in (
+        "cli",
+        "endings",
+        "external",
+        "faults",
+        "nodes",
+        "prepare",
+        "pretrain",
+        "runner",
+        "stream",
+        "sweep",
+        "turns",
+        "two_hosts",
+    )
 )
 """Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and any of
 their tests may fail by that alone: those that fail are tried again, and pytest's last line says how many were."""

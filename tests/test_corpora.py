@@ -148,6 +148,27 @@ def test_gone_on_with_again_and_again_every_document_comes_once(kind: str, every
     assert read == TEXTS[:120]
 
 
+def test_row_groups_before_a_position_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = str(streams.parquet(tmp_path / "a.parquet", TEXTS, rows=50))
+    opened = open_documents(path)
+    for number, _ in enumerate(opened, 1):
+        if number == 320:
+            break
+    state = opened.state_dict()
+    groups: list[int] = []
+    read = pyarrow.parquet.ParquetFile.iter_batches
+
+    def noted(self, *arguments, **named):
+        groups.extend(named["row_groups"])
+        return read(self, *arguments, **named)
+
+    monkeypatch.setattr(pyarrow.parquet.ParquetFile, "iter_batches", noted)
+    again = open_documents(path)
+    again.load_state_dict(state)
+    assert texts(again) == TEXTS[320:]
+    assert groups == [6, 7]
+
+
 def test_a_seed_gives_an_order_of_files_that_others_do_not(tmp_path: Path) -> None:
     opened = open_documents(str(streams.folder(tmp_path / "mine", TEXTS, 8)))
     orders = []
@@ -345,8 +366,8 @@ def test_without_datasets_the_error_says_what_to_install(tmp_path: Path, monkeyp
 def test_a_version_whose_positions_do_not_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import datasets
 
-    monkeypatch.setattr(datasets, "__version__", "5.0.1")
-    with pytest.raises(DataError, match=r"`datasets` 5\.0\.1 loses its position.*pip install"):
+    monkeypatch.setattr(datasets, "__version__", "5.0.0")
+    with pytest.raises(DataError, match=r"`datasets` 5\.0\.0 loses its position.*pip install"):
         open_documents("fineweb")
 
 
@@ -387,14 +408,14 @@ def test_damaged_parquet_is_named_by_its_file(damage: str, tmp_path: Path) -> No
     else:
         middle = len(content) // 2
         bad.write_bytes(content[:middle] + bytes(500) + content[middle + 500 :])
-    with pytest.raises(DataError, match=r"train-00001\.parquet cannot be read as Parquet"):
+    with pytest.raises(DataError, match=r"train-00001\.parquet cannot be read \("):
         list(open_documents(str(place)))
 
 
 def test_a_later_file_without_the_column_is_named(tmp_path: Path) -> None:
     place = streams.folder(tmp_path / "mine", TEXTS, 2)
     streams.parquet(place / "train-00002.parquet", TEXTS, column="body")
-    with pytest.raises(DataError, match=r"train-00002\.parquet has no column 'text'"):
+    with pytest.raises(DataError, match=r"train-00002\.parquet: no column 'text', but id, body"):
         list(open_documents(str(place)))
 
 

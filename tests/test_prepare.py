@@ -128,6 +128,13 @@ def test_a_long_text_is_tokenised_in_pieces_as_if_it_were_whole(shakespeare: Pat
     assert len(whole) == 338_025 + 1
 
 
+def test_half_a_surrogate_pair_is_what_tiktoken_makes_of_it(tmp_path: Path, vocabulary: None) -> None:
+    texts = ["a\ud800b", "\udc00", *TEXTS[:20]]
+    made(str(streams.json_lines(tmp_path / "mine.jsonl", texts)), tmp_path / "out", val_tokens=7, shard_tokens=10**6)
+    parts = [llmc_reads(tmp_path / "out" / name) for name in ("mine_val_000000.bin", "mine_train_000001.bin")]
+    assert np.array_equal(np.concatenate(parts), expected(texts))
+
+
 @pytest.mark.parametrize("name", ["train", "carnival", "val"])
 def test_a_corpus_named_like_a_split_is_not_mistaken_for_one(name: str, tmp_path: Path, vocabulary: None) -> None:
     index = made(str(streams.json_lines(tmp_path / f"{name}.jsonl", TEXTS[:100])), tmp_path / "out", shard_tokens=2000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from itertools import pairwise
@@ -20,6 +21,7 @@ from gpt2.shards import DataError
 from gpt2.stream import KEPT, HeldOut, StreamedBatches, hold_out
 from gpt2.toggles import Toggles
 
+ROOT = Path(__file__).parent.parent
 TEXTS = streams.documents(300)
 EOT = 50256
 T, SEQUENCES = 16, 32
@@ -296,15 +298,19 @@ def test_a_damaged_file_is_said_where_its_batch_is_asked_for(tmp_path: Path, voc
         read(batches, range(60))
 
 
-def test_a_process_ends_though_its_stream_is_still_read(tmp_path: Path, vocabulary: None) -> None:
-    corpus = str(streams.json_lines(tmp_path / "a.jsonl", TEXTS))
+@pytest.mark.parametrize("kind", ["parquet", "jsonl"])
+def test_a_process_ends_in_order_though_its_stream_is_still_read(kind: str, tmp_path: Path, vocabulary: None) -> None:
+    corpus = str(streams.folder(tmp_path / "mine", TEXTS * 20, 4, kind))
     program = (
-        "import sys; from gpt2.corpora import open_documents; from gpt2.stream import StreamedBatches\n"
-        f"b = StreamedBatches(open_documents({corpus!r}), seq_len=16, tokens_per_step=64, seed=1, block_documents=5)\n"
-        "print(b.sequences(0, 0, 4)[0].shape)"
+        "from gpt2.corpora import open_documents; from gpt2.stream import StreamedBatches\n"
+        f"documents = open_documents({corpus!r})\n"
+        "b = StreamedBatches(documents, seq_len=16, tokens_per_step=64, seed=1, block_documents=50)\n"
+        "print(b.sequences(0, 0, 4)[0].shape, flush=True)\n"
+        f"half_read = iter(open_documents({corpus!r})); next(half_read); half_read.close()"
     )
-    root = Path(__file__).parent.parent
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60, cwd=root
-    )
-    assert done.stdout == "(4, 16)\n"
+    own = {**os.environ, "USE_TORCH": "0"}
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, env=own
+        )
+        assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 16)\n", "")
