@@ -1,4 +1,4 @@
-"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `roofline` and `doctor`."""
+"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `trainings`, `roofline`, `doctor`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from bench import bash, complete, here, show, sweep, turns
+from bench import bash, complete, here, show, sweep, trainings, turns
 from bench.options import (
     Ablate,
     Corpus,
@@ -186,7 +186,7 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-for each in (sweep.sweep, turns.turns, show.report, show.compare, here.doctor, here.roofline):
+for each in (sweep.sweep, turns.turns, show.report, show.compare, trainings.trainings, here.doctor, here.roofline):
     command(each)
 
 

@@ -5,6 +5,7 @@ for folder in folders(run / "checkpoints"): print(read(folder).step)
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -126,7 +127,11 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
 def prune(root: Path, keep: int) -> None:
     """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss."""
     found = folders(root)
-    losses = {folder: loss for folder in found if (loss := read(folder).val_loss) is not None}
+    losses: dict[Path, float] = {}
+    for folder in found:
+        with contextlib.suppress(CheckpointError):  # a damaged one is no reason to end a sound run
+            if (loss := read(folder).val_loss) is not None:
+                losses[folder] = loss
     best = min(losses, key=lambda folder: losses[folder], default=None)
     for folder in found[:-keep]:
         if folder != best:

@@ -51,6 +51,9 @@ def train(
     init_from: Annotated[Path | None, typer.Option(help="A checkpoint whose weights to begin with.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")] = False,
+    val_corpus: Annotated[
+        str | None, typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it.")
+    ] = None,
     max_hours: Annotated[
         float | None, typer.Option(min=0.001, help="End in order, with a checkpoint, before so many hours are over.")
     ] = None,
@@ -63,7 +66,8 @@ def train(
 
     Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after the step
     under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong configuration, data
-    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
+    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted. With several ranks torchrun makes 1
+    of all but 0.
 
     Example: gpt2 train tiny --out runs/first
     """
@@ -72,7 +76,7 @@ def train(
     from gpt2.validation import ConfigError
 
     try:
-        run = load(config, set_ or ())
+        run = load(config, [*(set_ or ()), *([f"val_corpus={val_corpus}"] if val_corpus else [])])
     except ConfigError as error:
         fail(error)
     enter_ranks(run.toggles, MODULE)

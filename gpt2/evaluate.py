@@ -20,9 +20,10 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 
 
 class Validation:
-    """The beginning of a corpus in plain order, always the same tokens whatever the batch and the number of ranks.
+    """The beginning of a corpus in plain order.
 
-    Whole batches of one forward pass on all ranks are taken, so that they are those of training; at least one.
+    Whole batches of one forward pass on all ranks are taken, so that they are those of training; at least one. So
+    another batch or number of ranks may leave out a few tokens at the end.
     Raises DataError where the corpus is too short for that.
     """
 
@@ -44,10 +45,10 @@ class Validation:
         training = self.training
         losses = []
         for x, y in training.device.feed(self._mine()):
-            # With gradients on, though none is asked for: this is the forward pass that training compiled.
-            with training.autocast():
-                loss = training.model(training.device.put(x), training.device.put(y))
-            losses.append(loss.detach())
+            # With gradients on, though none is asked for, and through DDP: the very forward pass that is trained.
+            # No name keeps its graph, which would hold its activations until the next one has made its own.
+            with parallel.gradient_sync(training.wrapped, last=False), training.autocast():
+                losses.append(training.wrapped(training.device.put(x), training.device.put(y)).detach().clone())
             training.device.end_step()
         if training.toggles.shards_gradients:
             parallel.release(training.wrapped)

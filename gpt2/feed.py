@@ -155,7 +155,7 @@ def _first_documents(run: Run, name: str) -> Shards | FirstTokens:
     from gpt2.stream import hold_out
 
     split = "validation" if has_validation(name) else "train"
-    return hold_out(open_documents(name, split=split), run.evaluation.val_tokens + 1).corpus
+    return hold_out(open_documents(name, split=split), run.evaluation.val_tokens + 1, or_all=True).corpus
 
 
 def _prepared(name: str) -> Path | None:

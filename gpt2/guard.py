@@ -15,6 +15,8 @@ from typing import Any, ClassVar, Literal
 
 from gpt2.workload import STRICT
 
+MOST_PASSED = 20
+"""Steps passed over in a row that end the run: it does not come back by itself."""
 WINDOW = 128
 """Steps that a loss or a gradient norm is held to."""
 
@@ -36,6 +38,11 @@ class Policy:
     spike_deviations: float = 8.0
     """How many standard deviations above their mean that is; 0 looks for none."""
 
+    @property
+    def skips(self) -> bool:
+        """Whether a step may be passed over, which must be known before AdamW takes it."""
+        return "skip" in (self.not_finite, self.spike)
+
     def __post_init__(self) -> None:
         if self.spike_deviations < 0:
             raise ValueError(f"spike_deviations {self.spike_deviations} is negative")
@@ -48,26 +55,29 @@ class Guard:
         self.policy, self.tell = policy, tell
         self._losses = deque[float](remembered.get("losses", ()), maxlen=WINDOW)
         self._norms = deque[float](remembered.get("norms", ()), maxlen=WINDOW)
+        self._passed: int = remembered.get("passed", 0)
 
     def remembered(self) -> dict[str, Any]:
         """For a checkpoint."""
-        return {"losses": list(self._losses), "norms": list(self._norms)}
+        return {"losses": list(self._losses), "norms": list(self._norms), "passed": self._passed}
 
     def accepts(self, step: int, loss: float, norm: float, *, scaled: bool = False) -> bool:
         """Whether AdamW should take this step. Raises TrainingStopped where the policy ends the run.
 
-        scaled: an infinite norm is float16's, and its scaler's to see to.
+        scaled: an infinite norm is float16's, and its scaler's to see to: it passes such a step over.
         """
-        if not math.isfinite(loss) or not (scaled or math.isfinite(norm)):
+        if scaled and math.isfinite(loss) and not math.isfinite(norm):
+            return self._pass_over(step, f"float16 overflowed, gradient norm {norm:.6g}")
+        if not math.isfinite(loss) or not math.isfinite(norm):
             return self._act(step, f"loss {loss:.6g}, gradient norm {norm:.6g}", self.policy.not_finite)
         for name, value, before in (("loss", loss, self._losses), ("gradient norm", norm, self._norms)):
-            if math.isfinite(value) and (seen := self._spike(name, value, before)):
+            if seen := self._spike(name, value, before):
                 if not self._act(step, seen, self.policy.spike):
                     return False  # and what is passed over is no measure for what comes
                 break
         self._losses.append(loss)
-        if math.isfinite(norm):
-            self._norms.append(norm)
+        self._norms.append(norm)
+        self._passed = 0
         return True
 
     def _spike(self, name: str, value: float, before: deque[float]) -> str | None:
@@ -81,5 +91,14 @@ class Guard:
     def _act(self, step: int, seen: str, action: str) -> bool:
         if action == "stop":
             raise TrainingStopped(f"step {step}: {seen}; the policy is to stop (guard.not_finite, guard.spike)")
-        self.tell(step, f"{seen}: {'this step was passed over' if action == 'skip' else 'trained on all the same'}")
-        return action != "skip"
+        if action == "skip":
+            return self._pass_over(step, seen)
+        self.tell(step, f"{seen}: trained on all the same")
+        return True
+
+    def _pass_over(self, step: int, seen: str) -> bool:
+        self._passed += 1
+        if self._passed >= MOST_PASSED:
+            raise TrainingStopped(f"step {step}: {seen}; {self._passed} steps in a row were passed over")
+        self.tell(step, f"{seen}: this step was passed over")
+        return False

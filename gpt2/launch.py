@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.metadata import version
 
 from gpt2.stages import environment
 from gpt2.toggles import Toggles
@@ -21,6 +22,9 @@ def enter_ranks(toggles: Toggles, module: str) -> None:
     if toggles.processes == 1 or "WORLD_SIZE" in os.environ:
         return
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(toggles.processes)]
+    # Until then it waits for ranks that are asked to end, and keep their state; older ones wait 30 seconds.
+    if tuple(int(part) for part in version("torch").split(".")[:2]) >= (2, 13):
+        torchrun += ["--shutdown-timeout", "3600"]
     # Its own notice of OMP_NUM_THREADS says nothing new: the ranks set it themselves.
     os.execve(
         sys.executable,

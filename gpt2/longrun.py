@@ -97,7 +97,10 @@ def _sinks(run: Run, place: Place, step: int, *, tensorboard: bool, wandb: bool)
     run_id = known.get("id", uuid.uuid4().hex)
     with replacing(about) as file:
         file.write(json.dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
-    sinks: list[Sink] = [Files(place.folder, step)]
+    files = Files(place.folder, step)
+    if files.set_aside:
+        _say(f"the metrics that were there have no checkpoint to go on from, or are damaged: now {files.set_aside}", 0)
+    sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(place.folder, step))
     if wandb:

@@ -60,6 +60,11 @@ class Looks:
         if self.prompts and self._due(asked.sample_every, step):
             yield from self._samples(step)
 
+    def due(self, step: int) -> bool:
+        """Whether there is anything to look at before step `step`."""
+        asked = self.asked
+        return any(self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every))
+
     def _due(self, every: int, step: int) -> bool:
         return bool(every) and (step % every == 0 or step >= self.steps)
 

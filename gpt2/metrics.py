@@ -5,15 +5,15 @@ Imports no torch. One line per event; a resumed run drops what lies beyond the c
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
+import math
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
-
-from gpt2.shards import replacing
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 COLUMNS = (
@@ -54,15 +54,33 @@ class Files:
     """
 
     def __init__(self, folder: Path, step: int = 0) -> None:
-        kept = [event for event in read(folder) if event.step <= step] if step else []
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
-        with replacing(self._jsonl_path) as file:
-            file.write("".join(f"{_json(event)}\n" for event in kept).encode())
-        self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
-        self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
-        self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
-        self._rows.writeheader()
-        self._rows.writerows(event.row() for event in kept)
+        self.set_aside: Path | None = None
+        """Where metrics went that cannot be gone on with: no checkpoint is theirs, or they are damaged."""
+        kept = self._kept(step)
+        try:
+            part = self._jsonl_path.with_suffix(".part")
+            part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
+            part.replace(self._jsonl_path)
+            self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
+            self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
+            self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
+            self._rows.writeheader()
+            self._rows.writerows(event.row() for event in kept)
+        except OSError as error:
+            raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
+
+    def _kept(self, step: int) -> list[Event]:
+        """Events up to a checkpoint; what is no use is moved, for a run is not held up by its log."""
+        if not self._jsonl_path.exists():
+            return []
+        with contextlib.suppress(MetricsError):
+            found = list(read(self._jsonl_path.parent))
+            if step or not any(event.kind == "step" for event in found):
+                return [event for event in found if event.step <= step] if step else []
+        self.set_aside = self._jsonl_path.with_name("metrics-before.jsonl")
+        self._jsonl_path.replace(self.set_aside)
+        return []
 
     def write(self, event: Event) -> None:
         try:
@@ -143,4 +161,6 @@ def read(folder: Path) -> Iterator[Event]:
 
 
 def _json(event: Event) -> str:
-    return json.dumps(event.row(), ensure_ascii=False)
+    """A line of JSON, which knows no numbers that are not finite: these become null."""
+    row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.row().items()}
+    return json.dumps(row, ensure_ascii=False, allow_nan=False)

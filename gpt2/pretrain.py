@@ -84,9 +84,9 @@ class Leg(Iterator[Event]):
             state.restore(found[-1], saved, self.training)
         elif place.begin_from:
             state.begin_from(place.begin_from, self.training)
-        if not device.lazy:  # there a step is one program, and nothing within it can be asked
-            self.training.accept = self._accept
-        elif "skip" in (run.guard.not_finite, run.guard.spike):
+        if run.guard.skips and not device.lazy:  # else the device need not be waited for before AdamW
+            self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
+        elif run.guard.skips:
             raise ConfigError(
                 f"{device.kind} runs a step as one program: guard cannot skip one; choose stop or report"
             )
@@ -96,7 +96,8 @@ class Leg(Iterator[Event]):
         self._seen = (0.0, 0.0)
         self._asked_to_end = ""
         self._keeping_seconds = SPARE_SECONDS
-        self._longest = 0.0
+        self._taken = 0
+        self._longest = self._looking_seconds = 0.0
         chip = device.peaks()
         self._peak = place.peak_flops or (chip.bfloat16 if chip else None)
         self._events = self._go()
@@ -116,9 +117,12 @@ class Leg(Iterator[Event]):
         while True:
             step, val_loss = training.number, None
             if look and not self.ended_early:
+                begun = time.monotonic()
                 for event in self.looks.at(step):
                     val_loss = event.values["loss"] if event.kind == "val" else val_loss
                     yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
+                self._looking_seconds = max(self._looking_seconds, time.monotonic() - begun)
+                self.device.reset_peak_memory()
             if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
                 self._keep(val_loss)
             if step >= run.steps or self.ended_early:
@@ -134,10 +138,12 @@ class Leg(Iterator[Event]):
         start = time.perf_counter()
         taken = next(training)
         if training.accept is None:
-            self._accept(taken.loss, taken.grad_norm)
+            self._accept(training.number, taken.loss, taken.grad_norm)
         loss, norm = self._seen
         seconds = time.perf_counter() - start
-        self._longest = max(self._longest, seconds) if training.number > 2 else seconds
+        self._taken += 1
+        # A leg's first step compiles: it is no measure for those to come.
+        self._longest = seconds if self._taken <= 2 else max(self._longest, seconds)
         tps = taken.tokens / seconds
         mfu = (
             tps * self.run.workload.flops_per_token / (self._peak * self.run.toggles.world_size)
@@ -158,20 +164,21 @@ class Leg(Iterator[Event]):
             wait_seconds=self.waiting.seconds - waited,
         )
 
-    def _accept(self, loss: Tensor, grad_norm: Tensor) -> bool:
+    def _accept(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
         """What the guard says of this step; every rank learns the mean loss, and whether one of them is to end."""
         values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
         mean, ending = parallel.mean(values, self.run.toggles.processes).tolist()
         if ending:
             self.ended_early = self._asked_to_end or "another rank was asked to end"
         self._seen = mean, grad_norm.item()
-        return self.guard.accepts(self.training.number, *self._seen, scaled=self.training.scaler.is_enabled())
+        return self.guard.accepts(step, *self._seen, scaled=self.training.scaler.is_enabled())
 
     def _should_end(self) -> bool:
         limit = self.place.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            if spent + 2 * self._longest + 1.5 * self._keeping_seconds > limit:
+            looking = self._looking_seconds if self.looks.due(self.training.number + 2) else 0.0
+            if spent + 2 * self._longest + 1.5 * (looking + self._keeping_seconds) > limit:
                 self.end(f"the {limit / 3600:.3g} hours of this leg are over")
         return bool(self._asked_to_end)
 

@@ -40,10 +40,11 @@ class HeldOut:
     """Of each document, by which it is known wherever it comes."""
 
 
-def hold_out(documents: Documents, tokens: int) -> HeldOut:
+def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> HeldOut:
     """Read the first `tokens` tokens of a corpus; the documents they are of, the last one whole, are held out.
 
-    The documents are used up: open them again to train. Raises DataError where the corpus is shorter.
+    The documents are used up: open them again to train. Raises DataError where the
+    corpus is shorter, unless `or_all` of it are asked for.
     """
     assert tokens > 0
     parts: list[np.ndarray] = []
@@ -55,7 +56,7 @@ def hold_out(documents: Documents, tokens: int) -> HeldOut:
         left -= len(parts[-1])
         if not left:
             break
-    if left:
+    if left and not (or_all and parts):
         raise DataError(f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out")
     ids = np.concatenate(parts)
     return HeldOut(

@@ -86,6 +86,7 @@ TORCH_FREE = [
     "bench.stats",
     "bench.surroundings",
     "bench.terminal",
+    "bench.trainings",
     "bench.turns",
     "bench.runner",
     "bench.progress",
@@ -122,6 +123,7 @@ TORCH_FREE = [
     "bench.report.sheet",
     "bench.report.sizes",
     "bench.report.tables",
+    "bench.report.trainings",
 ]
 
 

@@ -211,6 +211,16 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     assert [read(each).step for each in folders(tmp_path)] == [20, 40, 50]
 
 
+def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step in (10, 20, 30):
+        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=3.0))
+    (file,) = step_folder(tmp_path, 10).glob("*.safetensors")
+    file.write_bytes(b"cut")
+    prune(tmp_path, keep=1)
+    assert [each.name for each in folders(tmp_path)] == ["step-00000020", "step-00000030"]
+
+
 def test_what_was_being_written_is_no_checkpoint(tmp_path: Path) -> None:
     (tmp_path / "step-00000003.part").mkdir()
     (tmp_path / "step-00000004").mkdir()

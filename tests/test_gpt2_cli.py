@@ -102,6 +102,7 @@ def test_a_model_goes_to_transformers_and_back_unchanged(trained: Path, tmp_path
     assert all((mine[name] == theirs[name]).all() for name in mine)
 
 
+@pytest.mark.slow
 def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> None:
     done("export", trained, tmp_path / "ckpt.pt", "--format", "nanogpt")
     done("import", tmp_path / "ckpt.pt", tmp_path / "weights")
@@ -112,6 +113,7 @@ def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> No
     assert first == pytest.approx(last, abs=1e-6)
 
 
+@pytest.mark.slow
 def test_a_run_streams_its_corpus_and_goes_on_where_it_was(trained: Path, shakespeare: Path, tmp_path: Path) -> None:
     stream = ["--stream", "--data", shakespeare, *SMALL, *FEW, "--set", "evaluation.val_every=2"]
     done("train", "mini-shakespeare", *stream, "--out", tmp_path / "whole")
@@ -125,6 +127,7 @@ def test_a_run_streams_its_corpus_and_goes_on_where_it_was(trained: Path, shakes
     assert losses[0] == losses[1]
 
 
+@pytest.mark.slow
 def test_tensorboard_and_wandb_are_written_to_where_asked(trained: Path, tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator

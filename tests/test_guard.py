@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpt2.guard import WINDOW, Guard, Policy, TrainingStopped
+from gpt2.guard import MOST_PASSED, WINDOW, Guard, Policy, TrainingStopped
 
 
 class Told(list[tuple[int, str]]):
@@ -34,10 +34,22 @@ def test_what_is_not_finite_is_passed_over_and_said_where_the_policy_has_it() ->
     assert told == [(7, "loss nan, gradient norm 1: this step was passed over")]
 
 
-def test_an_infinite_norm_is_left_to_a_gradient_scaler() -> None:
+def test_an_infinite_norm_is_left_to_a_gradient_scaler_and_said() -> None:
     told = Told()
-    assert guard(told).accepts(0, 3.0, math.inf, scaled=True)
-    assert not told
+    assert not guard(told).accepts(3, 3.0, math.inf, scaled=True)
+    assert told == [(3, "float16 overflowed, gradient norm inf: this step was passed over")]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_many_steps_passed_over_in_a_row_end_the_run(scaled: bool) -> None:
+    watched = guard(not_finite="skip")
+    for step in range(MOST_PASSED - 1):
+        assert not watched.accepts(step, 3.0, math.inf, scaled=scaled)
+    again = Guard(Policy(not_finite="skip"), Told(), watched.remembered())
+    with pytest.raises(TrainingStopped, match=f"{MOST_PASSED} steps in a row were passed over"):
+        again.accepts(99, 3.0, math.inf, scaled=scaled)
+    assert watched.accepts(50, 3.0, 1.0)
+    assert not watched.accepts(51, 3.0, math.inf, scaled=scaled)
 
 
 @pytest.mark.parametrize(("loss", "norm", "named"), [(4.0, 1.0, "loss 4"), (3.0, 9.0, "gradient norm 9")])
@@ -70,7 +82,7 @@ def test_what_is_passed_over_is_no_measure_for_what_comes() -> None:
     watched = steady(guard(spike="skip"))
     before = watched.remembered()
     watched.accepts(500, 400.0, 1.0)
-    assert watched.remembered() == before
+    assert watched.remembered() == {**before, "passed": 1}
 
 
 def test_a_guard_that_remembers_says_what_one_that_never_stopped_says() -> None:

@@ -163,10 +163,12 @@ def harness(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return json.loads((folder / "found.json").read_text())
 
 
+@pytest.mark.slow
 def test_each_choice_has_the_log_probability_that_the_harness_gives_it(harness: dict[str, Any]) -> None:
     np.testing.assert_allclose(questions()[0], np.array(harness["sums"]), rtol=2e-6, atol=2e-4)
 
 
+@pytest.mark.slow
 def test_both_accuracies_are_those_of_the_harness(harness: dict[str, Any], vocabulary: None) -> None:
     found = score("harness", questions=questions()[1])
     assert (found.acc, found.acc_norm) == (harness["acc"], harness["acc_norm"])
@@ -174,6 +176,7 @@ def test_both_accuracies_are_those_of_the_harness(harness: dict[str, Any], vocab
     assert found.style == "harness"
 
 
+@pytest.mark.slow
 def test_the_examples_tell_the_ways_to_count_apart(harness: dict[str, Any], vocabulary: None) -> None:
     """What the two tests above rest on."""
     found = np.array(harness["sums"])

@@ -205,11 +205,12 @@ def test_progress_ends_at_the_whole_and_tells_the_time_left(corpus: str, tmp_pat
 
 
 PROGRAM = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 import gpt2.encode
 from gpt2.prepare import prepare
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background process is born without
     gpt2.encode.BATCH_CHARS = 3000
     for progress in prepare(sys.argv[1], Path(sys.argv[2]), shard_tokens=1500, processes=int(sys.argv[3])):
         print(progress.tokens, flush=True)
@@ -231,6 +232,7 @@ def whole_shards(folder: Path) -> None:
         llmc_reads(path)
 
 
+@pytest.mark.slow
 def test_killed_again_and_again_it_writes_the_shards_of_one_never_killed(corpus: str, tmp_path: Path) -> None:
     rng = random.Random(0)
     grown = 0

@@ -5,7 +5,9 @@ import math
 import random
 import signal
 import time
+import weakref
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +16,7 @@ from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run
 
 from gpt2.checkpoint import CheckpointError, folders, read
 from gpt2.guard import TrainingStopped
+from gpt2.metrics import Event, Files
 from gpt2.metrics import read as read_metrics
 
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -119,7 +122,7 @@ def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -
     it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path)
     assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
     it.training.model.ln_f.weight.data.fill_(math.nan)
-    with pytest.raises(TrainingStopped, match="step 5: loss nan"):
+    with pytest.raises(TrainingStopped, match="step 6: loss nan"):
         next(it)
 
 
@@ -133,7 +136,7 @@ def test_a_step_passed_over_leaves_the_weights_and_is_told(tmp_path: Path) -> No
     assert torch.equal(model.wte.weight, before)
     model.ln_f.weight.data.copy_(spoilt)
     note, *rest = it
-    assert (note.kind, note.step, "passed over" in note.values["text"]) == ("note", 5, True)
+    assert (note.kind, note.step, "passed over" in note.values["text"]) == ("note", 6, True)
     assert math.isfinite(rest[-1].values["loss"])
 
 
@@ -177,8 +180,70 @@ def test_the_wait_for_the_loader_is_told(tmp_path: Path) -> None:
     assert all(0 <= event.values["wait_seconds"] < event.values["seconds"] for event in steps)
 
 
+def test_a_resumed_run_s_metrics_are_no_condition(tmp_path: Path) -> None:
+    written(tmp_path, events(tiny_run(steps=4), tmp_path))
+    (tmp_path / "metrics.jsonl").unlink()
+    assert Files(tmp_path, step=4).set_aside is None
+    (tmp_path / "metrics.jsonl").write_text("{\n" * 3)
+    assert Files(tmp_path, step=4).set_aside == tmp_path / "metrics-before.jsonl"
+
+
+def test_metrics_that_no_checkpoint_goes_on_from_are_set_aside_and_not_lost(tmp_path: Path) -> None:
+    written(tmp_path, events(tiny_run(steps=4), tmp_path))
+    before = (tmp_path / "metrics.jsonl").read_text()
+    assert Files(tmp_path).set_aside == tmp_path / "metrics-before.jsonl"
+    assert (tmp_path / "metrics-before.jsonl").read_text() == before
+    assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_what_is_no_number_is_null_in_the_metrics(tmp_path: Path) -> None:
+    written(tmp_path, [Event(kind="step", step=1, values={"loss": math.nan, "grad_norm": math.inf})])
+    row = json.loads((tmp_path / "metrics.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (row["loss"], row["grad_norm"]) == (None, None)
+
+
+def test_validation_holds_one_forward_pass_at_a_time(tmp_path: Path) -> None:
+    it = leg(tiny_run(evaluation={"val_every": 4, "val_tokens": 1024}), tmp_path)
+    assert it.looks.validation is not None
+    alive = 0
+    forward = it.training.model.forward
+
+    class Kept(torch.autograd.Function):
+        @staticmethod
+        def forward(context: Any, x: torch.Tensor) -> torch.Tensor:
+            nonlocal alive
+            alive += 1
+            weakref.finalize(context, lower)
+            return x.clone()
+
+        @staticmethod
+        def backward(context: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+            return gradient
+
+    def lower() -> None:
+        nonlocal alive
+        alive -= 1
+
+    most = []
+
+    def watched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        most.append(alive)
+        return Kept.apply(forward(x, y))  # type: ignore[return-value]
+
+    it.training.model.forward = watched  # type: ignore[method-assign]
+    it.looks.validation.loss()
+    assert most == [0] * it.looks.validation.passes
+
+
 def test_resuming_where_nothing_was_kept_begins_the_run(tmp_path: Path) -> None:
     assert events(tiny_run(steps=1), tmp_path, resume=True)[0].values["resumed_from"] is None
+
+
+def written(folder: Path, found: list[Event]) -> None:
+    files = Files(folder)
+    for event in found:
+        files.write(event)
+    files.close()
 
 
 CONFIG = """

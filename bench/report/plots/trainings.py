@@ -1,0 +1,115 @@
+"""Pictures of long runs: what they learn by step and by time, how fast they go, and HellaSwag on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from bench.report.plots.style import COLOURS, THEMES, save, shortened, theme
+from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
+
+SIZE = (8.0, 4.5)
+
+
+def loss_by_step(runs: Sequence[LongRun]) -> Figure | None:
+    """Training losses smoothed over some steps, validation losses as points."""
+    return _losses(runs, by_time=False)
+
+
+def loss_by_time(runs: Sequence[LongRun]) -> Figure | None:
+    """The same, by the time of all legs, evaluations included."""
+    return _losses(runs, by_time=True)
+
+
+def speed(runs: Sequence[LongRun]) -> Figure | None:
+    """Tokens per second of each step; compilation and what else the machine did show."""
+    if not any(run.of("step") for run in runs):
+        return None
+    figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        steps = run.of("step")
+        axes.plot([e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour)
+        smooth = pd.Series([e.values["tps"] for e in steps]).rolling(SMOOTHED, min_periods=1).median()
+        axes.plot([e.step for e in steps], smooth, color=colour, label=shortened(run.name))
+    axes.set_ylim(bottom=0)
+    axes.legend()
+    return figure
+
+
+def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
+    """acc_norm by step, beside what OpenAI's weights of the same sizes have (published)."""
+    scored = [run for run in runs if any(e.values["style"] == style for e in run.of("hellaswag"))]
+    if not scored:
+        return None
+    figure, axes = _axes(f"HellaSwag, {style} style, on the way", "steps", "acc_norm")
+    for run, colour in zip(scored, _colours(scored), strict=True):
+        found = [e for e in run.of("hellaswag") if e.values["style"] == style]
+        axes.plot([e.step for e in found], [e.values["acc_norm"] for e in found], "o-", color=colour, label=run.name)
+    for model, share in reference_lines(scored, style).items():
+        axes.axhline(share, ls="--", lw=1, color="#8A8F98")
+        axes.annotate(
+            f"{model}, OpenAI's weights: {share:.3f} (published)",
+            (0.01, share),
+            va="bottom",
+            size=8,
+            xycoords=("axes fraction", "data"),
+        )
+    axes.legend(loc="lower right")
+    return figure
+
+
+def draw(runs: Sequence[LongRun], out: Path) -> list[Path]:
+    """All that there is to show, into out/plots, on light and dark paper; gives the files. Raises OSError."""
+    folder = out / "plots"
+    folder.mkdir(parents=True, exist_ok=True)
+    files: list[Path] = []
+    for name in THEMES:
+        suffix = "" if name == "light" else f"-{name}"
+        with theme(name):
+            pictures = {
+                "loss-by-step": loss_by_step(runs),
+                "loss-by-time": loss_by_time(runs),
+                "speed": speed(runs),
+                "hellaswag-completion": hellaswag(runs, "completion"),
+                "hellaswag-harness": hellaswag(runs, "harness"),
+            }
+            for what, figure in pictures.items():
+                if figure:
+                    files += save(figure, folder / f"trainings-{what}{suffix}")
+    return files
+
+
+def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
+    if not any(run.of("step") for run in runs):
+        return None
+    note = "" if same_validation(runs) else "; validation is on unlike corpora"
+    title = f"Loss: lines the mean of {SMOOTHED} training steps, points validation{note}"
+    longest = max(run.seconds for run in runs)
+    unit, name = (3600, "hours") if longest > 5400 else (60, "minutes")
+    figure, axes = _axes(title, name if by_time else "steps", "nats per token")
+    for run, colour in zip(runs, _colours(runs), strict=True):
+        for kind in ("step", "val"):
+            found = run.of(kind)
+            x = [(e.values["elapsed_seconds"] / unit if by_time else e.step) for e in found]
+            losses = pd.Series([e.values["loss"] for e in found], dtype=float)
+            if kind == "step":
+                axes.plot(x, losses.rolling(SMOOTHED, min_periods=1).mean(), color=colour, label=shortened(run.name))
+            else:
+                axes.plot(x, losses, "o", ms=4, color=colour)
+    axes.legend()
+    return figure
+
+
+def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
+    figure = Figure(figsize=SIZE)
+    axes = figure.subplots()
+    axes.set(title=title, xlabel=x, ylabel=y)
+    return figure, axes
+
+
+def _colours(runs: Sequence[LongRun]) -> list[str]:
+    return [COLOURS[place % len(COLOURS)] for place in range(len(runs))]

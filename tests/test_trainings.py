@@ -1,0 +1,130 @@
+"""Long runs side by side, from what gpt2 train wrote down."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from bench.cli import app
+from bench.record import RecordError
+from bench.report.trainings import load, sheets
+from gpt2.metrics import Event, Files
+
+
+def step(number: int, **values: Any) -> Event:
+    measured = {"tokens": 1024 * number, "loss": 11.0 - number, "grad_norm": 1.0, "lr": 1e-3, "seconds": 2.0}
+    measured |= {"elapsed_seconds": 10.0 + 2 * number, "tps": 512.0, "mfu": None, "peak_memory_bytes": 3 << 30}
+    return Event(kind="step", step=number, values={**measured, "wait_seconds": 0.01, **values})
+
+
+def val(number: int, loss: float, corpus: str = "tinyshakespeare") -> Event:
+    return Event(
+        kind="val", step=number, values={"loss": loss, "tokens": 1024, "corpus": corpus, "elapsed_seconds": number}
+    )
+
+
+def score(number: int, style: str, acc_norm: float) -> Event:
+    values = {"style": style, "acc": 0.28, "acc_norm": acc_norm, "examples": 10042, "corpus": "fineweb-edu"}
+    return Event(kind="hellaswag", step=number, values=values)
+
+
+LEG = Event(kind="leg", step=0, values={"chip": "H100", "devices": 8, "resumed_from": None})
+
+
+def written(folder: Path, *events: Event, **run: Any) -> Path:
+    folder.mkdir()
+    about = {"name": folder.name, "steps": 4, "workload": {"model": "gpt2", "data": "tinyshakespeare"}, **run}
+    (folder / "run.json").write_text(json.dumps({"id": "1", "run": about}))
+    files = Files(folder)
+    for event in events:
+        files.write(event)
+    files.close()
+    return folder
+
+
+def table(*folders: Path) -> str:
+    return "\n".join(sheet.to_markdown("##") for sheet in sheets(load(folders)))
+
+
+def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> None:
+    text = table(written(tmp_path / "mine", LEG, val(0, 11.0), *map(step, range(1, 5)), val(4, 7.5)))
+    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells == [
+        *("mine", "gpt2", "tinyshakespeare", "8 x H100", "4 of 4", "4,096", "18 s", "512", "3.00", "0.5%"),
+        *("8.5000", "7.5000 (tinyshakespeare)", "7.5000"),
+    ]
+
+
+def test_what_was_not_measured_is_a_dash_or_no_column(tmp_path: Path) -> None:
+    text = table(written(tmp_path / "mine", LEG))
+    assert "MFU" not in text
+    assert "| mine | gpt2 | tinyshakespeare | 8 x H100 | 0 of 4 |" in text
+
+
+def test_hellaswag_of_two_styles_never_shares_a_table(tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, score(4, "completion", 0.29), score(4, "harness", 0.31))
+    completion, harness = (sheet for sheet in sheets(load([run])) if sheet.title.startswith("HellaSwag"))
+    assert [row[5] for row in completion.rows if row[0] == "mine"] == ["0.2900"]
+    assert [row[5] for row in harness.rows if row[0] == "mine"] == ["0.3100"]
+    assert all(row[6].startswith("published") for row in (*completion.rows, *harness.rows) if row[0] != "mine")
+    assert "0.2955" in {row[5] for row in completion.rows}
+    assert "0.3114" in {row[5] for row in harness.rows}
+    assert "0.3114" not in {row[5] for row in completion.rows}
+
+
+def test_published_scores_are_of_the_models_that_were_trained(tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, score(4, "completion", 0.29))
+    (scores,) = (sheet for sheet in sheets(load([run])) if sheet.title.startswith("HellaSwag"))
+    assert {row[1] for row in scores.rows} == {"gpt2"}
+
+
+def test_samples_are_shown_as_they_were_written(tmp_path: Path) -> None:
+    said = Event(kind="sample", step=4, values={"prompt": "Romeo", "text": " | and\nJuliet"})
+    text = table(written(tmp_path / "mine", LEG, said))
+    assert "| mine | 4 | Romeo | \\| and Juliet |" in text
+
+
+def test_plots_are_drawn_for_all_that_there_is_to_show(tmp_path: Path) -> None:
+    first = written(tmp_path / "a", LEG, val(0, 11.0), *map(step, range(1, 5)), score(4, "completion", 0.29))
+    second = written(tmp_path / "b", LEG, *map(step, range(1, 5)), val(4, 3.0, "fineweb"))
+    done = CliRunner().invoke(app, ["trainings", str(first), str(second), "--plots", "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    drawn = {file.name for file in (tmp_path / "out" / "plots").glob("*.svg")}
+    kinds = ("loss-by-step", "loss-by-time", "speed", "hellaswag-completion")
+    assert drawn == {f"trainings-{kind}{dark}.svg" for kind in kinds for dark in ("", "-dark")}
+    by_step = (tmp_path / "out" / "plots" / "trainings-loss-by-step.svg").read_text()
+    assert "validation is on unlike corpora" in by_step
+    lines = (tmp_path / "out" / "plots" / "trainings-hellaswag-completion.svg").read_text()
+    assert "(published)" in lines
+    assert (tmp_path / "out" / "trainings.md").read_text().startswith("# Long runs")
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "y").mkdir()
+    runs = load([written(tmp_path / "x" / "mine", LEG), written(tmp_path / "y" / "mine", LEG)])
+    assert [run.name for run in runs] == [str(tmp_path / "x" / "mine"), str(tmp_path / "y" / "mine")]
+
+
+@pytest.mark.parametrize(("text", "said"), [("{", "is damaged"), ("[]", "is damaged"), ('{"run": {}}', "is damaged")])
+def test_a_folder_that_holds_no_run_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(RecordError, match=r"holds no run of gpt2 train"):
+        load([tmp_path])
+    folder = written(tmp_path / "mine", LEG)
+    (folder / "run.json").write_text(text)
+    with pytest.raises(RecordError, match=said) as raised:
+        load([folder])
+    assert "\n" not in str(raised.value)
+
+
+def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
+    folder = written(tmp_path / "mine", LEG, *map(step, range(1, 4)))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "step", "step": 4, "lo')
+    (run,) = load([folder])
+    assert len(run.of("step")) == 3
