@@ -136,10 +136,12 @@ class WeightsAndBiases:
             )
         except Exception as error:  # of several kinds, all of its own
             raise MetricsError(f"Weights & Biases: {error}; WANDB_MODE=offline needs no key") from None
+        self._run.define_metric("*", step_metric="step")  # its own counts events
 
     def write(self, event: Event) -> None:
         numbers = {f"{event.kind}/{k}": v for k, v in event.values.items() if isinstance(v, int | float)}
-        self._run.log({**numbers, "step": event.step})
+        said = {"sample": f"{event.values['prompt']}{event.values['text']}"} if event.kind == "sample" else {}
+        self._run.log({**numbers, **said, "step": event.step})
 
     def close(self) -> None:
         self._run.finish()
