@@ -29,7 +29,8 @@ from bench.options import (
     load_as_asked,
     names,
 )
-from bench.terminal import console, fail, paragraphs, report_end
+from bench.terminal import console, fail, report_end
+from gpt2.terminal import Version, paragraphs
 
 app = typer.Typer(
     name="bench",
@@ -44,19 +45,9 @@ FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK",
 """What some clusters set for a program that is one rank of theirs; here each rung has ranks of its own."""
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"gpt2-bench {version('gpt2-bench')}")
-        raise typer.Exit
-
-
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Version = False,
 ) -> None:
     """Options of bench itself."""
 

@@ -18,11 +18,6 @@ def fail(error: Exception) -> NoReturn:
     raise typer.Exit(2) from None
 
 
-def paragraphs(docstring: str) -> str:
-    """Each as one line, for a terminal of any width to break."""
-    return "\n\n".join(" ".join(each.split()) for each in docstring.split("\n\n"))
-
-
 def console() -> Console:
     """For tables on stdout; wide where nobody looks, so that no cell is folded in a file."""
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpt2.models_cli import evaluate, export, import_, sample
-from gpt2.terminal import fail
+from gpt2.terminal import Version, fail, paragraphs
 
 MODULE = "gpt2.cli"
 
@@ -26,24 +26,13 @@ Overrides = Annotated[
 ]
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from importlib.metadata import version
-
-        typer.echo(f"gpt2-bench {version('gpt2-bench')}")
-        raise typer.Exit
-
-
 @app.callback()
 def options(
-    version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
-    ] = False,
+    version: Version = False,
 ) -> None:
     return
 
 
-@app.command()
 def train(
     config: Annotated[str, typer.Argument(help="A YAML file, or a configuration's name, such as tiny.")],
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
@@ -96,7 +85,6 @@ def train(
     raise typer.Exit(carry_out(run, place, tensorboard=tensorboard, wandb=wandb))
 
 
-@app.command()
 def prepare(
     corpus: Annotated[
         str,
@@ -149,8 +137,15 @@ def prepare(
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
 
-for name, command in {"eval": evaluate, "sample": sample, "import": import_, "export": export}.items():
-    app.command(name)(command)
+for name, command in {
+    "prepare": prepare,
+    "train": train,
+    "eval": evaluate,
+    "sample": sample,
+    "import": import_,
+    "export": export,
+}.items():
+    app.command(name, help=paragraphs(command.__doc__ or ""))(command)
 
 
 def main() -> None:

@@ -127,6 +127,11 @@ def _shard_paths(name: str, source: Path) -> list[Path]:
     return [source if source.suffix == ".bin" else tokenise(source)]
 
 
+def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
+    """Chunk `index` of a corpus that is cut into chunks of seq_len, and the token after it: int64 (seq_len + 1,)."""
+    return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
+
+
 class Batches:
     """The global batch of every step: a function of (seed, step, tokens per step) and nothing else.
 
@@ -167,7 +172,7 @@ class Batches:
         if self._chunks is not None:
             epoch, place = divmod(index, self._chunks)
             index = int(self._order(epoch)[place])
-        return self.corpus.read(index * self.seq_len, self.seq_len + 1).astype(np.int64)
+        return sequence(self.corpus, index, self.seq_len)
 
     def _draw_order(self, epoch: int) -> np.ndarray:
         assert self._chunks is not None

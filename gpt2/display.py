@@ -11,6 +11,7 @@ from rich.live import Live
 from rich.markup import escape
 from rich.text import Text
 
+from gpt2.figures import duration
 from gpt2.metrics import Event
 from gpt2.prepare import Progress as Prepared
 
@@ -108,11 +109,3 @@ def _told(event: Event) -> str:
         where = f"goes on from {values['resumed_from']}" if values["resumed_from"] else "begins"
         return f"{where} on {values['devices']} x {values['chip']}, corpus {values['corpus']}"
     return values["text"]
-
-
-def duration(seconds: float) -> str:
-    """Seconds as a person says them."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 90 else f"{minutes // 60} h {minutes % 60:02d} min"

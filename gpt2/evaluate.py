@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from gpt2 import parallel
-from gpt2.data import Corpus, DataError
+from gpt2.data import Corpus, DataError, sequence
 from gpt2.device import Device
 from gpt2.model import GPT2
 from gpt2.train import Training
@@ -60,8 +60,7 @@ class Validation:
         B, W, rank = self.training.toggles.sequences, self.training.toggles.processes, parallel.rank()
         for number in range(self.passes):
             first = (number * W + rank) * B
-            rows = np.stack([self.corpus.read((first + i) * self.seq_len, self.seq_len + 1) for i in range(B)])
-            rows = rows.astype(np.int64)
+            rows = np.stack([sequence(self.corpus, first + i, self.seq_len) for i in range(B)])
             yield torch.from_numpy(rows[:, :-1]), torch.from_numpy(rows[:, 1:])
 
 
@@ -81,7 +80,7 @@ def corpus_loss(
     with torch.compiler.set_stance("force_eager"):
         for first in range(0, sequences, batch_size):
             count = min(batch_size, sequences - first)
-            rows = np.stack([corpus.read((first + i) * T, T + 1) for i in range(count)]).astype(np.int64)
+            rows = np.stack([sequence(corpus, first + i, T) for i in range(count)])
             x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
             with autocast():
                 total += model(x, y).item() * count

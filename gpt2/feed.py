@@ -132,7 +132,7 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
     """The validation shards of a prepared corpus, by its name or folder. Raises DataError."""
     if name == GENERATED:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
-    folder = Path(name) if Path(name).is_dir() else _prepared(name)
+    folder = _named(name)
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size=vocab_size)
@@ -144,7 +144,7 @@ def _validates(run: Run) -> bool:
 
 def _other_validation(run: Run, name: str) -> Corpus:
     """Of a corpus that is not trained on: its prepared validation shard, or its first documents as they come."""
-    folder = Path(name) if Path(name).is_dir() and any(Path(name).glob("*.bin")) else _prepared(name)
+    folder = _named(name)
     if folder is not None:
         return open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
     return _first_documents(run, name)
@@ -156,6 +156,11 @@ def _first_documents(run: Run, name: str) -> Shards | FirstTokens:
 
     split = "validation" if has_validation(name) else "train"
     return hold_out(open_documents(name, split=split), run.evaluation.val_tokens + 1, or_all=True).corpus
+
+
+def _named(name: str) -> Path | None:
+    """A folder of shards by its path, or else by its corpus' name."""
+    return Path(name) if Path(name).is_dir() and any(Path(name).glob("*.bin")) else _prepared(name)
 
 
 def _prepared(name: str) -> Path | None:

@@ -34,6 +34,7 @@ TORCH_FREE = [
     "gpt2.encode",
     "gpt2.display",
     "gpt2.feed",
+    "gpt2.figures",
     "gpt2.guard",
     "gpt2.hellaswag",
     "gpt2.hub",

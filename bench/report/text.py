@@ -8,32 +8,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.stats import Estimate
+from gpt2.figures import duration, number
 
 DASH = "-"
 GIB = 2**30
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
-def number(value: float) -> str:
-    """Three significant digits at least, thousands separated: 0.0123, 4.56, 78.9, 1,234,567."""
-    if value == 0 or abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
-
-
 def gib(size: int | None) -> str:
     """Bytes, to a hundredth of a GiB."""
     return f"{size / GIB:.2f}" if size is not None else DASH
-
-
-def duration(seconds: float) -> str:
-    """Rounded to what matters: 45 s, 12 min, 3.4 h, 5.2 days."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 90 * 60:
-        return f"{seconds / 60:.0f} min"
-    hours = seconds / 3600
-    return f"{hours:.1f} h" if hours < 72 else f"{number(hours / 24)} days"
 
 
 def training_time(tokens: float, tps: float) -> str:
