@@ -22,11 +22,11 @@ from rich.text import Text
 from bench import checks
 from bench import state as machine
 from bench.checks import Finding
-from bench.code import git_state
 from bench.machine import State
 from bench.report.text import GIB, plain
 from bench.state import SYSTEM
 from gpt2 import stages
+from gpt2.code import git_state
 from gpt2.toggles import HOST, Toggles
 
 NOISE = 0.05

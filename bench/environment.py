@@ -12,9 +12,9 @@ from pathlib import Path
 import psutil
 import torch
 
-from bench.code import code_hash, git_state
 from bench.machine import Environment
 from bench.state import SYSTEM, VARIABLES, cpu_flags, cpu_mhz, read
+from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
 from gpt2.stages import usable_cores
 

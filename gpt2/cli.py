@@ -55,20 +55,22 @@ def train(
 
     Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after the step
     under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong configuration, data
-    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted. With several ranks torchrun makes 1
-    of all but 0.
+    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
 
     Example: gpt2 train tiny --out runs/first
     """
-    from gpt2.launch import enter_environment, enter_ranks
+    from gpt2.launch import enter_environment
+    from gpt2.ranks import started, train_in_ranks
     from gpt2.run import load
+    from gpt2.stages import environment
     from gpt2.validation import ConfigError
 
     try:
         run = load(config, [*(set_ or ()), *([f"val_corpus={val_corpus}"] if val_corpus else [])])
     except ConfigError as error:
         fail(error)
-    enter_ranks(run.toggles, MODULE)
+    if run.toggles.processes > 1 and not started():
+        raise typer.Exit(train_in_ranks(MODULE, run.toggles.processes, environment(run.toggles)))
     enter_environment(run.toggles, MODULE)
     from gpt2.feed import Source
     from gpt2.longrun import carry_out

@@ -5,6 +5,7 @@ Called by `gpt2 train`, in each rank.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -17,6 +18,7 @@ from dataclasses import asdict
 from types import FrameType
 from typing import Any
 
+from gpt2 import parallel
 from gpt2.checkpoint import CheckpointError, folders
 from gpt2.data import DataError
 from gpt2.device import Device, DeviceError, find
@@ -26,12 +28,13 @@ from gpt2.lock import Locked, alone
 from gpt2.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
 from gpt2.parallel import process_group
 from gpt2.pretrain import Leg, Place
+from gpt2.ranks import FAILED, REFUSED
 from gpt2.run import Run
 from gpt2.shards import replacing
 from gpt2.toggle import UnsupportedToggle
 from gpt2.validation import ConfigError
 
-REFUSED = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, UnsupportedToggle)
+MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, UnsupportedToggle)
 """What the user can mend."""
 
 
@@ -42,19 +45,22 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
-    except REFUSED as error:
-        return _say(str(error), 2)
-    except TrainingStopped as error:
+    except MENDABLE as error:
+        return _say(str(error), REFUSED)
+    except KeyboardInterrupt:  # once the leg stands, signals end it in order
+        return _say("interrupted before the first step", 130)
+    except TrainingStopped as error:  # on all ranks, for the same reason
+        if parallel.rank():
+            return FAILED
         newest = folders(place.checkpoints)
         kept = f"; {newest[-1]} is the newest checkpoint" if newest else "; no checkpoint was kept yet"
-        return _say(f"{error}{kept}", 6)
+        return _say(f"{error}{kept}", FAILED)
     except Exception as error:
         if device is not None and device.is_out_of_memory(error):
-            return _say(
-                f"out of memory; take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}", 6
-            )
+            smaller = f"take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}"
+            return _say(f"out of memory; {smaller}", FAILED)
         traceback.print_exc()
-        return 6
+        return FAILED
 
 
 def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
@@ -65,16 +71,41 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
         interrupted = _heed_signals(leg)
         sinks: list[Sink] = []
         if rank == 0:
-            sinks = _sinks(run, place, leg.training.number, **wanted)
+            sinks = _sinks(run, place, leg, **wanted)
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
-                stack.callback(sink.close)
+                stack.callback(_close, sink)
+        failed = False
         for event in leg:
-            for sink in sinks:
-                sink.write(event)
+            for sink in list(sinks):
+                try:
+                    sink.write(event)
+                except Exception as error:  # of several kinds, which the libraries of sinks raise
+                    sinks.remove(sink)
+                    failed |= _told_of(error, sink, leg)
     if rank == 0 and leg.ended_early:
         _say(f"{leg.ended_early}; the same command with --resume goes on", 0)
+    if failed:
+        return FAILED
     return 130 if interrupted() and leg.ended_early else 0
+
+
+def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
+    """Say that a sink takes no more events. Whether the leg ends for it: not for copies of what the files have."""
+    if isinstance(sink, Files):
+        _say(str(error), 0)
+        leg.end("the metrics could not be written")
+        return True
+    _say(f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on without", 0)
+    return False
+
+
+def _close(sink: Sink) -> None:
+    """At the end, where what is not written yet may find the disk full or the network gone."""
+    try:
+        sink.close()
+    except Exception as error:
+        _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})", 0)
 
 
 def _take_folder(place: Place, stack: ExitStack) -> None:
@@ -91,13 +122,13 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
         raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
 
 
-def _sinks(run: Run, place: Place, step: int, *, tensorboard: bool, wandb: bool) -> list[Sink]:
-    about = place.folder / "run.json"
+def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
+    step, about = leg.training.number, place.folder / "run.json"
     known = json.loads(about.read_text(encoding="utf-8")) if step and about.exists() else {}
     run_id = known.get("id", uuid.uuid4().hex)
     with replacing(about) as file:
         file.write(json.dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
-    files = Files(place.folder, step)
+    files = Files(place.folder, step, looked=not leg.look_first)
     if files.set_aside:
         _say(f"the metrics that were there have no checkpoint to go on from, or are damaged: now {files.set_aside}", 0)
     sinks: list[Sink] = [files]
@@ -125,5 +156,6 @@ def _heed_signals(leg: Leg) -> Callable[[], bool]:
 
 
 def _say(text: Any, code: int) -> int:
-    print(f"gpt2: {text}", file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a terminal that is gone is no reason to lose a run
+        print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

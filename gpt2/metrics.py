@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
+EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
 COLUMNS = (
     *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
     *("peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text"),
@@ -50,14 +51,15 @@ class Sink(Protocol):
 class Files:
     """metrics.jsonl and metrics.csv in a run's folder.
 
-    step: the run goes on from there; later events of an earlier leg are dropped. Raises MetricsError.
+    step: the run goes on from there; later events of an earlier leg are dropped. looked: whether the evaluations due
+    at this step were done before its checkpoint; those that are made again are dropped, too. Raises MetricsError.
     """
 
-    def __init__(self, folder: Path, step: int = 0) -> None:
+    def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
         """Where metrics went that cannot be gone on with: no checkpoint is theirs, or they are damaged."""
-        kept = self._kept(step)
+        kept = [event for event in self._kept(step) if looked or event.step < step or event.kind not in EVALUATIONS]
         try:
             part = self._jsonl_path.with_suffix(".part")
             part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")

@@ -219,13 +219,17 @@ class GPT2(nn.Module):
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill weights and buffers in place.
+        """Fill the weights in place.
 
         Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends
         on (seed, name) alone: not on device, padding, dtype or the order of construction.
         """
         for name, parameter in self.named_parameters():
             parameter.copy_(self._initial(name, parameter.shape, seed))
+
+    @torch.no_grad()
+    def fill_masks(self) -> None:
+        """Give the buffers, which are no parameters and in no checkpoint, their values."""
         if self.future is not None:
             self.future.copy_(torch.ones(self.future.shape, dtype=torch.bool).triu(1))
         if self.config.attention == "flex":
@@ -249,10 +253,15 @@ class GPT2(nn.Module):
         return value
 
 
-def build(config: GPT2Config, seed: int, device: torch.device) -> GPT2:
-    """Make a GPT-2 on `device` with the weights of `seed`; nothing is initialised twice."""
+def build(config: GPT2Config, seed: int | None, device: torch.device) -> GPT2:
+    """Make a GPT-2 on `device` with the weights of `seed`; nothing is initialised twice.
+
+    seed None: whatever was in memory is what the weights are, for who fills them anyway.
+    """
     with torch.device("meta"):
         model = GPT2(config)
     model.to_empty(device=device)
-    model.initialise(seed)
+    model.fill_masks()
+    if seed is not None:
+        model.initialise(seed)
     return model

@@ -58,12 +58,13 @@ def evaluate(
 
     try:
         config, plain, chip, casts = _open(model, device, autocast)
+        learnt = _learnt_from(model)
         if val_corpus is not None:
             corpus = validation_shards(val_corpus, config.vocab_size)
             loss, tokens = corpus_loss(
                 plain, corpus, tokens=val_tokens, device=chip, autocast=casts, batch_size=batch_size
             )
-            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}")
+            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
@@ -80,7 +81,7 @@ def evaluate(
                 low, high = score.acc_norm_interval
                 typer.echo(
                     f"HellaSwag ({each}) acc {score.acc:.4f}, acc_norm {score.acc_norm:.4f} "
-                    f"({low:.4f} to {high:.4f}, 95 %) of {score.examples:,} examples"
+                    f"({low:.4f} to {high:.4f}, 95 %) of {score.examples:,} examples{learnt}"
                 )
     except (DataError, task.ScoreError, *_refused()) as error:
         fail(error)
@@ -205,11 +206,26 @@ def _said() -> Iterator[None]:
 def _weights(path: Path) -> tuple[GPT2Config, dict[str, Any]]:
     """Of a run's newest checkpoint, a checkpoint, or what others saved."""
     from gpt2 import convert, state
+
+    kept = _checkpoint(path)
+    return state.weights(kept) if kept else convert.read(path)
+
+
+def _checkpoint(path: Path) -> Path | None:
     from gpt2.checkpoint import FACTS, folders
 
     if kept := folders(path / "checkpoints"):
-        return state.weights(kept[-1])
-    return state.weights(path) if (path / FACTS).exists() else convert.read(path)
+        return kept[-1]
+    return path if (path / FACTS).exists() else None
+
+
+def _learnt_from(path: Path) -> str:
+    """How much of which corpus, for the line that tells a score; nothing where others trained the model."""
+    from gpt2.checkpoint import read
+
+    kept = _checkpoint(path)
+    saved = read(kept) if kept else None
+    return f"; trained on {saved.tokens:,} tokens of {saved.data['name']}" if saved and saved.data else ""
 
 
 def _open(
@@ -225,7 +241,7 @@ def _open(
     stages.configure_process(toggles, chip)
     with _said():
         config, weights = _weights(path)
-    model = build(stages.model_config(toggles, replace(config, padded_vocab_size=0)), 0, chip.torch_device)
+    model = build(stages.model_config(toggles, replace(config, padded_vocab_size=0)), None, chip.torch_device)
     state.load_weights(model, weights)
     return config, model, chip, stages.precision(toggles, chip)[0]
 

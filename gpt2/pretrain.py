@@ -21,6 +21,7 @@ from torch import Tensor
 
 from gpt2 import parallel, state
 from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, prune, read, step_folder
+from gpt2.code import code_hash, git_state
 from gpt2.device import Device
 from gpt2.feed import Data, Source, open_data
 from gpt2.guard import Guard
@@ -28,6 +29,7 @@ from gpt2.looks import Looks
 from gpt2.metrics import Event
 from gpt2.prefetch import Waiting
 from gpt2.run import Run
+from gpt2.shards import DataError
 from gpt2.train import Training, micro_batches, train
 from gpt2.validation import ConfigError
 
@@ -92,7 +94,10 @@ class Leg(Iterator[Event]):
             )
         self.looks = Looks(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
-        self._look_first = saved is None or not saved.looked
+        self.look_first = saved is None or not saved.looked
+        """Whether what is due before the first step of this leg is to be looked at yet."""
+        self._looked = saved.step if saved and saved.looked else -1
+        self._val_loss = saved.val_loss if saved else None
         self._seen = (0.0, 0.0)
         self._asked_to_end = ""
         self._keeping_seconds = SPARE_SECONDS
@@ -113,24 +118,34 @@ class Leg(Iterator[Event]):
         training, run = self.training, self.run
         self.device.reset_peak_memory()
         yield self._event("leg", **self._facts())
-        look, keep = self._look_first, False
+        look = self.look_first
+        keep = look and self.resumed_from is not None  # once more, with what is seen now
         while True:
-            step, val_loss = training.number, None
+            step = training.number
             if look and not self.ended_early:
-                begun = time.monotonic()
-                for event in self.looks.at(step):
-                    val_loss = event.values["loss"] if event.kind == "val" else val_loss
-                    yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
-                self._looking_seconds = max(self._looking_seconds, time.monotonic() - begun)
-                self.device.reset_peak_memory()
+                yield from self._look(step)
             if keep and (step >= run.steps or self.ended_early or run.checkpoints.due(step)):
-                self._keep(val_loss)
+                self._keep()
             if step >= run.steps or self.ended_early:
                 return
-            yield self._step()
+            try:
+                yield self._step()
+            except DataError:
+                self._rescue()
+                raise
             while self._notes:
                 yield self._notes.pop(0)
             look = keep = True
+
+    def _look(self, step: int) -> Iterator[Event]:
+        begun, self._val_loss = time.monotonic(), None
+        for event in self.looks.at(step):
+            if event.kind == "val":
+                self._val_loss = event.values["loss"]
+            yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
+        self._looked = step
+        self._looking_seconds = max(self._looking_seconds, time.monotonic() - begun)
+        self.device.reset_peak_memory()
 
     def _step(self) -> Event:
         training, waited = self.training, self.waiting.seconds
@@ -182,8 +197,16 @@ class Leg(Iterator[Event]):
                 self.end(f"the {limit / 3600:.3g} hours of this leg are over")
         return bool(self._asked_to_end)
 
-    def _keep(self, val_loss: float | None) -> None:
+    def _rescue(self) -> None:
+        """Keep what was learnt where no batch comes any more; not with other ranks, which may wait within a step."""
+        kept = folders(self.place.checkpoints)
+        already = bool(kept) and kept[-1] == step_folder(self.place.checkpoints, self.training.number)
+        if self.run.toggles.processes == 1 and self.training.number and not already:
+            self._keep()
+
+    def _keep(self) -> None:
         training = self.training
+        looked = self._looked == training.number
         start = time.monotonic()
         folder = step_folder(self.place.checkpoints, training.number)
         saved = Saved(
@@ -196,15 +219,17 @@ class Leg(Iterator[Event]):
             data={**self.data.facts, "stream": self.data.place(training.number)},
             scaler=training.scaler.state_dict(),
             guard=self.guard.remembered(),
-            looked=not self.ended_early,
-            val_loss=val_loss,
+            looked=looked,
+            val_loss=self._val_loss if looked else None,
         )
         state.save(folder, training, saved)
         if parallel.rank() == 0:
             prune(self.place.checkpoints, self.run.checkpoints.keep)
+        self.device.give_back()
         self._keeping_seconds = time.monotonic() - start
 
     def _facts(self) -> dict[str, Any]:
+        commit, changed = git_state()
         return {
             "resumed_from": self.resumed_from.name if self.resumed_from else None,
             "chip": self.device.chip(),
@@ -213,6 +238,9 @@ class Leg(Iterator[Event]):
             "python": platform.python_version(),
             "corpus": self.data.facts["name"],
             "corpus_sha256": self.data.facts["sha256"],
+            "commit": commit,
+            "changed": changed,
+            "code": code_hash(),
         }
 
     def _elapsed(self) -> float:

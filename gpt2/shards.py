@@ -46,7 +46,8 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         os.chmod(file.name, 0o666 & ~mask)  # as any other file: a temporary one is its owner's alone
         os.replace(file.name, target)
     except OSError as error:
-        raise DataError(f"cannot write {target} ({error.strerror}); set GPT2_CACHE_DIR to a writable folder") from None
+        where = "; set GPT2_CACHE_DIR to a writable folder" if target.is_relative_to(cache_dir()) else ""
+        raise DataError(f"cannot write {target} ({error.strerror}){where}") from None
 
 
 def shard_header(tokens: int) -> bytes:

@@ -130,7 +130,7 @@ def plain(training: Training) -> GPT2:
     """The model as one that every rank has whole: itself, or a copy where ranks share it out; all must call this."""
     if not training.toggles.shards_gradients:
         return training.model
-    model = build(training.model.config, 0, training.device.torch_device)
+    model = build(training.model.config, None, training.device.torch_device)
     for mine, theirs in zip(model.parameters(), training.model.parameters(), strict=True):
         mine.data = parallel.whole(theirs.detach())
     return model

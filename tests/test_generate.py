@@ -147,7 +147,7 @@ def test_the_likeliest_of_weights_from_transformers_is_theirs(tmp_path: Path) ->
     theirs.save_pretrained(tmp_path)
     config, weights = read(tmp_path)
     model = GPT2(config)
-    model.initialise(0)
+    model.fill_masks()
     model.load_state_dict(weights)
     tokens = torch.randint(300, (2, 5), generator=torch.Generator().manual_seed(0))
     expected = theirs.generate(tokens, max_new_tokens=50, do_sample=False, pad_token_id=0, eos_token_id=None)

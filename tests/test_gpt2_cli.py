@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from statistics import median
 
 import pytest
 from longruns import command
@@ -59,6 +60,11 @@ def test_a_corpus_is_prepared_and_trained_on_with_validation_and_samples(trained
     assert corpora == {"tinyshakespeare"}
 
 
+def test_the_wait_for_the_loader_is_under_a_hundredth_of_a_step(trained: Path) -> None:
+    steps = [event.values for event in read(trained) if event.kind == "step"]
+    assert median(step["wait_seconds"] / step["seconds"] for step in steps) < 0.01
+
+
 def test_preparing_again_does_nothing(trained: Path, home: Path) -> None:
     shards = sorted((home / "cache" / "corpora" / "tinyshakespeare").glob("*.bin"))
     before = [shard.stat().st_mtime_ns for shard in shards]
@@ -77,10 +83,11 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     out, _ = done("eval", trained, "--val-corpus", "tinyshakespeare", "--val-tokens", "512", "--hellaswag-file", file)
     loss, completion, harness = out.splitlines()
     assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")
-    assert loss.endswith("on 512 tokens of tinyshakespeare")
+    learnt = "; trained on 2,048 tokens of tinyshakespeare"
+    assert loss.endswith(f"on 512 tokens of tinyshakespeare{learnt}")
     assert completion.startswith("HellaSwag (completion) acc ")
     assert harness.startswith("HellaSwag (harness) acc ")
-    assert completion.endswith("of 6 examples")
+    assert completion.endswith(f"of 6 examples{learnt}")
 
 
 def test_a_model_goes_on_with_a_prompt_and_the_same_seed_writes_the_same(trained: Path) -> None:

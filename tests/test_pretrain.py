@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import random
 import signal
 import time
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +16,13 @@ import torch
 import torch.nn.functional as F
 from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
 
+from gpt2 import longrun
 from gpt2.checkpoint import CheckpointError, folders, read
 from gpt2.guard import TrainingStopped
-from gpt2.metrics import Event, Files
+from gpt2.metrics import Event, Files, Kind, TensorBoard
 from gpt2.metrics import read as read_metrics
+from gpt2.pretrain import Place
+from gpt2.shards import DataError
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -175,6 +180,34 @@ def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
     assert second[1].step == 0
 
 
+def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_resumed(tmp_path: Path) -> None:
+    run = tiny_run(steps=6)
+    whole = learned(events(run, tmp_path / "whole"))
+    first = learned(broken_off(run, tmp_path / "parts", 6))
+    assert read(folders(tmp_path / "parts/checkpoints")[-1]).val_loss is None
+    assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
+    kept = read(folders(tmp_path / "parts/checkpoints")[-1])
+    assert (kept.step, kept.looked, kept.val_loss) == (6, True, whole[-1]["loss"])
+    assert learned(events(run, tmp_path / "parts", resume=True)) == []
+
+
+@pytest.mark.parametrize("micro_batches", [6, 7])
+def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(micro_batches: int, tmp_path: Path) -> None:
+    run = tiny_run(steps=8, checkpoints={"every": 0})
+    whole = learned(events(run, tmp_path / "whole"))
+
+    def cut_off(items: Iterator[Any]) -> Iterator[Any]:
+        yield from itertools.islice(items, micro_batches)
+        raise DataError("the network is gone")
+
+    it, first = leg(run, tmp_path / "parts"), []
+    it.waiting._items = cut_off(it.waiting._items)
+    with pytest.raises(DataError, match="the network is gone"):
+        first.extend(it)
+    assert [read(each).step for each in folders(tmp_path / "parts/checkpoints")] == [3]
+    assert learned(first) + learned(events(run, tmp_path / "parts", resume=True)) == whole
+
+
 def test_the_wait_for_the_loader_is_told(tmp_path: Path) -> None:
     steps = [event for event in events(tiny_run(), tmp_path) if event.kind == "step"]
     assert all(0 <= event.values["wait_seconds"] < event.values["seconds"] for event in steps)
@@ -194,6 +227,14 @@ def test_metrics_that_no_checkpoint_goes_on_from_are_set_aside_and_not_lost(tmp_
     assert Files(tmp_path).set_aside == tmp_path / "metrics-before.jsonl"
     assert (tmp_path / "metrics-before.jsonl").read_text() == before
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_evaluations_that_are_made_again_are_not_kept_twice(tmp_path: Path) -> None:
+    kinds: tuple[Kind, ...] = ("step", "val", "sample", "note")
+    written(tmp_path, [Event(kind=kind, step=step) for step in (3, 4, 5) for kind in kinds])
+    Files(tmp_path, step=4, looked=False).close()
+    found = [(event.kind, event.step) for event in read_metrics(tmp_path)]
+    assert found == [*((kind, 3) for kind in kinds), ("step", 4), ("note", 4)]
 
 
 def test_what_is_no_number_is_null_in_the_metrics(tmp_path: Path) -> None:
@@ -336,6 +377,41 @@ def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Pa
     assert "--resume goes on" in said
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
+def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "metrics.csv").symlink_to("/dev/full")
+    process = command("train", config, "--out", tmp_path / "run")
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 6, said
+    assert "Traceback" not in said
+    assert "No space left on device" in said
+    assert [read(each).step for each in folders(tmp_path / "run" / "checkpoints")] == [1]
+
+
+def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Gone(TensorBoard):
+        def __init__(self) -> None:
+            self.taken = 0
+
+        def write(self, event: Event) -> None:
+            self.taken += 1
+            raise OSError("the network is gone")
+
+        def close(self) -> None:
+            raise OSError("still gone")
+
+    gone, made = Gone(), longrun._sinks
+    monkeypatch.setattr(longrun, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
+    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
+    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path)) == 0
+    assert gone.taken == 1
+    assert "Gone takes no more events (the network is gone); the run goes on without" in capsys.readouterr().err
+    assert [event.step for event in read_metrics(tmp_path) if event.kind == "step"] == [1, 2, 3]
+
+
 def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text("")
@@ -377,8 +453,11 @@ def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(arguments: list[str],
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sharding", ["none", "zero1", "zero2", "fsdp2"])
-def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("sharding", "compile"),
+    [("none", "eager"), ("none", "default"), ("zero1", "eager"), ("zero2", "eager"), ("fsdp2", "eager")],
+)
+def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, tmp_path: Path) -> None:
     common = ["--set", "workload.seq_len=32", "--set", "workload.tokens_per_step=128", "--set", "steps=8"]
     common += ["--set", "toggles.micro_batch_size=1", "--set", "evaluation.val_tokens=256"]
     common += ["--set", "checkpoints.every=4", "--set", "checkpoints.keep=9", "--set", "evaluation.val_every=4"]
@@ -389,6 +468,8 @@ def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, tmp_path: Path)
         f"toggles.sharding={sharding}",
         "--set",
         "toggles.vocab_multiple=64",
+        "--set",
+        f"toggles.compile={compile}",
     ]
 
     def finished(*arguments: str | Path) -> None:

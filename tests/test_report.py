@@ -685,6 +685,15 @@ def test_a_broken_file_of_a_folder_is_left_out_with_a_warning_and_refused_by_nam
         load_boards([tmp_path / "bad.jsonl"])
 
 
+def test_a_long_run_s_metrics_in_a_folder_are_no_results_of_bench_run(tmp_path: Path) -> None:
+    append(tmp_path / "good.jsonl", record())
+    (tmp_path / "a long run").mkdir()
+    (tmp_path / "a long run" / "run.json").write_text("{}")
+    (tmp_path / "a long run" / "metrics.jsonl").write_text('{"kind": "step", "step": 1}\n')
+    boards, warnings = load_boards([tmp_path])
+    assert ([board.source for board in boards], warnings) == ([tmp_path / "good.jsonl"], [])
+
+
 def test_a_line_that_is_cut_off_amid_a_file_is_called_so(tmp_path: Path) -> None:
     whole = record().model_dump_json(by_alias=True)
     (tmp_path / "r.jsonl").write_text(f"{whole[:500]}\n{whole}\n")

@@ -37,7 +37,8 @@ LEG = Event(kind="leg", step=0, values={"chip": "H100", "devices": 8, "resumed_f
 
 def written(folder: Path, *events: Event, **run: Any) -> Path:
     folder.mkdir()
-    about = {"name": folder.name, "steps": 4, "workload": {"model": "gpt2", "data": "tinyshakespeare"}, **run}
+    about = {"name": folder.name, "steps": 4, "workload": {"model": "gpt2", "data": "tinyshakespeare"}}
+    about |= {"toggles": {"autocast": "float32"}, **run}
     (folder / "run.json").write_text(json.dumps({"id": "1", "run": about}))
     files = Files(folder)
     for event in events:
@@ -55,7 +56,8 @@ def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> 
     (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells == [
-        *("mine", "gpt2", "tinyshakespeare", "8 x H100", "4 of 4", "4,096", "18 s", "512", "3.00", "0.5%"),
+        *("mine", "gpt2", "tinyshakespeare", "8 x H100", "float32"),
+        *("4 of 4", "4,096", "18 s", "512", "3.00", "0.5%"),
         *("8.5000", "7.5000 (tinyshakespeare)", "7.5000"),
     ]
 
@@ -63,7 +65,17 @@ def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> 
 def test_what_was_not_measured_is_a_dash_or_no_column(tmp_path: Path) -> None:
     text = table(written(tmp_path / "mine", LEG))
     assert "MFU" not in text
-    assert "| mine | gpt2 | tinyshakespeare | 8 x H100 | 0 of 4 |" in text
+    assert "| mine | gpt2 | tinyshakespeare | 8 x H100 | float32 | 0 of 4 |" in text
+
+
+def test_what_others_say_of_such_a_training_stands_beneath_and_is_named_as_theirs(tmp_path: Path) -> None:
+    text = table(written(tmp_path / "mine", LEG, *map(step, range(1, 5))))
+    (row,) = [line for line in text.splitlines() if "published: " in line]
+    assert row.startswith("| published: jjschwartz-2024 | gpt2 | tinyshakespeare | M3 laptop CPU | float32 | 1,000 |")
+    assert "| 26 min |" in row
+    assert "not measured here" in text
+    other = written(tmp_path / "other", LEG, step(1), workload={"model": "mini", "data": "tinyshakespeare"})
+    assert "published" not in table(other)
 
 
 def test_hellaswag_of_two_styles_never_shares_a_table(tmp_path: Path) -> None:
@@ -81,6 +93,16 @@ def test_published_scores_are_of_the_models_that_were_trained(tmp_path: Path) ->
     run = written(tmp_path / "mine", LEG, score(4, "completion", 0.29))
     (scores,) = (sheet for sheet in sheets(load([run])) if sheet.title.startswith("HellaSwag"))
     assert {row[1] for row in scores.rows} == {"gpt2"}
+
+
+def test_the_commits_that_a_run_was_trained_by_are_told(tmp_path: Path) -> None:
+    legs = [
+        Event(kind="leg", step=n, values={**LEG.values, "commit": commit, "changed": changed})
+        for n, commit, changed in ((0, "a" * 40, False), (2, "a" * 40, False), (3, "b" * 40, True))
+    ]
+    told = f"Code: mine by {'a' * 12} and {'b' * 12}, changed since."
+    assert told in table(written(tmp_path / "mine", *legs, step(4)))
+    assert "Code" not in table(written(tmp_path / "other", LEG, step(1)))
 
 
 def test_samples_are_shown_as_they_were_written(tmp_path: Path) -> None:

@@ -36,7 +36,10 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
 
 
 def _files(path: Path) -> list[Path]:
-    return sorted(path.rglob("*.jsonl")) if path.is_dir() else [path]
+    """Those of a folder; a long run's metrics, which lie beside its run.json, are for bench trainings."""
+    if not path.is_dir():
+        return [path]
+    return sorted(file for file in path.rglob("*.jsonl") if not (file.parent / "run.json").exists())
 
 
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:

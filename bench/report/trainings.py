@@ -20,6 +20,50 @@ from gpt2.hellaswag import PUBLISHED
 from gpt2.metrics import Event, MetricsError, read
 from gpt2.workload import PRESETS
 
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedRun:
+    """What somebody else says of a training; None is what they do not say."""
+
+    source: str
+    model: str
+    corpus: str
+    hardware: str
+    products: str | None = None
+    steps: int | None = None
+    tokens: int | None = None
+    minutes: float | None = None
+    tps: int | None = None
+    val_loss: float | None = None
+
+    def like(self, runs: Sequence[LongRun]) -> bool:
+        """Whether one of these trains the same model on the same corpus."""
+        return any((self.model, self.corpus) == (run.workload["model"], run.workload["data"]) for run in runs)
+
+
+POST = "jjschwartz-2024"
+PUBLISHED_RUNS = (
+    PublishedRun(
+        **{"source": POST, "model": "gpt2", "corpus": "tinyshakespeare", "hardware": "M3 laptop CPU"},
+        **{"products": "float32", "steps": 1000, "tokens": 1_024_000, "minutes": 26, "tps": 645},
+    ),
+    PublishedRun(
+        **{"source": POST, "model": "gpt2", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
+        **{"products": "bfloat16", "steps": 18_865, "tokens": 10**10, "minutes": 59.5, "tps": 3_000_000},
+    ),
+    PublishedRun(
+        **{"source": POST, "model": "gpt2-xl", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
+        **{"products": "bfloat16", "steps": 9_500, "tokens": 10**10, "minutes": 582, "tps": 320_000},
+    ),
+    PublishedRun(
+        **{"source": "high-performance-gpt2-cuda", "model": "gpt2", "corpus": "fineweb", "hardware": "8 x A100 40GB"},
+        **{"products": "bfloat16", "steps": 18_865, "tokens": 10**10, "minutes": 107, "tps": 1_590_000},
+        val_loss=3.2,
+    ),
+    PublishedRun(source="gpt2-jax-tpu", model="gpt2", corpus="openwebtext", hardware="TPU v3-8", minutes=420),
+    PublishedRun(source="gpt2-jax-tpu", model="gpt2", corpus="openwebtext", hardware="TPU v6e", minutes=82),
+)
+
 SMOOTHED = 20
 """Steps that a training loss is the mean of: that of one step wanders with its batch."""
 
@@ -87,7 +131,7 @@ def sheets(runs: Sequence[LongRun]) -> list[Sheet]:
 
 
 def _learnt(runs: Sequence[LongRun]) -> Sheet:
-    head = ("Run", "Model", "Corpus", "On", "Steps", "Tokens", "Time", "TPS, median", "MFU, median")
+    head = ("Run", "Model", "Corpus", "On", "Products", "Steps", "Tokens", "Time", "TPS, median", "MFU, median")
     head = (*head, "Peak memory (GiB)", "Loader", "Training loss", "Validation loss", "Lowest")
     rows = []
     for run in runs:
@@ -103,6 +147,7 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
                 run.workload["model"],
                 run.workload["data"],
                 "; ".join(sorted(where)) or DASH,
+                run.run.get("toggles", {}).get("autocast", DASH),
                 f"{len(steps):,} of {run.run['steps']:,}",
                 f"{steps[-1].values['tokens']:,}" if steps else DASH,
                 duration(run.seconds) if steps else DASH,
@@ -115,12 +160,45 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
                 f"{min(v.values['loss'] for v in vals):.4f}" if vals else DASH,
             ]
         )
+    published = [_as_row(each) for each in PUBLISHED_RUNS if each.like(runs)]
     notes = [
         f"Losses in nats per token; the training loss is the mean of the last {SMOOTHED} steps. Losses on unlike "
         "corpora do not compare. Loader: the share of the steps' time that was spent waiting for batches.",
         "Time: of all legs, evaluations, checkpoints and compilation included, which tokens per second are without.",
     ]
-    return Sheet(title="Long runs", head=head, rows=rows, words=frozenset({0, 1, 2, 3}), notes=notes)
+    if made := [line for run in runs if (line := _made_by(run))]:
+        notes.append(f"Code: {'; '.join(made)}.")
+    if published:
+        notes.append(
+            "Published: what others say of a training of the same model on the same corpus; not measured here."
+        )
+    words = frozenset({0, 1, 2, 3, 4})
+    rows += published
+    return Sheet(title="Long runs", head=head, rows=rows, words=words, notes=notes, beneath=len(published))
+
+
+def _made_by(run: LongRun) -> str | None:
+    """The commits that a run's legs were trained by; None where they do not tell."""
+    legs = [leg.values for leg in run.of("leg") if leg.values.get("commit")]
+    commits = [f"{leg['commit'][:12]}{', changed since' if leg.get('changed') else ''}" for leg in legs]
+    return f"{run.name} by {' and '.join(dict.fromkeys(commits))}" if commits else None
+
+
+def _as_row(run: PublishedRun) -> list[str]:
+    return [
+        f"published: {run.source}",
+        run.model,
+        run.corpus,
+        run.hardware,
+        run.products or DASH,
+        f"{run.steps:,}" if run.steps else DASH,
+        f"{run.tokens:,}" if run.tokens else DASH,
+        duration(60 * run.minutes) if run.minutes else DASH,
+        number(run.tps) if run.tps else DASH,
+        *(DASH, DASH, DASH, DASH),
+        f"{run.val_loss} ({run.corpus})" if run.val_loss else DASH,
+        DASH,
+    ]
 
 
 def _hellaswag(runs: Sequence[LongRun], style: str) -> Sheet | None:

@@ -129,7 +129,7 @@ class Device(ABC):
             return "changed since"
 
     def give_back(self) -> None:
-        """Return memory to the system that only the first step's compilation needed."""
+        """Return memory to the system that only compilation, or writing a checkpoint, needed."""
         return
 
     def segments(self) -> tuple[int, int] | None:

@@ -1,0 +1,132 @@
+"""Start this program once per rank on this machine, and end all ranks as one. Imports no torch.
+
+    code = train_in_ranks("gpt2.cli", processes=8, variables=environment(toggles))
+
+Not by torchrun: it makes 1 of every exit code, prints an error once per rank and a traceback of its own beneath, and
+before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they keep their state. Ranks that somebody else started,
+as torchrun does on several machines, have WORLD_SIZE in their environment; then there is nothing to start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+GRACE_SECONDS = 30.0
+"""Given to the others once a rank has failed: on most backends they notice, on some they would wait for long."""
+ASKED = (signal.SIGINT, signal.SIGTERM)
+"""What asks a rank to end in order; then its exit code is 128 and the signal's number."""
+IN_ORDER = (0, *(128 + each for each in ASKED))
+REFUSED, FAILED = 2, 6
+"""Exit codes of a rank: of what the user can mend, which rank 0 says, too, and of any other failure."""
+TAIL_LINES = 20
+
+
+def started() -> bool:
+    """Whether this process is a rank already."""
+    return "WORLD_SIZE" in os.environ
+
+
+def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
+    """Run `python -m module`, with this program's arguments, in so many ranks; the exit code of the first that failed.
+
+    Only rank 0 writes to the terminal; of another that fails first, the last lines are shown. Signals go on to all
+    ranks. `variables` are added to their environment.
+    """
+    command = [sys.executable, "-m", module, *sys.argv[1:]]
+    shared = {**os.environ, **variables, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
+        ranks: list[subprocess.Popen[bytes]] = []
+        stack.enter_context(_passed_on(ranks))
+        stack.callback(_end, ranks)  # where not all could be started
+        for rank in range(processes):
+            said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.DEVNULL,
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,  # else Ctrl-C would reach them twice
+                )
+            )
+        failed = _wait(ranks)
+        if not failed:
+            return max(rank.returncode for rank in ranks)
+        if ranks[0].returncode != REFUSED:
+            for rank in failed:
+                _show(rank, ranks[rank].returncode, _file(folder, rank))
+        code = ranks[failed[0]].returncode
+        return 128 - code if -code in ASKED else max(code, 0) or FAILED
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Until all have ended. Returns those that failed first, at about the same moment."""
+    failed: list[int] = []
+    deadline = float("inf")
+    while any(rank.poll() is None for rank in ranks):
+        if not failed and (failed := _failed(ranks)):
+            deadline = time.monotonic() + GRACE_SECONDS
+        if time.monotonic() > deadline:
+            _end(ranks)
+        time.sleep(0.02)
+    return failed or _failed(ranks)
+
+
+def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    return [number for number, rank in enumerate(ranks) if rank.poll() not in (None, *IN_ORDER)]
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.kill()  # nothing, where it has ended
+
+
+@contextmanager
+def _passed_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
+    """Signals that ask this process to end go to the ranks instead, which end in order."""
+
+    def pass_on(number: int, frame: object) -> None:
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
+        numbers.append(signal.SIGHUP)
+    before = {number: signal.signal(number, pass_on) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _show(rank: int, code: int, said: Path) -> None:
+    """How it ended, where it has not said so itself on the terminal, and its last words."""
+    if code < 0 and -code not in ASKED:
+        why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
+        print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}", file=sys.stderr)
+    if rank:
+        for line in said.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
+            print(f"rank {rank}: {line}", file=sys.stderr)
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]

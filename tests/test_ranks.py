@@ -1,0 +1,177 @@
+"""Ranks that this program starts: what they are told, and how they end as one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from longruns import command
+
+from gpt2 import ranks
+from gpt2.checkpoint import folders, read
+from gpt2.metrics import read as read_metrics
+from gpt2.ranks import train_in_ranks
+
+ROOT = Path(__file__).parent.parent
+RANK = """
+import os, signal, sys, time
+rank = int(os.environ["RANK"])
+
+def told(text):
+    print(text, file=sys.stderr, flush=True)
+
+def heed(number, frame):
+    open(os.path.join(os.environ["PLACE"], f"heeded-{rank}"), "a").write(f"{number} ")
+    sys.exit(130)
+
+"""
+
+
+@pytest.fixture
+def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Run lines of Python in several ranks; the exit code."""
+
+    def run(lines: str, processes: int = 3) -> int:
+        (tmp_path / "program_of_a_rank.py").write_text(RANK + lines)
+        monkeypatch.setattr(sys, "argv", ["gpt2", "an argument"])
+        return train_in_ranks("program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)})
+
+    return run
+
+
+def test_ranks_are_told_who_they_are_and_get_the_arguments(launch, tmp_path: Path) -> None:
+    names = ["RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR"]
+    code = launch(
+        f"import json; told_so = [os.environ[name] for name in {names}] + sys.argv[1:]\n"
+        "open(os.path.join(os.environ['PLACE'], f'said-{rank}'), 'w').write(json.dumps(told_so))\n"
+    )
+    assert code == 0
+    said = [json.loads((tmp_path / f"said-{rank}").read_text()) for rank in range(3)]
+    assert said == [[str(rank), str(rank), "3", "3", "127.0.0.1", "an argument"] for rank in range(3)]
+
+
+def test_the_exit_code_is_that_of_the_rank_that_failed_and_its_last_words_are_shown(
+    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    begun = time.monotonic()
+    assert launch("if rank == 1:\n    told('no luck'); sys.exit(5)\ntime.sleep(60)\n") == 5
+    assert time.monotonic() - begun < 30  # the others were not waited for
+    assert capfd.readouterr().err.splitlines() == ["rank 1: no luck"]
+
+
+def test_what_all_ranks_refuse_is_said_once(launch, capfd: pytest.CaptureFixture[str]) -> None:
+    assert launch("told('a wrong corpus')\ntime.sleep(0.5 * (rank == 0))\nsys.exit(2)\n") == 2
+    assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
+
+
+def test_a_rank_that_the_system_killed_is_told_of(
+    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    assert launch("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n") == 6
+    assert "rank 2 was ended by SIGKILL, as the system does where memory is short" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_reaches_every_rank_once_and_they_end_in_order(number: signal.Signals, tmp_path: Path) -> None:
+    (tmp_path / "program_of_a_rank.py").write_text(
+        RANK + "signal.signal(signal.SIGINT, heed); signal.signal(signal.SIGTERM, heed)\n"
+        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
+        "time.sleep(60)\n"
+    )
+    program = "import sys; from gpt2.ranks import *; sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
+    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
+    env = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": paths}
+    launcher = subprocess.Popen([sys.executable, "-c", program], env=env)
+    while launcher.poll() is None and not all((tmp_path / f"ready-{rank}").exists() for rank in range(3)):
+        time.sleep(0.02)
+    launcher.send_signal(number)
+    assert launcher.wait(timeout=30) == 130
+    expected = signal.SIGTERM if number == signal.SIGHUP else number
+    heeded = [(tmp_path / f"heeded-{rank}").read_text().split() for rank in range(3)]
+    assert heeded == [[str(int(expected))]] * 3
+
+
+TWO = ["--set", "toggles.world_size=2", "--set", "toggles.micro_batch_size=1", "--set", "workload.seq_len=32"]
+TWO += ["--set", "workload.tokens_per_step=128", "--set", "evaluation.val_tokens=256", "--set", "toggles.threads=1"]
+
+
+def test_what_a_user_got_wrong_is_one_line_with_two_ranks_too(tmp_path: Path) -> None:
+    wrong = ["--set", "workload.data=nowhere", "--set", "workload.model=mini", "--set", "evaluation.sample_every=0"]
+    process = command("train", "tiny", *TWO, *wrong, "--out", tmp_path / "run")
+    _, err = process.communicate(timeout=120)
+    assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
+    assert "corpus 'nowhere'" in err
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> None:
+    more = ["--set", "steps=100000", "--set", "checkpoints.every=0", "--out", tmp_path / "run"]
+    process = command("train", "tiny", *TWO, *more)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    (kept,) = folders(tmp_path / "run" / "checkpoints")
+    steps = [event.step for event in read_metrics(tmp_path / "run") if event.kind == "step"]
+    assert read(kept).step == steps[-1]
+    assert said.count("--resume goes on") == 1
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
+    import psutil
+
+    process = command("train", "tiny", *TWO, "--set", "steps=100000", "--out", tmp_path / "run")
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
+        time.sleep(0.01)
+    (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
+    second.kill()
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 6, said
+    assert "rank 1 was ended by SIGKILL" in said
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_path: Path) -> None:
+    run = ["train", "tiny", *TWO, "--set", "steps=4", "--set", "evaluation.val_every=2"]
+    alone = command(*run, "--set", "toggles.world_size=1", "--out", tmp_path / "one")
+    assert alone.wait() == 0, alone.communicate()
+    port = str(ranks._free_port())
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+    nodes = [
+        subprocess.Popen(
+            [
+                *(sys.executable, "-m", "torch.distributed.run", *meeting, "--node-rank", str(node)),
+                *("-m", "gpt2.cli", *run, "--out", str(tmp_path / "two")),
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(2)
+    ]
+    for node in nodes:
+        _, said = node.communicate(timeout=180)
+        assert node.returncode == 0, said
+    found, expected = (
+        [
+            (event.kind, event.step, event.values["loss"])
+            for event in read_metrics(tmp_path / name)
+            if "loss" in event.values
+        ]
+        for name in ("two", "one")
+    )
+    assert [each[:2] for each in found] == [each[:2] for each in expected]
+    assert [each[2] for each in found] == pytest.approx([each[2] for each in expected], abs=2e-4)
