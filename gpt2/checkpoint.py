@@ -18,6 +18,8 @@ from gpt2.workload import GPT2Config
 FORMAT = "gpt2-bench checkpoint"
 VERSION = 1
 FACTS = "checkpoint.json"
+PART = ".part"
+"""At the end of a folder's name while a checkpoint is being written."""
 
 
 class CheckpointError(Exception):
@@ -68,6 +70,8 @@ class Saved:
     """Whether the evaluations that are due at this step were done before it was kept."""
     val_loss: float | None = None
     """Of this very step, in nats per token."""
+    looking_seconds: float = 0.0
+    """That the evaluations of a step took at most, for a leg of limited time that has made none yet."""
     files: dict[str, int] = field(default_factory=dict)
     """Sizes of its files in bytes."""
 
@@ -78,7 +82,13 @@ def step_folder(root: Path, step: int) -> Path:
 
 def folders(root: Path) -> list[Path]:
     """Whole checkpoints under `root`, the newest last."""
-    return sorted(each for each in root.glob("step-*") if (each / FACTS).is_file())
+    return sorted(each for each in root.glob("step-*") if each.suffix != PART and (each / FACTS).is_file())
+
+
+def newest(path: Path) -> Path:
+    """The newest checkpoint where `path` is a run's folder, else `path`."""
+    kept = folders(path / "checkpoints")
+    return kept[-1] if kept else path
 
 
 def read(folder: Path) -> Saved:
@@ -119,9 +129,10 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
         os.fsync(file.fileno())
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    handle = os.open(folder.parent, os.O_RDONLY)  # so that the new name outlives a power failure, too
-    os.fsync(handle)
-    os.close(handle)
+    with contextlib.suppress(OSError):  # so that the new name outlives a power failure, too; not all drives can
+        handle = os.open(folder.parent, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
 
 
 def prune(root: Path, keep: int) -> None:
@@ -136,5 +147,5 @@ def prune(root: Path, keep: int) -> None:
     for folder in found[:-keep]:
         if folder != best:
             shutil.rmtree(folder, ignore_errors=True)
-    for torn in root.glob("step-*.part"):
+    for torn in root.glob(f"step-*{PART}"):
         shutil.rmtree(torn, ignore_errors=True)

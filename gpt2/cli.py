@@ -37,9 +37,10 @@ def train(
     config: Annotated[str, typer.Argument(help="A YAML file, or a configuration's name, such as tiny.")],
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
-    init_from: Annotated[Path | None, typer.Option(help="A checkpoint whose weights to begin with.")] = None,
+    init_from: Annotated[Path | None, typer.Option(help="A run or checkpoint whose weights to begin with.")] = None,
     data: Annotated[Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")] = None,
     stream: Annotated[bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")] = False,
+    text_column: Annotated[str | None, typer.Option(help="Of a stream's text, where it cannot be told.")] = None,
     val_corpus: Annotated[
         str | None, typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it.")
     ] = None,
@@ -72,6 +73,7 @@ def train(
     if run.toggles.processes > 1 and not started():
         raise typer.Exit(train_in_ranks(MODULE, run.toggles.processes, environment(run.toggles)))
     enter_environment(run.toggles, MODULE)
+    from gpt2.checkpoint import newest
     from gpt2.feed import Source
     from gpt2.longrun import carry_out
     from gpt2.pretrain import Place
@@ -79,8 +81,8 @@ def train(
     place = Place(
         folder=out or Path("runs") / run.name,
         resume=resume,
-        begin_from=init_from,
-        source=Source(path=data, stream=stream),
+        begin_from=newest(init_from) if init_from else None,
+        source=Source(path=data, stream=stream, text_column=text_column),
         seconds=max_hours * 3600 if max_hours else None,
         peak_flops=peak_tflops * 1e12 if peak_tflops else None,
     )

@@ -50,7 +50,7 @@ class Display:
         else:
             self._console.print(f"step {event.step}: {escape(_told(event))}", soft_wrap=True)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         return
 
     def _step(self, event: Event) -> None:

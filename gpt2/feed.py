@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,8 @@ class Source:
     """Where the corpus lies; None: where gpt2 prepare put it, or what the corpus' name stands for."""
     stream: bool = False
     """Read the corpus as it comes, without shards on the disk."""
+    text_column: str | None = None
+    """Of a stream's files, where it cannot be told."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,16 +104,19 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
 
     workload, held_out = run.workload, None
     name = str(source.path) if source.path is not None else workload.data
+    # A repository of the hub may have changed since the run began: it goes on with the files of its first leg.
+    revision = place["source"].get("revision") if place else None
+    opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
     if _validates(run):
         if run.val_corpus is not None:
             validation = _other_validation(run, run.val_corpus)
         elif has_validation(name):
-            validation = _first_documents(run, name)
+            validation = hold_out(opened(split="validation"), run.evaluation.val_tokens + 1, or_all=True).corpus
         else:
-            held_out = hold_out(open_documents(name), run.evaluation.val_tokens + 1)
+            held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
-    documents = open_documents(name)
+    documents = opened()
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -28,7 +29,7 @@ from gpt2.lock import Locked, alone
 from gpt2.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
 from gpt2.parallel import process_group
 from gpt2.pretrain import Leg, Place
-from gpt2.ranks import FAILED, REFUSED
+from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
 from gpt2.shards import replacing
 from gpt2.toggle import UnsupportedToggle
@@ -41,7 +42,9 @@ MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, 
 def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool = False) -> int:
     """Train until the run ends or is broken off. Returns the exit code: see gpt2.cli.train."""
     device: Device | None = None
+    end_with_launcher()
     try:
+        _ranks_as_asked(run)
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
@@ -63,10 +66,20 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
         return FAILED
 
 
+def _ranks_as_asked(run: Run) -> None:
+    started, wanted = int(os.environ.get("WORLD_SIZE", 1)), run.toggles.processes
+    if started != wanted:
+        raise ConfigError(
+            f"{started} ranks were started (WORLD_SIZE), but toggles.world_size is {run.toggles.world_size}, which "
+            f"takes {wanted}; set toggles.world_size={started}, or unset WORLD_SIZE to have the ranks started"
+        )
+
+
 def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
     with ExitStack() as stack:
         if rank == 0:
             _take_folder(place, stack)
+        _see_one_folder(run, place)
         leg = Leg(run, place, device)
         interrupted = _heed_signals(leg)
         sinks: list[Sink] = []
@@ -74,7 +87,7 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
             sinks = _sinks(run, place, leg, **wanted)
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
-                stack.callback(_close, sink)
+                stack.push(partial(_close, sink))
         failed = False
         for event in leg:
             for sink in list(sinks):
@@ -100,10 +113,10 @@ def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
     return False
 
 
-def _close(sink: Sink) -> None:
+def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
     """At the end, where what is not written yet may find the disk full or the network gone."""
     try:
-        sink.close()
+        sink.close(failed=kind is not None)
     except Exception as error:
         _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})", 0)
 
@@ -120,6 +133,22 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     if not place.resume and (folder / "metrics.jsonl").exists():
         raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
+
+
+def _see_one_folder(run: Run, place: Place) -> None:
+    """Raises CheckpointError where some ranks see another folder: each would keep a part of what no other can read."""
+    if run.toggles.processes == 1:
+        return
+    sign = place.folder / f".ranks-{parallel.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
+    if parallel.rank() == 0:
+        sign.touch()
+    parallel.gather(None, run.toggles.processes)
+    seen = parallel.gather(sign.exists(), run.toggles.processes)
+    if parallel.rank() == 0:
+        sign.unlink()
+    if not all(seen):
+        blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise CheckpointError(f"{place.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk")
 
 
 def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
@@ -140,22 +169,24 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
 
 
 def _heed_signals(leg: Leg) -> Callable[[], bool]:
-    """The first Ctrl-C or SIGTERM ends the leg in order, a second one at once. Returns whether there was one."""
+    """The first of these signals ends the leg in order, a second one at once. Returns whether there was one."""
     seen: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
         if seen:
             os._exit(128 + number)
         seen.append(number)
-        _say("ending after this step, with a checkpoint; once more ends at once", 0)
         leg.end("interrupted")
+        _say("ending after this step, with a checkpoint; once more ends at once", 0)
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, heed)
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
+        signal.signal(signal.SIGHUP, heed)
     return lambda: bool(seen)
 
 
 def _say(text: Any, code: int) -> int:
-    with contextlib.suppress(OSError):  # a terminal that is gone is no reason to lose a run
+    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal came amid another line
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

@@ -45,7 +45,7 @@ class Sink(Protocol):
 
     def write(self, event: Event) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, failed: bool) -> None: ...
 
 
 class Files:
@@ -80,7 +80,8 @@ class Files:
             found = list(read(self._jsonl_path.parent))
             if step or not any(event.kind == "step" for event in found):
                 return [event for event in found if event.step <= step] if step else []
-        self.set_aside = self._jsonl_path.with_name("metrics-before.jsonl")
+        others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
+        self.set_aside = self._jsonl_path.with_name(f"metrics-before{f'-{others + 1}' if others else ''}.jsonl")
         self._jsonl_path.replace(self.set_aside)
         return []
 
@@ -93,7 +94,7 @@ class Files:
         except OSError as error:
             raise MetricsError(f"cannot write {self._jsonl_path.parent} ({error.strerror})") from None
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._jsonl.close()
         self._csv.close()
 
@@ -115,7 +116,7 @@ class TensorBoard:
         if event.kind == "sample":
             self._writer.add_text("sample", f"{event.values['prompt']}{event.values['text']}", event.step)
 
-    def close(self) -> None:
+    def close(self, *, failed: bool = False) -> None:
         self._writer.close()
 
 
@@ -145,8 +146,8 @@ class WeightsAndBiases:
         said = {"sample": f"{event.values['prompt']}{event.values['text']}"} if event.kind == "sample" else {}
         self._run.log({**numbers, **said, "step": event.step})
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
 
 
 def read(folder: Path) -> Iterator[Event]:

@@ -212,11 +212,10 @@ def _weights(path: Path) -> tuple[GPT2Config, dict[str, Any]]:
 
 
 def _checkpoint(path: Path) -> Path | None:
-    from gpt2.checkpoint import FACTS, folders
+    from gpt2.checkpoint import FACTS, newest
 
-    if kept := folders(path / "checkpoints"):
-        return kept[-1]
-    return path if (path / FACTS).exists() else None
+    found = newest(path)
+    return found if (found / FACTS).exists() else None
 
 
 def _learnt_from(path: Path) -> str:

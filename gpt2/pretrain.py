@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, prune, read,
 from gpt2.code import code_hash, git_state
 from gpt2.device import Device
 from gpt2.feed import Data, Source, open_data
-from gpt2.guard import Guard
+from gpt2.guard import Guard, TrainingStopped
 from gpt2.looks import Looks
 from gpt2.metrics import Event
 from gpt2.prefetch import Waiting
@@ -71,10 +71,11 @@ class Leg(Iterator[Event]):
         self.run, self.place, self.device = run, place, device
         self._begun = time.monotonic()
         found = folders(place.checkpoints) if place.resume else []
-        self.resumed_from = found[-1] if found else None
-        saved = read(found[-1]) if found else None
-        if saved and saved.step:
-            _comparable(found[-1], saved, run)
+        # Rank 0 chooses: of a network drive others may have an older list.
+        self.resumed_from = parallel.gather(found[-1] if found else None, run.toggles.processes)[0]
+        saved = read(self.resumed_from) if self.resumed_from else None
+        if saved and self.resumed_from and saved.step:
+            _comparable(self.resumed_from, saved, run)
         self.data: Data = open_data(run, place.source, saved.data if saved else None)
         step = saved.step if saved else 0
         batches = micro_batches(self.data.batches, run.toggles, rank=parallel.rank(), first_step=step)
@@ -82,8 +83,10 @@ class Leg(Iterator[Event]):
         self.training: Training = train(run.workload, run.toggles, device, self.waiting)
         self._notes: list[Event] = []
         self.guard = Guard(run.guard, self._note, saved.guard if saved else {})
-        if saved:
-            state.restore(found[-1], saved, self.training)
+        if saved and self.resumed_from:
+            state.restore(self.resumed_from, saved, self.training)
+            if changes := list(_changes(saved.run, asdict(run))):
+                self._note(saved.step, f"goes on with {'; '.join(changes)}")
         elif place.begin_from:
             state.begin_from(place.begin_from, self.training)
         if run.guard.skips and not device.lazy:  # else the device need not be waited for before AdamW
@@ -102,7 +105,8 @@ class Leg(Iterator[Event]):
         self._asked_to_end = ""
         self._keeping_seconds = SPARE_SECONDS
         self._taken = 0
-        self._longest = self._looking_seconds = 0.0
+        self._longest = 0.0
+        self._looking_seconds = saved.looking_seconds if saved else 0.0
         chip = device.peaks()
         self._peak = place.peak_flops or (chip.bfloat16 if chip else None)
         self._events = self._go()
@@ -118,6 +122,7 @@ class Leg(Iterator[Event]):
         training, run = self.training, self.run
         self.device.reset_peak_memory()
         yield self._event("leg", **self._facts())
+        yield from self._told()
         look = self.look_first
         keep = look and self.resumed_from is not None  # once more, with what is seen now
         while True:
@@ -133,9 +138,15 @@ class Leg(Iterator[Event]):
             except DataError:
                 self._rescue()
                 raise
-            while self._notes:
-                yield self._notes.pop(0)
+            except TrainingStopped as stopped:
+                yield Event(kind="note", step=training.number, values={"text": str(stopped)})
+                raise
+            yield from self._told()
             look = keep = True
+
+    def _told(self) -> Iterator[Event]:
+        while self._notes:
+            yield self._notes.pop(0)
 
     def _look(self, step: int) -> Iterator[Event]:
         begun, self._val_loss = time.monotonic(), None
@@ -192,8 +203,10 @@ class Leg(Iterator[Event]):
         limit = self.place.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            looking = self._looking_seconds if self.looks.due(self.training.number + 2) else 0.0
-            if spent + 2 * self._longest + 1.5 * (looking + self._keeping_seconds) > limit:
+            following = (self.training.number + 1, self.training.number + 2)  # this one and one more must fit
+            looking = self._looking_seconds if any(map(self.looks.due, following)) else 0.0
+            keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
+            if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
                 self.end(f"the {limit / 3600:.3g} hours of this leg are over")
         return bool(self._asked_to_end)
 
@@ -221,6 +234,7 @@ class Leg(Iterator[Event]):
             guard=self.guard.remembered(),
             looked=looked,
             val_loss=self._val_loss if looked else None,
+            looking_seconds=self._looking_seconds,
         )
         state.save(folder, training, saved)
         if parallel.rank() == 0:
@@ -251,6 +265,15 @@ class Leg(Iterator[Event]):
 
     def _event(self, kind: Any, **values: Any) -> Event:
         return Event(kind=kind, step=self.training.number, values=values)
+
+
+def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
+    """Keys of a configuration that a resumed run has other values for: "workload.lr 0.0003, before 0.0006"."""
+    for key, value in now.items():
+        if isinstance(value, Mapping):
+            yield from _changes(before.get(key, {}), value, f"{path}{key}.")
+        elif (was := before.get(key)) != (list(value) if isinstance(value, tuple) else value):
+            yield f"{path}{key} {value}, before {was}"
 
 
 FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -22,6 +23,12 @@ from pathlib import Path
 
 GRACE_SECONDS = 30.0
 """Given to the others once a rank has failed: on most backends they notice, on some they would wait for long."""
+ENDING_SECONDS = 120.0
+"""Given to the others once a rank has ended as it was asked to; rank 0 may yet send metrics away."""
+REFUSING_SECONDS = 5.0
+"""Given to the others once rank 0 has said what the user can mend."""
+HELD = "GPT2_RANKS_HELD"
+"""Set where standard input ends with the process that started this rank."""
 ASKED = (signal.SIGINT, signal.SIGTERM)
 """What asks a rank to end in order; then its exit code is 128 and the signal's number."""
 IN_ORDER = (0, *(128 + each for each in ASKED))
@@ -35,6 +42,17 @@ def started() -> bool:
     return "WORLD_SIZE" in os.environ
 
 
+def end_with_launcher() -> None:
+    """In a rank: end at once when the process that started it is killed; else it would hold its device for good."""
+    if os.environ.get(HELD):
+        threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
+
+
+def _wait_for_launcher() -> None:
+    os.read(0, 1)  # not by sys.stdin, whose lock a thread must not hold while the interpreter ends
+    os._exit(FAILED)
+
+
 def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
     """Run `python -m module`, with this program's arguments, in so many ranks; the exit code of the first that failed.
 
@@ -43,7 +61,7 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
     """
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     shared = {**os.environ, **variables, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), HELD: "1"}
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
         ranks: list[subprocess.Popen[bytes]] = []
@@ -55,7 +73,7 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
                 subprocess.Popen(
                     command,
                     env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.DEVNULL,
+                    stdin=subprocess.PIPE,  # which is never written to: see end_with_launcher
                     stdout=said,
                     stderr=said,
                     start_new_session=True,  # else Ctrl-C would reach them twice
@@ -64,9 +82,9 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)
-        if ranks[0].returncode != REFUSED:
-            for rank in failed:
-                _show(rank, ranks[rank].returncode, _file(folder, rank))
+        for rank in failed:
+            if (code := ranks[rank].returncode) != REFUSED or ranks[0].returncode != REFUSED:
+                _show(rank, code, _file(folder, rank))
         code = ranks[failed[0]].returncode
         return 128 - code if -code in ASKED else max(code, 0) or FAILED
 
@@ -76,10 +94,18 @@ def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
     failed: list[int] = []
     deadline = float("inf")
     while any(rank.poll() is None for rank in ranks):
-        if not failed and (failed := _failed(ranks)):
-            deadline = time.monotonic() + GRACE_SECONDS
+        failed = failed or _failed(ranks)
+        patience = GRACE_SECONDS if failed else ENDING_SECONDS
+        if ranks[0].returncode == REFUSED:
+            patience = REFUSING_SECONDS
+        if any(rank.returncode for rank in ranks):
+            deadline = min(deadline, time.monotonic() + patience)
         if time.monotonic() > deadline:
+            late = ", ".join(str(number) for number, rank in enumerate(ranks) if rank.poll() is None)
+            if patience == ENDING_SECONDS:
+                print(f"gpt2: rank {late} did not end with the others and were killed", file=sys.stderr)
             _end(ranks)
+            return failed
         time.sleep(0.02)
     return failed or _failed(ranks)
 
@@ -91,6 +117,7 @@ def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
         rank.kill()  # nothing, where it has ended
+        rank.wait()
 
 
 @contextmanager

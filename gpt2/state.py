@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from gpt2 import parallel
-from gpt2.checkpoint import CheckpointError, Saved, Shape, read, seal
+from gpt2.checkpoint import PART, CheckpointError, Saved, Shape, read, seal
 from gpt2.model import GPT2, build
 from gpt2.train import Training
 from gpt2.workload import GPT2Config
@@ -185,7 +185,7 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
 
 
 def _part(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.part")
+    return folder.with_name(f"{folder.name}{PART}")
 
 
 def _begin(part: Path) -> None:

@@ -22,6 +22,7 @@ REAL_TIME = frozenset(
         "nodes",
         "prepare",
         "pretrain",
+        "ranks",
         "runner",
         "stream",
         "sweep",

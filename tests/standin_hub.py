@@ -15,10 +15,12 @@ REPOSITORY = r"([^/]+/[^/]+)"
 
 
 class Hub:
-    """Serves each folder OWNER/NAME of `place` as a dataset's repository with one commit."""
+    """Serves each folder OWNER/NAME of `place` as a dataset's repository, the same at each of its commits."""
 
     def __init__(self, place: Path) -> None:
         hub_place = place
+        self.commits = commits = [COMMIT]
+        """The newest last; any that is appended is as if somebody had pushed."""
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
@@ -32,8 +34,11 @@ class Hub:
 
             def do_GET(self) -> None:
                 path, _, query = urllib.parse.unquote(self.path).partition("?")
-                if (found := re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/[^/]+)?", path)) and self.has(found):
-                    about = {"id": found[1], "sha": COMMIT, "private": False, "gated": False, "downloads": 0}
+                if (found := re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/([^/]+))?", path)) and self.has(
+                    found
+                ):
+                    commit = found[3] if found[3] in commits else commits[-1]
+                    about = {"id": found[1], "sha": commit, "private": False, "gated": False, "downloads": 0}
                     self.as_json({**about, "siblings": [{"rfilename": file} for file in self.files(found[1])]})
                 elif (found := re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/[^/]+/?(.*)", path)) and self.has(
                     found
@@ -61,11 +66,12 @@ class Hub:
                 return entries
 
             def file(self, path: Path, revision: str) -> None:
-                if not path.is_file() or revision not in ("main", COMMIT):
-                    self.answer(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": COMMIT})
+                commit = revision if revision in commits else commits[-1]
+                if not path.is_file() or revision not in ("main", *commits):
+                    self.answer(404, b"{}", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": commit})
                     return
                 content = path.read_bytes()
-                about = {"X-Repo-Commit": COMMIT, "ETag": '"' + "0" * 40 + '"', "Accept-Ranges": "bytes"}
+                about = {"X-Repo-Commit": commit, "ETag": '"' + "0" * 40 + '"', "Accept-Ranges": "bytes"}
                 if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
                     part = content[int(asked[1]) : int(asked[2] or len(content)) + 1]
                     last = int(asked[1]) + len(part) - 1

@@ -11,7 +11,7 @@ from safetensors import safe_open
 from trainings import FAST, WORKLOAD, start
 
 from gpt2 import state
-from gpt2.checkpoint import FACTS, CheckpointError, Saved, Shape, folders, prune, read, step_folder
+from gpt2.checkpoint import FACTS, CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
 from gpt2.model import build
 from gpt2.toggles import Toggles
 from gpt2.train import Training
@@ -209,6 +209,20 @@ def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
         state.save(step_folder(tmp_path, step), training, saved)
     prune(tmp_path, keep=2)
     assert [read(each).step for each in folders(tmp_path)] == [20, 40, 50]
+
+
+def test_what_was_torn_in_its_last_file_is_no_checkpoint(kept: Path) -> None:
+    torn = kept.with_name("step-00000099.part")
+    torn.mkdir()
+    (torn / FACTS).write_text('{"format": "gpt2-b')
+    assert folders(kept.parent) == [kept]
+
+
+def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: Path) -> None:
+    (tmp_path / "run" / "checkpoints").mkdir(parents=True)
+    kept.rename(tmp_path / "run" / "checkpoints" / kept.name)
+    assert newest(tmp_path / "run") == tmp_path / "run" / "checkpoints" / kept.name
+    assert newest(tmp_path / "elsewhere") == tmp_path / "elsewhere"
 
 
 def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:

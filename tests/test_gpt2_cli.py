@@ -8,6 +8,8 @@ from pathlib import Path
 from statistics import median
 
 import pytest
+import standin_hub
+import streams
 from longruns import command
 
 from gpt2.checkpoint import folders
@@ -127,6 +129,31 @@ def test_a_run_streams_its_corpus_and_goes_on_where_it_was(trained: Path, shakes
     halved = [*stream, "--out", tmp_path / "parts"]
     done("train", "mini-shakespeare", *halved, "--set", "steps=2")
     done("train", "mini-shakespeare", *halved, "--resume")
+    losses = [
+        [(event.step, event.values["loss"]) for event in read(tmp_path / name) if event.kind in ("step", "val")]
+        for name in ("whole", "parts")
+    ]
+    assert losses[0] == losses[1]
+
+
+@pytest.mark.slow
+def test_a_stream_from_the_hub_goes_on_though_somebody_pushed_to_its_repository(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repository = tmp_path / "hub" / "someone" / "texts"
+    repository.mkdir(parents=True)
+    (repository / "README.md").write_text("---\nlicense: other\n---\n")
+    streams.parquet(repository / "train-00000-of-00001.parquet", streams.documents(400))
+    hub = standin_hub.Hub(tmp_path / "hub")
+    own = {"USE_TORCH": "0", "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1"}
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    stream = ["--stream", "--data", "someone/texts", *SMALL, *FEW, "--set", "evaluation.val_every=2"]
+    done("train", "mini-shakespeare", *stream, "--out", tmp_path / "whole")
+    done("train", "mini-shakespeare", *stream, "--out", tmp_path / "parts", "--set", "steps=2")
+    hub.commits.append("f" * 40)
+    done("train", "mini-shakespeare", *stream, "--out", tmp_path / "parts", "--resume")
+    hub.stop()
     losses = [
         [(event.step, event.values["loss"]) for event in read(tmp_path / name) if event.kind in ("step", "val")]
         for name in ("whole", "parts")

@@ -102,14 +102,15 @@ def test_the_learning_rate_of_each_step_is_the_schedule_s(tmp_path: Path) -> Non
 
 def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path: Path) -> None:
     it = leg(tiny_run(steps=10), tmp_path)
-    seen = set[int]()
-    for _ in it:
+    seen, found = set[int](), []
+    for event in it:
+        found.append(event)
         seen |= {read(each).step for each in folders(tmp_path / "checkpoints")}
     assert seen == {4, 8}
     left = [read(each).step for each in folders(tmp_path / "checkpoints")]
     assert left[-2:] == [8, 10]
-    best = min(folders(tmp_path / "checkpoints"), key=lambda each: read(each).val_loss or math.inf)
-    assert read(best).step in left
+    losses = {event.step: event.values["loss"] for event in found if event.kind == "val"}
+    assert min((4, 8, 10), key=losses.__getitem__) in left
 
 
 def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes_on_from(tmp_path: Path) -> None:
@@ -123,10 +124,53 @@ def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes
     assert read(folders(tmp_path / "checkpoints")[-1]).step == steps
 
 
+@pytest.mark.parametrize(
+    ("taken", "seconds", "ends"),
+    [
+        (1, 70.0, True),  # the last checkpoint takes 60
+        (1, 100.0, False),
+        (2, 100.0, True),  # and before it one is due
+        (2, 200.0, False),
+    ],
+)
+def test_a_leg_s_end_is_foreseen_with_the_checkpoints_that_come(
+    taken: int, seconds: float, ends: bool, tmp_path: Path
+) -> None:
+    it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path, seconds=seconds)
+    assert [next(it).step for _ in range(1 + taken)][-1] == taken
+    assert it._should_end() == ends
+
+
+@pytest.mark.parametrize(("seconds", "ends"), [(150.0, True), (200.0, False)])
+def test_a_leg_s_end_is_foreseen_with_evaluations_that_an_earlier_leg_timed(
+    seconds: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tiny_run(evaluation={"val_every": 3, "val_tokens": 256}, checkpoints={"every": 0})
+    it = leg(run, tmp_path)
+    next(it)
+    it._looking_seconds = 50.0
+    it.end("asked by the test")
+    list(it)
+    later = leg(run, tmp_path, resume=True, seconds=seconds)
+    assert next(later).kind == "leg"
+    assert later.training.number == 1  # so that the evaluation before step 3 is near
+    assert later._should_end() == ends
+
+
+def test_what_a_resumed_run_has_otherwise_than_before_is_told(tmp_path: Path) -> None:
+    broken_off(tiny_run(), tmp_path, 2)
+    other = tiny_run(workload={"lr": 1e-3}, guard={"spike": "stop"})
+    notes = [event.values["text"] for event in events(other, tmp_path, resume=True) if event.kind == "note"]
+    assert notes == ["goes on with workload.lr 0.001, before 0.003; guard.spike stop, before report"]
+
+
 def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -> None:
     it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path)
     assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
     it.training.model.ln_f.weight.data.fill_(math.nan)
+    said = next(it)
+    assert (said.kind, said.step) == ("note", 6)
+    assert said.values["text"].startswith("step 6: loss nan")
     with pytest.raises(TrainingStopped, match="step 6: loss nan"):
         next(it)
 
@@ -150,7 +194,10 @@ def test_a_run_goes_on_under_other_toggles(tmp_path: Path) -> None:
     whole = learned(events(run, tmp_path / "whole"))
     broken_off(run, tmp_path / "parts", 4)
     other = with_toggles(run, vocab_multiple=64, attention="sdpa", micro_batch_size=4, grad_accum_steps=1)
-    second = learned(events(other, tmp_path / "parts", resume=True))
+    said, *second = learned(events(other, tmp_path / "parts", resume=True))
+    assert (said["kind"], said["step"]) == ("note", 4)
+    assert "toggles.vocab_multiple 64, before 1" in said["text"]
+    assert "workload" not in said["text"]
     for mine, theirs in zip(second, whole[-len(second) :], strict=True):
         assert mine["step"] == theirs["step"]
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
@@ -400,7 +447,7 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
             self.taken += 1
             raise OSError("the network is gone")
 
-        def close(self) -> None:
+        def close(self, *, failed: bool = False) -> None:
             raise OSError("still gone")
 
     gone, made = Gone(), longrun._sinks
@@ -419,6 +466,17 @@ def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path
     _, said = process.communicate()
     assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
     assert "--resume goes on with it" in said
+
+
+@pytest.mark.parametrize(("started", "wanted"), [("8", "1"), ("1", "2")])
+def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
+    started: str, wanted: str, config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", started)
+    process = command("train", config, "--out", tmp_path / "run", "--set", f"toggles.world_size={wanted}")
+    _, said = process.communicate(timeout=120)
+    assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
+    assert f"set toggles.world_size={started}" in said
 
 
 def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:

@@ -79,6 +79,41 @@ def test_a_rank_that_the_system_killed_is_told_of(
     assert "rank 2 was ended by SIGKILL, as the system does where memory is short" in capfd.readouterr().err
 
 
+def test_a_killed_rank_is_named_though_rank_0_says_what_became_of_it(
+    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    assert launch(f"{lines}time.sleep(0.5)\ntold('cannot write')\nsys.exit(2)\n") == 6
+    said = capfd.readouterr().err
+    assert "rank 1 was ended by SIGKILL" in said
+    assert said.count("cannot write") == 1
+
+
+def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
+    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "ENDING_SECONDS", 0.3)
+    begun = time.monotonic()
+    assert launch("sys.exit(130) if rank == 1 else time.sleep(60)\n") == 130
+    assert time.monotonic() - begun < 30
+    assert "rank 0, 2 did not end with the others and were killed" in capfd.readouterr().err
+
+
+def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    import psutil
+
+    (tmp_path / "program_of_a_rank.py").write_text(
+        f"{RANK}from gpt2.ranks import end_with_launcher\nend_with_launcher()\n"
+        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(60)\n"
+    )
+    launcher = launched(tmp_path)
+    children = psutil.Process(launcher.pid).children()
+    launcher.kill()
+    launcher.wait()
+    assert len(children) == 3
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_reaches_every_rank_once_and_they_end_in_order(number: signal.Signals, tmp_path: Path) -> None:
     (tmp_path / "program_of_a_rank.py").write_text(
@@ -86,17 +121,27 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(number: signal.S
         "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
         "time.sleep(60)\n"
     )
-    program = "import sys; from gpt2.ranks import *; sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
-    paths = os.pathsep.join((str(tmp_path), str(ROOT)))
-    env = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": paths}
-    launcher = subprocess.Popen([sys.executable, "-c", program], env=env)
-    while launcher.poll() is None and not all((tmp_path / f"ready-{rank}").exists() for rank in range(3)):
-        time.sleep(0.02)
+    launcher = launched(tmp_path)
     launcher.send_signal(number)
     assert launcher.wait(timeout=30) == 130
     expected = signal.SIGTERM if number == signal.SIGHUP else number
     heeded = [(tmp_path / f"heeded-{rank}").read_text().split() for rank in range(3)]
     assert heeded == [[str(int(expected))]] * 3
+
+
+def launched(place: Path) -> subprocess.Popen[bytes]:
+    """A process that has started three ranks of the program in `place`, once they are ready."""
+    program = (
+        "import signal, sys; from gpt2.ranks import train_in_ranks; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
+        "sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
+    )
+    paths = os.pathsep.join((str(place), str(ROOT)))
+    launcher = subprocess.Popen(
+        [sys.executable, "-c", program], env={**os.environ, "PLACE": str(place), "PYTHONPATH": paths}
+    )
+    while launcher.poll() is None and not all((place / f"ready-{rank}").exists() for rank in range(3)):
+        time.sleep(0.02)
+    return launcher
 
 
 TWO = ["--set", "toggles.world_size=2", "--set", "toggles.micro_batch_size=1", "--set", "workload.seq_len=32"]
@@ -144,34 +189,70 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_path: Path) -> None:
-    run = ["train", "tiny", *TWO, "--set", "steps=4", "--set", "evaluation.val_every=2"]
-    alone = command(*run, "--set", "toggles.world_size=1", "--out", tmp_path / "one")
-    assert alone.wait() == 0, alone.communicate()
-    port = str(ranks._free_port())
-    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", port]
+def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_path: Path) -> None:
+    run = [
+        "train",
+        "tiny",
+        *TWO,
+        "--set",
+        "steps=60",
+        "--set",
+        "checkpoints.every=5",
+        "--set",
+        "evaluation.val_every=10",
+    ]
+    whole = command(*run, "--out", tmp_path / "whole")
+    assert whole.wait() == 0, whole.communicate()
+    process = command(*run, "--out", tmp_path / "parts")
+    while process.poll() is None and len(folders(tmp_path / "parts" / "checkpoints")) < 2:
+        time.sleep(0.002)
+    process.kill()
+    process.wait()
+    deadline = time.monotonic() + 30
+    while (code := (again := command(*run, "--out", tmp_path / "parts", "--resume")).wait()) == 2:
+        assert time.monotonic() < deadline, again.communicate()  # the ranks that were left over have ended by now
+    assert code == 0, again.communicate()
+    assert told_losses(tmp_path / "parts") == told_losses(tmp_path / "whole")
+
+
+def on_two_nodes(run: list[str], outs: tuple[Path, Path]) -> list[tuple[int, str]]:
+    """The same run by a torchrun for each of two nodes; their exit codes, and what they said."""
+    meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
+    meeting += ["--master-port", str(ranks._free_port())]
     nodes = [
         subprocess.Popen(
             [
                 *(sys.executable, "-m", "torch.distributed.run", *meeting, "--node-rank", str(node)),
-                *("-m", "gpt2.cli", *run, "--out", str(tmp_path / "two")),
+                *("-m", "gpt2.cli", *run, "--out", str(out)),
             ],
             env={**os.environ, "PYTHONPATH": str(ROOT)},
             stderr=subprocess.PIPE,
             text=True,
         )
-        for node in range(2)
+        for node, out in enumerate(outs)
     ]
-    for node in nodes:
-        _, said = node.communicate(timeout=180)
-        assert node.returncode == 0, said
-    found, expected = (
-        [
-            (event.kind, event.step, event.values["loss"])
-            for event in read_metrics(tmp_path / name)
-            if "loss" in event.values
-        ]
-        for name in ("two", "one")
-    )
+    said = [node.communicate(timeout=180)[1] for node in nodes]
+    return [(node.returncode, text) for node, text in zip(nodes, said, strict=True)]
+
+
+def told_losses(folder: Path) -> list[tuple[str, int, float]]:
+    return [(e.kind, e.step, e.values["loss"]) for e in read_metrics(folder) if "loss" in e.values]
+
+
+@pytest.mark.slow
+def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_path: Path) -> None:
+    run = ["train", "tiny", *TWO, "--set", "steps=4", "--set", "evaluation.val_every=2"]
+    alone = command(*run, "--set", "toggles.world_size=1", "--out", tmp_path / "one")
+    assert alone.wait() == 0, alone.communicate()
+    done = on_two_nodes(run, (tmp_path / "two", tmp_path / "two"))
+    assert [code for code, _ in done] == [0, 0], done
+    found, expected = told_losses(tmp_path / "two"), told_losses(tmp_path / "one")
     assert [each[:2] for each in found] == [each[:2] for each in expected]
     assert [each[2] for each in found] == pytest.approx([each[2] for each in expected], abs=2e-4)
+
+
+@pytest.mark.slow
+def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
+    done = on_two_nodes(["train", "tiny", *TWO], (tmp_path / "here", tmp_path / "there"))
+    assert all(code for code, _ in done)
+    assert all("of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done), done

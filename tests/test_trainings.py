@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.record import RecordError
-from bench.report.trainings import load, sheets
+from bench.report.trainings import load, reference_lines, sheets
 from gpt2.metrics import Event, Files
 
 
@@ -103,6 +103,17 @@ def test_the_commits_that_a_run_was_trained_by_are_told(tmp_path: Path) -> None:
     told = f"Code: mine by {'a' * 12} and {'b' * 12}, changed since."
     assert told in table(written(tmp_path / "mine", *legs, step(4)))
     assert "Code" not in table(written(tmp_path / "other", LEG, step(1)))
+
+
+def test_the_number_format_told_is_that_of_the_products(tmp_path: Path) -> None:
+    toggles = {"autocast": "float32", "matmul_precision": "medium", "device": "cpu"}
+    text = table(written(tmp_path / "mine", LEG, toggles={**toggles, "of a later version": 1}))
+    assert "| 8 x H100 | bfloat16 |" in text
+
+
+def test_a_plot_has_lines_for_all_that_is_published_of_its_models_and_for_xl(tmp_path: Path) -> None:
+    runs = load([written(tmp_path / "mine", LEG, score(4, "completion", 0.29))])
+    assert reference_lines(runs, "completion") == [("gpt2", 0.294463, 0.2955), ("gpt2-xl", 0.488946, 0.4893)]
 
 
 def test_samples_are_shown_as_they_were_written(tmp_path: Path) -> None:

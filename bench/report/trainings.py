@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -18,6 +18,7 @@ from bench.report.sheet import Sheet
 from bench.report.text import DASH, duration, gib, number, percent
 from gpt2.hellaswag import PUBLISHED
 from gpt2.metrics import Event, MetricsError, read
+from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS
 
 
@@ -34,6 +35,7 @@ class PublishedRun:
     tokens: int | None = None
     minutes: float | None = None
     tps: int | None = None
+    mfu: float | None = None
     val_loss: float | None = None
 
     def like(self, runs: Sequence[LongRun]) -> bool:
@@ -53,7 +55,7 @@ PUBLISHED_RUNS = (
     ),
     PublishedRun(
         **{"source": POST, "model": "gpt2-xl", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
-        **{"products": "bfloat16", "steps": 9_500, "tokens": 10**10, "minutes": 582, "tps": 320_000},
+        **{"products": "bfloat16", "steps": 9_500, "tokens": 10**10, "minutes": 582, "tps": 320_000, "mfu": 0.4194},
     ),
     PublishedRun(
         **{"source": "high-performance-gpt2-cuda", "model": "gpt2", "corpus": "fineweb", "hardware": "8 x A100 40GB"},
@@ -83,6 +85,13 @@ class LongRun:
     @property
     def workload(self) -> dict[str, Any]:
         return self.run["workload"]
+
+    @property
+    def products(self) -> str:
+        """Number format of its matrix products."""
+        known = {each.name for each in fields(Toggles)}
+        toggles = {name: value for name, value in self.run.get("toggles", {}).items() if name in known}
+        return Toggles(**toggles).product_format()
 
     @property
     def losses(self) -> list[float]:
@@ -147,7 +156,7 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
                 run.workload["model"],
                 run.workload["data"],
                 "; ".join(sorted(where)) or DASH,
-                run.run.get("toggles", {}).get("autocast", DASH),
+                run.products,
                 f"{len(steps):,} of {run.run['steps']:,}",
                 f"{steps[-1].values['tokens']:,}" if steps else DASH,
                 duration(run.seconds) if steps else DASH,
@@ -195,7 +204,8 @@ def _as_row(run: PublishedRun) -> list[str]:
         f"{run.tokens:,}" if run.tokens else DASH,
         duration(60 * run.minutes) if run.minutes else DASH,
         number(run.tps) if run.tps else DASH,
-        *(DASH, DASH, DASH, DASH),
+        percent(run.mfu) if run.mfu else DASH,
+        *(DASH, DASH, DASH),
         f"{run.val_loss} ({run.corpus})" if run.val_loss else DASH,
         DASH,
     ]
@@ -241,13 +251,14 @@ def _samples(runs: Sequence[LongRun]) -> Sheet | None:
     return Sheet(title="Samples", head=head, rows=rows, words=frozenset({0, 2, 3}), notes=[])
 
 
-def reference_lines(runs: Sequence[LongRun], style: str) -> dict[str, float]:
-    """acc_norm of OpenAI's released weights, by model, for a plot of these runs."""
-    models = {run.workload["model"] for run in runs}
-    lines: dict[str, float] = {}
-    for each in PUBLISHED:
-        if each.corpus == "webtext" and each.style == style and each.model in models and each.acc_norm is not None:
-            lines.setdefault(each.model, each.acc_norm)
+def reference_lines(runs: Sequence[LongRun], style: str) -> list[tuple[str, float, float]]:
+    """Models and the lowest and highest acc_norm published of OpenAI's weights: of these runs' sizes, and gpt2-xl."""
+    models = dict.fromkeys([*(run.workload["model"] for run in runs), "gpt2-xl"])
+    lines = []
+    for model in models:
+        webtext = [each for each in PUBLISHED if (each.corpus, each.style, each.model) == ("webtext", style, model)]
+        if shares := [each.acc_norm for each in webtext if each.acc_norm is not None]:
+            lines.append((model, min(shares), max(shares)))
     return lines
 
 

@@ -49,11 +49,13 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
     for run, colour in zip(scored, _colours(scored), strict=True):
         found = [e for e in run.of("hellaswag") if e.values["style"] == style]
         axes.plot([e.step for e in found], [e.values["acc_norm"] for e in found], "o-", color=colour, label=run.name)
-    for model, share in reference_lines(scored, style).items():
-        axes.axhline(share, ls="--", lw=1, color="#8A8F98")
+    for model, low, high in reference_lines(scored, style):
+        for share in {low, high}:
+            axes.axhline(share, ls="--", lw=1, color="#8A8F98")
+        shares = f"{low:.4f}" if low == high else f"{low:.4f} to {high:.4f}"
         axes.annotate(
-            f"{model}, OpenAI's weights: {share:.3f} (published)",
-            (0.01, share),
+            f"{model}, OpenAI's weights: {shares} (published)",
+            (0.01, high),
             va="bottom",
             size=8,
             xycoords=("axes fraction", "data"),
