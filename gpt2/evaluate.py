@@ -40,11 +40,15 @@ class Validation:
                 f"{self.seq_len} needs {self.tokens + 1}; take a smaller micro_batch_size or another val_corpus"
             )
 
-    def loss(self) -> float:
-        """Mean cross-entropy in nats per token, the same on every rank; all of them must ask together."""
+    def loss(self, heed: Callable[[], None] = lambda: None) -> float:
+        """Mean cross-entropy in nats per token, the same on every rank; all of them must ask together.
+
+        heed: called before each forward pass; what it raises ends this.
+        """
         training = self.training
         losses = []
         for x, y in training.device.feed(self._mine()):
+            heed()
             # With gradients on, though none is asked for, and through DDP: the very forward pass that is trained.
             # No name keeps its graph, which would hold its activations until the next one has made its own.
             with parallel.gradient_sync(training.wrapped, last=False), training.autocast():

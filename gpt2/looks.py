@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,6 +15,11 @@ from gpt2.metrics import Event
 from gpt2.run import Run
 from gpt2.train import Training
 from gpt2.validation import ConfigError
+
+
+class CutShort(Exception):
+    """The run is to end before what is being looked at has been seen."""
+
 
 TOP_K = 50
 """Of the samples in a run; `gpt2 sample` has more to choose from."""
@@ -47,18 +52,27 @@ class Looks:
 
             self.examples = hellaswag.load()
 
-    def at(self, step: int) -> Iterator[Event]:
-        """Those that are due before step `step`; all ranks must take them."""
-        asked = self.asked
-        if self.validation and self._due(asked.val_every, step):
-            start = time.perf_counter()
-            loss = self.validation.loss()
-            values = {"loss": loss, "tokens": self.validation.tokens, "corpus": self.validation.corpus.name}
-            yield self._event("val", step, start, values)
-        if self.examples and self._due(asked.hellaswag_every, step):
-            yield self._hellaswag(step)
-        if self.prompts and self._due(asked.sample_every, step):
-            yield from self._samples(step)
+    def at(self, step: int, to_end: Callable[[], bool]) -> Iterator[Event]:
+        """Those that are due before step `step`; all ranks must take them.
+
+        to_end: whether this process is asked to end the run. One alone heeds that at once, several do between two
+        evaluations, together: CutShort is raised.
+        """
+        asked, processes = self.asked, self.training.toggles.processes
+
+        def heed(*_: int) -> None:
+            if processes == 1 and to_end():
+                raise CutShort
+
+        for every, wanted, look in (
+            (asked.val_every, self.validation, self._validation),
+            (asked.hellaswag_every, self.examples, self._hellaswag),
+            (asked.sample_every, self.prompts, self._samples),
+        ):
+            if wanted and self._due(every, step):
+                if any(parallel.gather(to_end(), processes)):
+                    raise CutShort
+                yield from look(step, heed)
 
     def due(self, step: int) -> bool:
         """Whether there is anything to look at before step `step`."""
@@ -68,7 +82,14 @@ class Looks:
     def _due(self, every: int, step: int) -> bool:
         return bool(every) and (step % every == 0 or step >= self.steps)
 
-    def _hellaswag(self, step: int) -> Event:
+    def _validation(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
+        assert self.validation
+        start = time.perf_counter()
+        loss = self.validation.loss(heed)
+        values = {"loss": loss, "tokens": self.validation.tokens, "corpus": self.validation.corpus.name}
+        yield self._event("val", step, start, values)
+
+    def _hellaswag(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
         from gpt2 import hellaswag
 
         start, training = time.perf_counter(), self.training
@@ -81,15 +102,17 @@ class Looks:
             batch_size=4 * training.toggles.sequences,
             rank=parallel.rank(),
             processes=training.toggles.processes,
+            progress=heed,
         )
         values = {"style": score.style, "acc": score.acc, "acc_norm": score.acc_norm, "examples": score.examples}
-        return self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
+        yield self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
 
-    def _samples(self, step: int) -> Iterator[Event]:
+    def _samples(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
         from gpt2.generate import generate, stream_text
 
         model = state.plain(self.training)
         for prompt, tokens in self.prompts:
+            heed()
             start = time.perf_counter()
             found = generate(
                 model,

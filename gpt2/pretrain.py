@@ -25,7 +25,7 @@ from gpt2.code import code_hash, git_state
 from gpt2.device import Device
 from gpt2.feed import Data, Source, open_data
 from gpt2.guard import Guard, TrainingStopped
-from gpt2.looks import Looks
+from gpt2.looks import CutShort, Looks
 from gpt2.metrics import Event
 from gpt2.prefetch import Waiting
 from gpt2.run import Run
@@ -150,11 +150,14 @@ class Leg(Iterator[Event]):
 
     def _look(self, step: int) -> Iterator[Event]:
         begun, self._val_loss = time.monotonic(), None
-        for event in self.looks.at(step):
-            if event.kind == "val":
-                self._val_loss = event.values["loss"]
-            yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
-        self._looked = step
+        try:
+            for event in self.looks.at(step, lambda: bool(self._asked_to_end)):
+                if event.kind == "val":
+                    self._val_loss = event.values["loss"]
+                yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
+            self._looked = step
+        except CutShort:
+            self.ended_early = self._asked_to_end or "another rank was asked to end"
         self._looking_seconds = max(self._looking_seconds, time.monotonic() - begun)
         self.device.reset_peak_memory()
 

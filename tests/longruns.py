@@ -50,9 +50,10 @@ def learned(found: list[Event]) -> list[dict[str, Any]]:
 def broken_off(run: Run, folder: Path, after: int) -> list[Event]:
     """The events of a leg that is asked to end once `after` steps were taken."""
     it, found = leg(run, folder), []
+    last = "val" if it.looks.due(after - 1) else "step"
     for event in it:
         found.append(event)
-        if event.step == after - 1:  # heeded in the step that comes next
+        if (event.kind, event.step) == (last, after - 1):  # heeded in the step that comes next
             it.end("asked by the test")
     return found
 
