@@ -21,14 +21,21 @@ def trainings(
     Example: bench trainings runs/* --plots --out reports/
     """
     from bench.record import RecordError
-    from bench.report.trainings import load, sheets
+    from bench.report.trainings import load, sheets, told_apart
 
     if plots and not out:
         fail(ValueError("--plots needs a folder to draw into; give --out reports/"))
-    try:
-        found = load(runs)
-    except RecordError as error:
-        fail(error)
+    found = []
+    for folder in runs:
+        try:
+            found += load([folder])
+        except RecordError as error:
+            if len(runs) == 1:
+                fail(error)
+            typer.echo(f"bench: {error}; left out", err=True)
+    if not found:
+        fail(RecordError("none of these folders holds a run of gpt2 train"))
+    found = told_apart(found)
     parts = sheets(found)
     text = "\n".join(sheet.to_markdown("##") for sheet in parts)
     if out:

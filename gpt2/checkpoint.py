@@ -115,7 +115,7 @@ def read(folder: Path) -> Saved:
                 if found is None
                 else f"has {found:,} bytes instead of {size:,}; it was cut off or changed"
             )
-            raise CheckpointError(f"{file} {how}; take another checkpoint")
+            raise CheckpointError(f"{file} {how}")
     return saved
 
 

@@ -17,7 +17,7 @@ app = typer.Typer(
     help="Train GPT-2 from its corpus to its evaluation, with the toggles that bench found to pay.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Begin with: gpt2 prepare tinyshakespeare, then gpt2 train tiny",
+    epilog="Begin with: gpt2 prepare tinyshakespeare, then gpt2 train mini-shakespeare",
 )
 
 Overrides = Annotated[
@@ -114,7 +114,7 @@ def prepare(
     from gpt2.data import DataError
     from gpt2.display import preparing
     from gpt2.feed import prepared_folder
-    from gpt2.index import to_nanogpt
+    from gpt2.index import read_index, to_nanogpt
     from gpt2.prepare import prepare
 
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else Path(corpus).resolve().name.split(".")[0])
@@ -138,6 +138,14 @@ def prepare(
         fail(error)
     except KeyboardInterrupt:
         fail("interrupted; the same command goes on after the last whole shard", 130)
+    index = read_index(folder)
+    assert index
+    parts = {split: [each for each in index.shards if each["split"] == split] for split in ("train", "val")}
+    tokens = {split: sum(each["tokens"] for each in shards) for split, shards in parts.items()}
+    typer.echo(
+        f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to train on, "
+        f"{tokens['val']:,} for validation"
+    )
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
 

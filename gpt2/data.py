@@ -94,8 +94,9 @@ def find(name: str) -> Path:
 
 def _ways(name: str) -> str:
     return (
-        f"give its place with --data PATH, or put {name}.txt, {name}.bin or a folder {name}/ of .bin shards "
-        f"into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated text (--set workload.data=synthetic)"
+        f"prepare it (gpt2 prepare), give its place with --data PATH, or put {name}.txt, {name}.bin or a folder "
+        f"{name}/ of .bin shards into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated text (--set "
+        "workload.data=synthetic)"
     )
 
 

@@ -70,11 +70,18 @@ class Validation:
 
 @torch.no_grad()
 def corpus_loss(
-    model: GPT2, corpus: Corpus, *, tokens: int, device: Device, autocast: Autocast, batch_size: int
+    model: GPT2,
+    corpus: Corpus,
+    *,
+    tokens: int,
+    device: Device,
+    autocast: Autocast,
+    batch_size: int,
+    progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
     """Mean cross-entropy in nats per token over the first `tokens` of a corpus, in sequences of n_ctx, and how many.
 
-    Raises DataError where there is not one whole sequence.
+    progress: called with sequences done and to do. Raises DataError where there is not one whole sequence.
     """
     T = model.config.n_ctx
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
@@ -88,4 +95,6 @@ def corpus_loss(
             x, y = (device.put(torch.from_numpy(each.copy())) for each in (rows[:, :-1], rows[:, 1:]))
             with autocast():
                 total += model(x, y).item() * count
+            if progress:
+                progress(first + count, sequences)
     return total / sequences, sequences * T

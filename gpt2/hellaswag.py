@@ -99,7 +99,7 @@ def _find() -> Path:
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         if folder and (candidate := Path(folder) / NAME).exists():
             return candidate
-    ways = f"give its place, or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+    ways = f"give its place (--hellaswag-file), or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
     try:
         with urllib.request.urlopen(URL, timeout=30) as response:
             content = response.read()

@@ -16,8 +16,11 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 from gpt2 import parallel
 from gpt2.checkpoint import CheckpointError, folders
@@ -59,11 +62,18 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
         kept = f"; {newest[-1]} is the newest checkpoint" if newest else "; no checkpoint was kept yet"
         return _say(f"{error}{kept}", FAILED)
     except Exception as error:
+        if run.toggles.processes > 1 and _lost_a_rank(error):
+            return _say(f"another rank is gone ({' '.join(str(error).split())[:200]})", FAILED)
         if device is not None and device.is_out_of_memory(error):
             smaller = f"take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}"
             return _say(f"out of memory; {smaller}", FAILED)
         traceback.print_exc()
         return FAILED
+
+
+def _lost_a_rank(error: Exception) -> bool:
+    """Whether a collective found nobody at the other end; gloo has no kind of error of its own."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
 def _ranks_as_asked(run: Run) -> None:
@@ -96,11 +106,16 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
                 except Exception as error:  # of several kinds, which the libraries of sinks raise
                     sinks.remove(sink)
                     failed |= _told_of(error, sink, leg)
-    if rank == 0 and leg.ended_early:
-        _say(f"{leg.ended_early}; the same command with --resume goes on", 0)
+    if rank == 0:
+        _say(f"{leg.ended_early}; the same command with --resume goes on" if leg.ended_early else _done(run, place), 0)
     if failed:
         return FAILED
     return 130 if interrupted() and leg.ended_early else 0
+
+
+def _done(run: Run, place: Place) -> str:
+    kept = folders(place.checkpoints)
+    return f"all {run.steps:,} steps are done: {kept[-1] if kept else place.folder}"
 
 
 def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
@@ -124,15 +139,26 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 def _take_folder(place: Place, stack: ExitStack) -> None:
     """Make the run's folder this process's own until the stack is left. Raises MetricsError."""
     folder = place.folder
+    fresh = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            stack.callback(_leave, folder)
         stack.enter_context(alone(folder))
     except Locked:
         raise MetricsError(f"another gpt2 train is writing to {folder}; end it, or choose another --out") from None
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
-    if not place.resume and (folder / "metrics.jsonl").exists():
+    metrics = folder / "metrics.jsonl"
+    if not place.resume and metrics.exists() and metrics.stat().st_size:
         raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
+
+
+def _leave(folder: Path) -> None:
+    """Take the folder away again where nothing came of the run."""
+    if [each.name for each in folder.iterdir()] == [".lock"]:
+        (folder / ".lock").unlink()
+        folder.rmdir()
 
 
 def _see_one_folder(run: Run, place: Place) -> None:

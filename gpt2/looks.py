@@ -32,7 +32,7 @@ class Looks:
     """
 
     def __init__(self, run: Run, training: Training, data: Data) -> None:
-        self.asked, self.steps, self.training, self.corpus = run.evaluation, run.steps, training, run.workload.data
+        self.asked, self.steps, self.training, self.corpus = run.evaluation, run.steps, training, data.facts["name"]
         asked = self.asked
         held_out = data.validation
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpt2.model import GPT2
     from gpt2.workload import GPT2Config
 
+TEXT_VOCABULARY = 50257
 Model = Annotated[
     Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]
@@ -59,10 +60,18 @@ def evaluate(
     try:
         config, plain, chip, casts = _open(model, device, autocast)
         learnt = _learnt_from(model)
+        if hellaswag or hellaswag_file:
+            _reads_text(model, config)
         if val_corpus is not None:
             corpus = validation_shards(val_corpus, config.vocab_size)
             loss, tokens = corpus_loss(
-                plain, corpus, tokens=val_tokens, device=chip, autocast=casts, batch_size=batch_size
+                plain,
+                corpus,
+                tokens=val_tokens,
+                device=chip,
+                autocast=casts,
+                batch_size=batch_size,
+                progress=_progress("sequences"),
             )
             typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}{learnt}")
         if hellaswag or hellaswag_file:
@@ -76,7 +85,7 @@ def evaluate(
                     device=chip,
                     autocast=casts,
                     batch_size=batch_size,
-                    progress=_progress(),
+                    progress=_progress("endings"),
                 )
                 low, high = score.acc_norm_interval
                 typer.echo(
@@ -110,7 +119,8 @@ def sample(
     from gpt2.text import encoded
 
     try:
-        _, plain, _, casts = _open(model, device, autocast)
+        config, plain, _, casts = _open(model, device, autocast)
+        _reads_text(model, config)
         for each in prompt or PROMPTS:
             found = generate(
                 plain,
@@ -218,6 +228,15 @@ def _checkpoint(path: Path) -> Path | None:
     return found if (found / FACTS).exists() else None
 
 
+def _reads_text(path: Path, config: GPT2Config) -> None:
+    """End the command where a model knows only generated tokens."""
+    if config.vocab_size < TEXT_VOCABULARY:
+        fail(
+            f"{path} has a vocabulary of {config.vocab_size} generated tokens and reads no text; "
+            "gpt2 train mini-shakespeare trains a small model that does"
+        )
+
+
 def _learnt_from(path: Path) -> str:
     """How much of which corpus, for the line that tells a score; nothing where others trained the model."""
     from gpt2.checkpoint import read
@@ -245,13 +264,13 @@ def _open(
     return config, model, chip, stages.precision(toggles, chip)[0]
 
 
-def _progress() -> Any:
+def _progress(what: str) -> Any:
     """On a terminal, how far it is; elsewhere nothing."""
     if not sys.stderr.isatty():
         return None
 
     def told(done: int, all_of_them: int) -> None:
         end = "\n" if done == all_of_them else ""
-        print(f"\r{done:,} of {all_of_them:,} endings", end=end, file=sys.stderr, flush=True)
+        print(f"\r{done:,} of {all_of_them:,} {what}", end=end, file=sys.stderr, flush=True)
 
     return told

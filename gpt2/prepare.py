@@ -25,7 +25,7 @@ import numpy as np
 from gpt2.corpora import Documents, has_validation, open_documents
 from gpt2.documents import SEPARATOR
 from gpt2.encode import Batch, Encoder, Tokens
-from gpt2.index import Index, read_index, writing
+from gpt2.index import Index, damaged, read_index, writing
 from gpt2.lock import Locked, alone
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, shard_header
 
@@ -202,11 +202,16 @@ class _Job:
 def _begin(asked: Settings, folder: Path) -> _Job | None:
     """Open the corpus and the folder's index, refuse what does not fit it; None where it is finished."""
     index = read_index(folder)
+    if index is not None and not index.shards:  # it came to nothing: what was wrong may have been mended since
+        index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
         raise DataError(f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own")
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
     local = Path(asked.corpus).expanduser().exists()  # which may have changed since; the hub's commit is kept
+    if index is not None and index.finished and (wrong := damaged(folder)):
+        others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
+        raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; delete {folder}, and prepare anew")
     if index is not None and index.finished and not local:
         return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
@@ -241,7 +246,7 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
         if had.get(key) != now.get(key):
             changed = "its files" if key == "files" else f"{key} {had.get(key)!r}, not {now.get(key)!r}"
             what = "was prepared from other files" if key == "files" else f"was prepared with {changed}"
-            raise DataError(f"{folder} {what}; ask for the same, or prepare into another folder")
+            raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
 
 
 def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:

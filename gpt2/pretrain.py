@@ -73,7 +73,7 @@ class Leg(Iterator[Event]):
         found = folders(place.checkpoints) if place.resume else []
         # Rank 0 chooses: of a network drive others may have an older list.
         self.resumed_from = parallel.gather(found[-1] if found else None, run.toggles.processes)[0]
-        saved = read(self.resumed_from) if self.resumed_from else None
+        saved = _read(found) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
         self.data: Data = open_data(run, place.source, saved.data if saved else None)
@@ -268,6 +268,15 @@ class Leg(Iterator[Event]):
 
     def _event(self, kind: Any, **values: Any) -> Event:
         return Event(kind=kind, step=self.training.number, values=values)
+
+
+def _read(found: list[Path]) -> Saved:
+    """The newest of them. Raises CheckpointError, with what to do to go on from the one before."""
+    try:
+        return read(found[-1])
+    except CheckpointError as error:
+        before = found[-2].name if found[1:] else "the beginning"
+        raise CheckpointError(f"{error}; to go on from {before}, delete {found[-1]}") from None
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:

@@ -9,6 +9,7 @@ evaluation: {val_every: 50, sample_every: 500}
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -64,7 +65,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.keep < 1:
-            raise ValueError(f"checkpoints: every {self.every} must be 0 or more, keep {self.keep} 1 or more")
+            raise ValueError(f"every {self.every} must be 0 or more, keep {self.keep} 1 or more")
 
     def due(self, step: int) -> bool:
         """Whether the state after so many steps is kept."""
@@ -100,6 +101,16 @@ class Run:
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 
+class _Loader(yaml.SafeLoader):
+    """YAML that takes 1e-3 for a number, as everybody means it; YAML 1.1 asks for 1.0e-3."""
+
+
+_Loader.yaml_implicit_resolvers = {key: list(found) for key, found in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
+)
+
+
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
     """A Run by its file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
 
@@ -107,7 +118,7 @@ def load(config: str, overrides: Sequence[str] = ()) -> Run:
     """
     path = find(config)
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -154,6 +165,6 @@ def _set(content: dict[str, Any], override: str) -> None:
         if not isinstance(place, dict):
             raise ConfigError(f"--set {override}: {parent} has no keys")
     try:
-        place[key] = yaml.safe_load(text)
+        place[key] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         raise ConfigError(f"--set {override}: {text!r} is no YAML value") from None

@@ -49,7 +49,8 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
     except FAILURES as error:
         if first:
             shutil.rmtree(part, ignore_errors=True)
-        raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
+        mended = "once that is mended, --resume goes on from the checkpoint before"
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)}); {mended}") from None
 
 
 def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
@@ -220,7 +221,7 @@ def _read(folder: Path, targets: dict[str, Tensor]) -> None:
             warnings.simplefilter("ignore")
             load(dict(targets), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     except FAILURES as error:
-        raise CheckpointError(f"{folder} cannot be read ({_cause(error)}); take another checkpoint") from None
+        raise CheckpointError(f"{folder} cannot be read ({_cause(error)})") from None
 
 
 def _on_first_rank(action: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import json
+import math
 from dataclasses import fields
 from typing import Any
 
@@ -64,7 +65,10 @@ def _yaml(value: object) -> str:
         with contextlib.suppress(ValueError):
             number = float(value)
             whole = number.is_integer() and abs(number) < 1e15
-            return f"; YAML reads it as text here, write {int(number) if whole else number!r}"
+            if not math.isfinite(number):
+                return ""
+            plain = repr(number) if "." in repr(number) else repr(number).replace("e", ".0e")
+            return f"; YAML reads it as text here, write {int(number) if whole else plain}"
         with contextlib.suppress(ValueError):
             if value.endswith("%"):
                 return f"; write {float(value[:-1]) / 100:g}"

@@ -10,9 +10,11 @@ from statistics import median
 import pytest
 import standin_hub
 import streams
+import torch
 from longruns import command
 
 from gpt2.checkpoint import folders
+from gpt2.checkpoint import read as read_checkpoint
 from gpt2.metrics import read
 
 SMALL = ["--set", "toggles.threads=1", "--set", "workload.seq_len=64", "--set", "workload.tokens_per_step=512"]
@@ -90,6 +92,22 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     assert completion.startswith("HellaSwag (completion) acc ")
     assert harness.startswith("HellaSwag (harness) acc ")
     assert completion.endswith(f"of 6 examples{learnt}")
+
+
+def test_a_corpus_given_by_its_folder_goes_by_its_own_name(trained: Path, tmp_path: Path) -> None:
+    lines = [json.dumps({"text": f"line {n} of a corpus of our own, for nobody else"}) for n in range(400)]
+    (tmp_path / "own.jsonl").write_text("\n".join(lines))
+    out, _ = done("prepare", tmp_path / "own.jsonl", "--out", tmp_path / "shards")
+    assert out.startswith("400 documents: ")
+    given = ["--data", tmp_path / "shards", *SMALL, *FEW, "--set", "evaluation.val_every=4"]
+    done("train", "mini-shakespeare", *given, "--out", tmp_path / "run")
+    assert {e.values["corpus"] for e in read(tmp_path / "run") if e.kind in ("leg", "val")} == {"own"}
+    assert read_checkpoint(folders(tmp_path / "run" / "checkpoints")[-1]).data["name"] == "own"
+    (shard,) = (tmp_path / "shards").glob("own_train_*.bin")
+    shard.unlink()
+    _, err = done("train", "mini-shakespeare", *given, "--out", tmp_path / "again", code=2)
+    assert f"{shard} is missing" in err
+    assert not (tmp_path / "again").exists()
 
 
 def test_a_model_goes_on_with_a_prompt_and_the_same_seed_writes_the_same(trained: Path) -> None:
@@ -177,6 +195,19 @@ def test_tensorboard_and_wandb_are_written_to_where_asked(trained: Path, tmp_pat
     mine = [event.values["loss"] for event in read(tmp_path / "run") if event.kind == "step"]
     assert [each.value for each in events.Scalars("step/loss")] == pytest.approx(mine)
     assert list((tmp_path / "run" / "wandb").glob("offline-run-*"))
+
+
+@pytest.mark.parametrize("command", [["sample"], ["eval", "--hellaswag"]])
+def test_of_a_model_that_reads_no_text_none_is_asked_for(command: list[str], tmp_path: Path) -> None:
+    from gpt2 import state
+    from gpt2.model import build
+    from gpt2.workload import PRESETS
+
+    model = build(PRESETS["tiny"], 0, torch.device("cpu"))
+    state.save_weights(tmp_path / "tiny", PRESETS["tiny"], {n: p.detach() for n, p in model.named_parameters()})
+    _, err = done(command[0], tmp_path / "tiny", *command[1:], code=2)
+    assert len(err.strip().splitlines()) == 1
+    assert "has a vocabulary of 509 generated tokens and reads no text" in err
 
 
 @pytest.mark.parametrize(

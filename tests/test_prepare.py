@@ -305,10 +305,9 @@ def test_other_settings_or_files_in_the_same_folder_are_refused(
     change: str, finished: bool, corpus: str, tmp_path: Path
 ) -> None:
     told = prepare(corpus, tmp_path / "out", shard_tokens=5000, processes=1)
-    next(told)
-    if finished:
-        for _ in told:
-            pass
+    for progress in told:
+        if "000001" in progress.file and not finished:  # then the shard before it is whole
+            break
     told.close()  # type: ignore[attr-defined]
     if change == "settings":
         with pytest.raises(DataError, match="was prepared with shard_tokens 5000, not 6000; ask for the same"):
@@ -317,6 +316,26 @@ def test_other_settings_or_files_in_the_same_folder_are_refused(
         streams.parquet(Path(corpus) / "train-00002.parquet", TEXTS[:7])
         with pytest.raises(DataError, match="was prepared from other files"):
             made(corpus, tmp_path / "out")
+
+
+def test_an_attempt_that_came_to_nothing_is_in_nobody_s_way(tmp_path: Path, vocabulary: None) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "a.jsonl").write_text('{"text": "one"}\n{"text": \n')
+    with pytest.raises(DataError, match=r"a\.jsonl, line 2"):
+        made(str(folder), tmp_path / "out")
+    (folder / "a.jsonl").write_text('{"text": "one, two, three, four, five, six, seven"}\n')
+    assert made(str(folder), tmp_path / "out").finished
+
+
+def test_what_is_finished_and_no_longer_whole_is_said_when_asked_for_again(corpus: str, tmp_path: Path) -> None:
+    index = made(corpus, tmp_path / "out")
+    shard = tmp_path / "out" / index.shards[-1]["file"]
+    content = bytearray(shard.read_bytes())
+    content[-2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(DataError, match=rf"{shard.name} is missing or damaged; delete .*, and prepare anew"):
+        made(corpus, tmp_path / "out")
 
 
 def test_a_shard_that_has_gone_is_said(corpus: str, tmp_path: Path) -> None:

@@ -203,6 +203,15 @@ def test_a_run_goes_on_under_other_toggles(tmp_path: Path) -> None:
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
 
 
+def test_where_the_newest_checkpoint_is_damaged_it_is_said_how_to_go_on_from_the_one_before(tmp_path: Path) -> None:
+    run = tiny_run(steps=8)
+    events(run, tmp_path)
+    before, newest = folders(tmp_path / "checkpoints")
+    next(newest.glob("*.safetensors")).unlink()
+    with pytest.raises(CheckpointError, match=rf"is missing; to go on from {before.name}, delete {newest}$"):
+        leg(run, tmp_path, resume=True)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -502,7 +511,7 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
 
 def test_a_second_run_in_the_same_folder_is_refused(config: Path, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    (tmp_path / "run" / "metrics.jsonl").write_text("a line of another run\n")
     process = command("train", config, "--out", tmp_path / "run")
     _, said = process.communicate()
     assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
@@ -549,6 +558,7 @@ def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(arguments: list[str],
     _, err = process.communicate()
     assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
     assert said in err
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.slow

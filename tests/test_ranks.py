@@ -186,6 +186,8 @@ def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None
     _, said = process.communicate(timeout=120)
     assert process.returncode == 6, said
     assert "rank 1 was ended by SIGKILL" in said
+    assert "another rank is gone" in said
+    assert "Traceback" not in said
 
 
 @pytest.mark.slow

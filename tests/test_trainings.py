@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from bench.cli import app
 from bench.record import RecordError
+from bench.report.plots.trainings import _styles
 from bench.report.trainings import load, reference_lines, sheets
 from gpt2.metrics import Event, Files
 
@@ -142,6 +143,29 @@ def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path: Path) -> Non
     (tmp_path / "y").mkdir()
     runs = load([written(tmp_path / "x" / "mine", LEG), written(tmp_path / "y" / "mine", LEG)])
     assert [run.name for run in runs] == [str(tmp_path / "x" / "mine"), str(tmp_path / "y" / "mine")]
+
+
+def test_what_holds_no_run_among_others_is_left_out_and_said(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    run = written(tmp_path / "mine", LEG, step(1))
+    done = CliRunner().invoke(app, ["trainings", str(tmp_path / "empty"), str(run), "--markdown"])
+    assert done.exit_code == 0, done.output
+    assert "| mine |" in done.output
+    assert "empty holds no run of gpt2 train" in done.output
+    alone = CliRunner().invoke(app, ["trainings", str(tmp_path / "empty")])
+    assert alone.exit_code == 2
+
+
+def test_a_run_s_corpus_is_the_one_that_it_was_trained_on(tmp_path: Path) -> None:
+    leg = Event(kind="leg", step=0, values={**LEG.values, "corpus": "own"})
+    text = table(written(tmp_path / "mine", leg, step(1)))
+    assert "| mine | gpt2 | own |" in text
+    assert "published" not in text
+
+
+def test_more_runs_than_colours_are_told_apart_by_their_lines(tmp_path: Path) -> None:
+    runs = load([written(tmp_path / f"run {n}", LEG, step(1)) for n in range(8)])
+    assert len(set(_styles(runs))) == 8
 
 
 @pytest.mark.parametrize(("text", "said"), [("{", "is damaged"), ("[]", "is damaged"), ('{"run": {}}', "is damaged")])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -40,7 +40,7 @@ class PublishedRun:
 
     def like(self, runs: Sequence[LongRun]) -> bool:
         """Whether one of these trains the same model on the same corpus."""
-        return any((self.model, self.corpus) == (run.workload["model"], run.workload["data"]) for run in runs)
+        return any((self.model, self.corpus) == (run.workload["model"], run.corpus) for run in runs)
 
 
 POST = "jjschwartz-2024"
@@ -75,6 +75,7 @@ class LongRun:
     """What a run's folder says."""
 
     name: str
+    folder: Path
     run: dict[str, Any]
     """Its configuration."""
     events: tuple[Event, ...]
@@ -85,6 +86,12 @@ class LongRun:
     @property
     def workload(self) -> dict[str, Any]:
         return self.run["workload"]
+
+    @property
+    def corpus(self) -> str:
+        """What it was in fact trained on: --data may name another than the configuration."""
+        told = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
+        return told[-1] if told else self.workload["data"]
 
     @property
     def products(self) -> str:
@@ -124,10 +131,14 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
             raise RecordError(f"{folder} holds no run of gpt2 train ({error.strerror}: {error.filename})") from None
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
-        found.append(LongRun(name=run["name"], run=run, events=events))
-    if len({run.name for run in found}) < len(found):  # then by their folders
-        found = [LongRun(name=str(f), run=r.run, events=r.events) for f, r in zip(folders, found, strict=True)]
-    return found
+        found.append(LongRun(name=run["name"], folder=folder, run=run, events=events))
+    return told_apart(found)
+
+
+def told_apart(runs: Sequence[LongRun]) -> list[LongRun]:
+    """By their folders, where two have one name."""
+    alike = len({run.name for run in runs}) < len(runs)
+    return [replace(run, name=str(run.folder)) if alike else run for run in runs]
 
 
 def sheets(runs: Sequence[LongRun]) -> list[Sheet]:
@@ -154,7 +165,7 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
             [
                 run.name,
                 run.workload["model"],
-                run.workload["data"],
+                run.corpus,
                 "; ".join(sorted(where)) or DASH,
                 run.products,
                 f"{len(steps):,} of {run.run['steps']:,}",
@@ -218,7 +229,7 @@ def _hellaswag(runs: Sequence[LongRun], style: str) -> Sheet | None:
         scores = [event for event in run.of("hellaswag") if event.values["style"] == style]
         if scores:
             last = scores[-1].values
-            ours = [run.name, run.workload["model"], run.workload["data"], f"{scores[-1].step:,}"]
+            ours = [run.name, run.workload["model"], run.corpus, f"{scores[-1].step:,}"]
             rows.append([*ours, f"{last['acc']:.4f}", f"{last['acc_norm']:.4f}", f"{last['examples']:,} examples"])
     if not rows:
         return None

@@ -30,12 +30,16 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
     if not any(run.of("step") for run in runs):
         return None
     figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
-    for run, colour in zip(runs, _colours(runs), strict=True):
+    for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         steps = run.of("step")
         axes.plot([e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour)
         smooth = pd.Series([e.values["tps"] for e in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([e.step for e in steps], smooth, color=colour, label=shortened(run.name))
-    axes.set_ylim(bottom=0)
+        axes.plot([e.step for e in steps], smooth, line, color=colour, label=shortened(run.name))
+    speeds = [run.tps for run in runs if run.tps]
+    if max(speeds) > 10 * min(speeds):
+        axes.set_yscale("log")
+    else:
+        axes.set_ylim(bottom=0)
     axes.legend()
     return figure
 
@@ -46,9 +50,10 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
     if not scored:
         return None
     figure, axes = _axes(f"HellaSwag, {style} style, on the way", "steps", "acc_norm")
-    for run, colour in zip(scored, _colours(scored), strict=True):
+    for run, (colour, line) in zip(scored, _styles(scored), strict=True):
         found = [e for e in run.of("hellaswag") if e.values["style"] == style]
-        axes.plot([e.step for e in found], [e.values["acc_norm"] for e in found], "o-", color=colour, label=run.name)
+        shares = [e.values["acc_norm"] for e in found]
+        axes.plot([e.step for e in found], shares, f"o{line}", color=colour, label=shortened(run.name))
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
             axes.axhline(share, ls="--", lw=1, color="#8A8F98")
@@ -93,13 +98,14 @@ def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
     longest = max(run.seconds for run in runs)
     unit, name = (3600, "hours") if longest > 5400 else (60, "minutes")
     figure, axes = _axes(title, name if by_time else "steps", "nats per token")
-    for run, colour in zip(runs, _colours(runs), strict=True):
+    for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         for kind in ("step", "val"):
             found = run.of(kind)
             x = [(e.values["elapsed_seconds"] / unit if by_time else e.step) for e in found]
             losses = pd.Series([e.values["loss"] for e in found], dtype=float)
             if kind == "step":
-                axes.plot(x, losses.rolling(SMOOTHED, min_periods=1).mean(), color=colour, label=shortened(run.name))
+                smooth = losses.rolling(SMOOTHED, min_periods=1).mean()
+                axes.plot(x, smooth, line, color=colour, label=shortened(run.name))
             else:
                 axes.plot(x, losses, "o", ms=4, color=colour)
     axes.legend()
@@ -113,5 +119,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _colours(runs: Sequence[LongRun]) -> list[str]:
-    return [COLOURS[place % len(COLOURS)] for place in range(len(runs))]
+def _styles(runs: Sequence[LongRun]) -> list[tuple[str, str]]:
+    """A colour and a line for each; lines change once the colours are used up."""
+    lines = ("-", "--", "-.", ":")
+    return [(COLOURS[place % len(COLOURS)], lines[place // len(COLOURS) % len(lines)]) for place in range(len(runs))]
