@@ -82,8 +82,10 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)
+        refused = ranks[0].returncode == REFUSED  # which has been said; others may have missed rank 0 only
         for rank in failed:
-            if (code := ranks[rank].returncode) != REFUSED or ranks[0].returncode != REFUSED:
+            code = ranks[rank].returncode
+            if not refused or code < 0 or (0 not in failed and code != REFUSED):
                 _show(rank, code, _file(folder, rank))
         code = ranks[failed[0]].returncode
         return 128 - code if -code in ASKED else max(code, 0) or FAILED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 from statistics import median
 
@@ -16,6 +17,7 @@ from longruns import command
 from gpt2.checkpoint import folders
 from gpt2.checkpoint import read as read_checkpoint
 from gpt2.metrics import read
+from gpt2.run import PROMPTS
 
 SMALL = ["--set", "toggles.threads=1", "--set", "workload.seq_len=64", "--set", "workload.tokens_per_step=512"]
 FEW = ["--set", "steps=4", "--set", "workload.lr_decay_steps=0", "--set", "evaluation.val_tokens=512"]
@@ -77,13 +79,51 @@ def test_preparing_again_does_nothing(trained: Path, home: Path) -> None:
     assert len(shards) == 2
 
 
+def hellaswag(folder: Path) -> Path:
+    """A file of six examples, whose right endings lie in turn."""
+    endings = ["eats it.", "turns a page.", "is a fish.", "flies away."]
+    example = {"activity_label": "Reading", "ctx_a": "A man reads a book.", "ctx_b": "he", "endings": endings}
+    lines = [json.dumps({**example, "ctx": "A man reads a book. he", "label": n % 4}) for n in range(6)]
+    file = folder / "hellaswag_val.jsonl"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_hellaswag_and_samples_on_the_way_are_those_of_the_checkpoint(
+    ranks: int, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = hellaswag(tmp_path)
+    shutil.copytree(Path(os.environ["GPT2_CACHE_DIR"]), tmp_path / "cache")
+    monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "cache"))
+    shutil.copy(file, tmp_path / "cache" / "corpora")
+    often = ["--set", "evaluation.hellaswag_every=4", "--set", "evaluation.sample_every=4", "--set", "steps=4"]
+    shared = ["--set", f"toggles.world_size={ranks}", "--set", f"toggles.sharding={'fsdp2' if ranks > 1 else 'none'}"]
+    more = [
+        *SMALL,
+        *FEW,
+        *often,
+        *shared,
+        "--set",
+        "toggles.micro_batch_size=2",
+        "--set",
+        "evaluation.sample_tokens=8",
+    ]
+    done("train", "mini-shakespeare", *more, "--out", tmp_path / "run")
+    (score,) = [e.values for e in read(tmp_path / "run") if (e.kind, e.step) == ("hellaswag", 4)]
+    told, *_ = done("eval", tmp_path / "run", "--hellaswag-file", file, "--style", "completion")[0].splitlines()
+    assert told.startswith(f"HellaSwag (completion) acc {score['acc']:.4f}, acc_norm {score['acc_norm']:.4f} ")
+    assert (score["examples"], score["corpus"]) == (6, "tinyshakespeare")
+    samples = [e.values["text"] for e in read(tmp_path / "run") if (e.kind, e.step) == ("sample", 4)]
+    asked = ["--max-tokens", "8", "--temperature", "1", "--top-k", "50", "--seed", "1337"]
+    assert done("sample", tmp_path / "run", *asked)[0] == "".join(
+        f"{prompt}{text}\n\n" for prompt, text in zip(PROMPTS, samples, strict=True)
+    )
+
+
 def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path: Path) -> None:
-    example = {
-        **{"activity_label": "Reading", "ctx_a": "A man reads a book.", "ctx_b": "he", "label": 1},
-        **{"ctx": "A man reads a book. he", "endings": ["eats it.", "turns a page.", "is a fish.", "flies away."]},
-    }
-    file = tmp_path / "hellaswag_val.jsonl"
-    file.write_text(f"{json.dumps(example)}\n" * 6)
+    file = hellaswag(tmp_path)
     out, _ = done("eval", trained, "--val-corpus", "tinyshakespeare", "--val-tokens", "512", "--hellaswag-file", file)
     loss, completion, harness = out.splitlines()
     assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")

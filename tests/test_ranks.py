@@ -71,6 +71,16 @@ def test_what_all_ranks_refuse_is_said_once(launch, capfd: pytest.CaptureFixture
     assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
 
 
+def test_ranks_that_missed_rank_0_in_the_moment_it_refused_say_nothing(
+    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sleep = time.sleep
+    monkeypatch.setattr(ranks.time, "sleep", lambda _: sleep(2.0))  # all of them have ended when it looks
+    lines = "told('a wrong corpus' if rank == 0 else 'rank 0 is gone')\nsys.exit(2 if rank == 0 else 6)\n"
+    assert launch(lines) == 2
+    assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
+
+
 def test_a_rank_that_the_system_killed_is_told_of(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
