@@ -56,7 +56,7 @@ def train(
 
     Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after the step
     under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong configuration, data
-    or checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
+    or checkpoint, or a disk that takes no checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
 
     Example: gpt2 train tiny --out runs/first
     """
