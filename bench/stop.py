@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from types import FrameType
 from typing import Protocol
+
+from gpt2.signals import handled
 
 
 @dataclass
@@ -36,7 +35,7 @@ def stoppable() -> Iterator[Stop]:
     def ask(signum: int, frame: object) -> None:
         stop.asked = True  # no threading.Event: setting one while it is being waited for could lock up
 
-    with _handled(ask):
+    with handled(ask):
         yield stop
 
 
@@ -51,25 +50,5 @@ def interruptible() -> Iterator[None]:
             asked = True
             raise KeyboardInterrupt
 
-    with _handled(interrupt):
+    with handled(interrupt):
         yield
-
-
-@contextlib.contextmanager
-def _handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """By this handler; outside the main thread, where Python allows none, all is left as it is.
-
-    So is SIGHUP where it is ignored, as under nohup, which is to outlive its terminal.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        numbers.append(signal.SIGHUP)
-    previous = {each: signal.signal(each, handler) for each in numbers}
-    try:
-        yield
-    finally:
-        for each, before in previous.items():
-            signal.signal(each, before)

@@ -17,7 +17,7 @@ from gpt2.data import Batches, Corpus, open_corpus
 from gpt2.documents import FirstTokens, in_new_order, open_validation
 from gpt2.index import Index, read_index
 from gpt2.run import Run
-from gpt2.shards import HEADER_BYTES, TOKEN, DataError, Shards, cache_dir
+from gpt2.shards import DataError, Shards, cache_dir
 
 if TYPE_CHECKING:
     from gpt2.stream import StreamedBatches
@@ -145,10 +145,8 @@ def _whole(folder: Path) -> Index | None:
         return None
     if not index.finished:
         raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
-    for entry in index.shards:
-        path, size = folder / entry["file"], HEADER_BYTES + entry["tokens"] * TOKEN.itemsize
-        if not path.is_file() or path.stat().st_size != size:
-            raise DataError(f"{path} is missing or not as long as index.json says; delete {folder}, and prepare anew")
+    if path := index.lacking(folder):
+        raise DataError(f"{path} is missing or not as long as index.json says; delete {folder}, and prepare anew")
     return index
 
 

@@ -45,6 +45,14 @@ class Index:
     """Where the shard after the last one begins: the place in the corpus, and the tokens after it to leave out."""
     version: int = VERSION
 
+    def lacking(self, folder: Path) -> Path | None:
+        """The first shard that is not there, or not as long as it should be; contents are not read (see damaged)."""
+        for entry in self.shards:
+            path = folder / entry["file"]
+            if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
+                return path
+        return None
+
     def write(self, folder: Path) -> None:
         """Replace the folder's index, whole or not at all."""
         with writing(folder / "index.json") as file:

@@ -23,22 +23,23 @@ from typing import Any
 import torch
 
 from gpt2 import parallel
-from gpt2.checkpoint import CheckpointError, folders
+from gpt2.checkpoint import CheckpointError, folders, newest
 from gpt2.data import DataError
 from gpt2.device import Device, DeviceError, find
 from gpt2.display import Display
 from gpt2.guard import TrainingStopped
 from gpt2.lock import Locked, alone
 from gpt2.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
-from gpt2.parallel import process_group
+from gpt2.parallel import RanksError, process_group
 from gpt2.pretrain import Leg, Place
 from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
 from gpt2.shards import replacing
+from gpt2.signals import ending
 from gpt2.toggle import UnsupportedToggle
 from gpt2.validation import ConfigError
 
-MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, UnsupportedToggle)
+MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, RanksError, UnsupportedToggle)
 """What the user can mend."""
 
 
@@ -47,7 +48,6 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
     device: Device | None = None
     end_with_launcher()
     try:
-        _ranks_as_asked(run)
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
@@ -58,9 +58,9 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
     except TrainingStopped as error:  # on all ranks, for the same reason
         if parallel.rank():
             return FAILED
-        newest = folders(place.checkpoints)
-        kept = f"; {newest[-1]} is the newest checkpoint" if newest else "; no checkpoint was kept yet"
-        return _say(f"{error}{kept}", FAILED)
+        found = folders(place.checkpoints)
+        kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
+        return _say(f"{error}; {kept}", FAILED)
     except Exception as error:
         if run.toggles.processes > 1 and _lost_a_rank(error):
             return _say(f"another rank is gone ({' '.join(str(error).split())[:200]})", FAILED)
@@ -74,15 +74,6 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
 def _lost_a_rank(error: Exception) -> bool:
     """Whether a collective found nobody at the other end; gloo has no kind of error of its own."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
-
-
-def _ranks_as_asked(run: Run) -> None:
-    started, wanted = int(os.environ.get("WORLD_SIZE", 1)), run.toggles.processes
-    if started != wanted:
-        raise ConfigError(
-            f"{started} ranks were started (WORLD_SIZE), but toggles.world_size is {run.toggles.world_size}, which "
-            f"takes {wanted}; set toggles.world_size={started}, or unset WORLD_SIZE to have the ranks started"
-        )
 
 
 def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
@@ -114,8 +105,7 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
 
 
 def _done(run: Run, place: Place) -> str:
-    kept = folders(place.checkpoints)
-    return f"all {run.steps:,} steps are done: {kept[-1] if kept else place.folder}"
+    return f"all {run.steps:,} steps are done: {newest(place.folder)}"
 
 
 def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
@@ -205,10 +195,8 @@ def _heed_signals(leg: Leg) -> Callable[[], bool]:
         leg.end("interrupted")
         _say("ending after this step, with a checkpoint; once more ends at once", 0)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in ending():
         signal.signal(number, heed)
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
-        signal.signal(signal.SIGHUP, heed)
     return lambda: bool(seen)
 
 

@@ -15,6 +15,7 @@ from gpt2.metrics import Event
 from gpt2.run import Run
 from gpt2.train import Training
 from gpt2.validation import ConfigError
+from gpt2.workload import TEXT_VOCABULARY
 
 
 class CutShort(Exception):
@@ -38,7 +39,7 @@ class Looks:
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[Any] = []
-        if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != 50257:
+        if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != TEXT_VOCABULARY:
             raise ConfigError(
                 f"model {run.workload.model} has no vocabulary for text; set evaluation.sample_every and "
                 "evaluation.hellaswag_every to 0"

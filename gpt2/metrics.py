@@ -59,7 +59,7 @@ class Files:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
         """Where metrics went that cannot be gone on with: no checkpoint is theirs, or they are damaged."""
-        kept = [event for event in self._kept(step) if looked or event.step < step or event.kind not in EVALUATIONS]
+        kept = self._kept(step, looked)
         try:
             part = self._jsonl_path.with_suffix(".part")
             part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
@@ -72,14 +72,17 @@ class Files:
         except OSError as error:
             raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
 
-    def _kept(self, step: int) -> list[Event]:
+    def _kept(self, step: int, looked: bool) -> list[Event]:
         """Events up to a checkpoint; what is no use is moved, for a run is not held up by its log."""
         if not self._jsonl_path.exists():
             return []
         with contextlib.suppress(MetricsError):
             found = list(read(self._jsonl_path.parent))
-            if step or not any(event.kind == "step" for event in found):
-                return [event for event in found if event.step <= step] if step else []
+            if step:
+                again = () if looked else EVALUATIONS
+                return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
+            if not any(event.kind == "step" for event in found):
+                return []
         others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
         self.set_aside = self._jsonl_path.with_name(f"metrics-before{f'-{others + 1}' if others else ''}.jsonl")
         self._jsonl_path.replace(self.set_aside)

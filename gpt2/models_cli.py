@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpt2.terminal import fail
+from gpt2.workload import TEXT_VOCABULARY
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from gpt2.model import GPT2
     from gpt2.workload import GPT2Config
 
-TEXT_VOCABULARY = 50257
 Model = Annotated[
     Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]

@@ -28,16 +28,21 @@ def nodes() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
+class RanksError(RuntimeError):
+    """Other ranks were started than are asked for; the message says how many, and what to do."""
+
+
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     """Join the ranks that train together; gives this process's rank.
 
-    Raises RuntimeError where the process was not started once per rank, as torchrun does.
+    Raises RanksError where the process was not started once per rank, as torchrun does.
     """
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started != toggles.processes:
-        raise RuntimeError(
-            f"world_size is {toggles.world_size} but {started} process(es) were started; start it with "
+        raise RanksError(
+            f"world_size is {toggles.world_size} but {started} process(es) were started (WORLD_SIZE); set "
+            f"toggles.world_size={started}, or start it with "
             f"python -m torch.distributed.run --standalone --nproc-per-node {toggles.processes} -m ..."
         )
     if toggles.processes == 1:

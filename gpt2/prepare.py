@@ -28,9 +28,10 @@ from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, damaged, read_index, writing
 from gpt2.lock import Locked, alone
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, shard_header
+from gpt2.workload import TEXT_VOCABULARY
 
 SHARD_TOKENS = 100_000_000
-VOCABULARY = {"name": "gpt2", "size": 50257, "separator": SEPARATOR}
+VOCABULARY = {"name": "gpt2", "size": TEXT_VOCABULARY, "separator": SEPARATOR}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,10 +224,8 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
         index.write(folder)
     _refuse_others(index.corpus, training.source, folder)
     _refuse_others(index.validation, source, folder)
-    for entry in index.shards:
-        path = folder / entry["file"]
-        if not path.exists() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
-            raise DataError(f"{path} is missing or not as long as index.json says; prepare into another folder")
+    if path := index.lacking(folder):
+        raise DataError(f"{path} is missing or not as long as index.json says; prepare into another folder")
     return None if index.finished else _Job(asked, folder, index, training, validation)
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from gpt2 import parallel, state
-from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, prune, read, step_folder
+from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
 from gpt2.code import code_hash, git_state
 from gpt2.device import Device
 from gpt2.feed import Data, Source, open_data
@@ -73,7 +73,7 @@ class Leg(Iterator[Event]):
         found = folders(place.checkpoints) if place.resume else []
         # Rank 0 chooses: of a network drive others may have an older list.
         self.resumed_from = parallel.gather(found[-1] if found else None, run.toggles.processes)[0]
-        saved = _read(found) if self.resumed_from else None
+        saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
         self.data: Data = open_data(run, place.source, saved.data if saved else None)
@@ -215,8 +215,7 @@ class Leg(Iterator[Event]):
 
     def _rescue(self) -> None:
         """Keep what was learnt where no batch comes any more; not with other ranks, which may wait within a step."""
-        kept = folders(self.place.checkpoints)
-        already = bool(kept) and kept[-1] == step_folder(self.place.checkpoints, self.training.number)
+        already = newest(self.place.folder) == step_folder(self.place.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
             self._keep()
 
@@ -270,13 +269,14 @@ class Leg(Iterator[Event]):
         return Event(kind=kind, step=self.training.number, values=values)
 
 
-def _read(found: list[Path]) -> Saved:
-    """The newest of them. Raises CheckpointError, with what to do to go on from the one before."""
+def _read(folder: Path) -> Saved:
+    """The newest checkpoint. Raises CheckpointError, with what to do to go on from the one before."""
     try:
-        return read(found[-1])
+        return read(folder)
     except CheckpointError as error:
-        before = found[-2].name if found[1:] else "the beginning"
-        raise CheckpointError(f"{error}; to go on from {before}, delete {found[-1]}") from None
+        older = [each.name for each in folders(folder.parent) if each < folder]
+        before = older[-1] if older else "the beginning"
+        raise CheckpointError(f"{error}; to go on from {before}, delete {folder}") from None
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:

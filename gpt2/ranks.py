@@ -17,9 +17,11 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
+
+from gpt2.signals import handled
 
 GRACE_SECONDS = 30.0
 """Given to the others once a rank has failed: on most backends they notice, on some they would wait for long."""
@@ -62,10 +64,15 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
     command = [sys.executable, "-m", module, *sys.argv[1:]]
     shared = {**os.environ, **variables, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), HELD: "1"}
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
-        ranks: list[subprocess.Popen[bytes]] = []
-        stack.enter_context(_passed_on(ranks))
+        stack.enter_context(handled(pass_on))
         stack.callback(_end, ranks)  # where not all could be started
         for rank in range(processes):
             said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
@@ -120,25 +127,6 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
         rank.kill()  # nothing, where it has ended
         rank.wait()
-
-
-@contextmanager
-def _passed_on(ranks: Sequence[subprocess.Popen[bytes]]) -> Iterator[None]:
-    """Signals that ask this process to end go to the ranks instead, which end in order."""
-
-    def pass_on(number: int, frame: object) -> None:
-        for rank in ranks:
-            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
-
-    numbers = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) == signal.SIG_DFL:  # not under nohup
-        numbers.append(signal.SIGHUP)
-    before = {number: signal.signal(number, pass_on) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show(rank: int, code: int, said: Path) -> None:

@@ -13,6 +13,10 @@ STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 """How pydantic checks a dataclass that a user writes: unknown keys, other types and infinities are errors."""
 
 
+TEXT_VOCABULARY = 50257
+"""Tokens of GPT-2's own vocabulary; a model of fewer knows generated tokens only."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
     """The shape of one GPT-2, and the choices that toggles make inside the model."""
@@ -22,7 +26,7 @@ class GPT2Config:
     n_embd: int
     n_ctx: int = 1024
     """Longest sequence, in tokens: the number of learned positions."""
-    vocab_size: int = 50257
+    vocab_size: int = TEXT_VOCABULARY
     """Logical vocabulary: the ids that text can contain."""
     padded_vocab_size: int = 0
     """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the rows beyond are masked."""

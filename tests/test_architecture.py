@@ -28,6 +28,7 @@ TORCH_FREE = [
     "gpt2.data",
     "gpt2.prefetch",
     "gpt2.ranks",
+    "gpt2.signals",
     "gpt2.checkpoint",
     "gpt2.cli",
     "gpt2.corpora",
