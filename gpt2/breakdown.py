@@ -13,7 +13,7 @@ KINDS: tuple[str, ...] = ("products", "attention", "compiled", "optimizer", "cop
 other operation; and what no operation was at work in: Python, launches, waiting."""
 
 HOST_KINDS = {
-    "attention": r"aten::.*attention|aten::baddbmm|aten::bmm",
+    "attention": r"(aten|gpt2)::.*attention|aten::baddbmm|aten::bmm",
     "compiled": r"## Call CompiledFxGraph|Torch-Compiled Region|CompiledFunction|graph_\d+_",
     "copies": r"aten::(copy_|_to_copy|to|clone|contiguous)$",
     "exchange": r"c10d::|gloo:",

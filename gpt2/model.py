@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention import BlockAttention, causal_blocks, flex_causal
+from gpt2.brgemm import BrgemmAttention
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
@@ -71,13 +72,24 @@ class LayerNorm(nn.LayerNorm):
         return super().forward(input.float())
 
 
+def by_heads(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Attention to q, k, v of (B, n_head, T, head_dim), and the mask where one is needed, as ATTENTION has it."""
+
+    def attend(qkv: Tensor, *mask: Tensor | BlockMask) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+        return function(q, k, v, *mask).transpose(1, 2)
+
+    return attend
+
+
 ATTENTION: dict[str, Callable[..., Tensor]] = {
-    "explicit": causal_attention,
-    "sdpa": partial(SDPA, is_causal=True),
-    "blocks": BlockAttention.apply,
-    "flex": flex_causal,
+    "explicit": by_heads(causal_attention),
+    "sdpa": by_heads(partial(SDPA, is_causal=True)),
+    "blocks": by_heads(BlockAttention.apply),
+    "brgemm": BrgemmAttention.apply,
+    "flex": by_heads(flex_causal),
 }
-"""q, k, v of (B, n_head, T, head_dim), and the mask where one is needed, to the shape of q."""
+"""Queries, keys and values, (B, T, 3, n_head, head_dim), and a mask where one is due, to (B, T, n_head, head_dim)."""
 
 
 class Attention(nn.Module):
@@ -92,9 +104,9 @@ class Attention(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
         B, T, d = x.shape
-        q, k, v = (t.view(B, T, self.n_head, -1).transpose(1, 2) for t in self.c_attn(x).split(d, dim=-1))
-        y = self.attend(q, k, v) if mask is None else self.attend(q, k, v, mask)
-        return self.c_proj(y.transpose(1, 2).reshape(B, T, d))
+        qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
+        y = self.attend(qkv) if mask is None else self.attend(qkv, mask)
+        return self.c_proj(y.reshape(B, T, d))
 
 
 class MLP(nn.Module):

@@ -98,15 +98,18 @@ def missing_allocator(name: str) -> str | None:
     return None
 
 
-def missing_compiler() -> str | None:
-    """Why torch.compile can make no code for this CPU; None where it can.
-
-    It takes $CXX, or the system's compiler, and its kernels are called through Python's C interface.
-    """
+def missing_cxx() -> str | None:
+    """Why nothing can be compiled for this CPU, by $CXX or the system's compiler; None where it can."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if not shutil.which(name):
-        advice = "apt-get install g++ (on macOS xcode-select --install), or set CXX"
-        return f"there is no C++ compiler {name} here; {advice}"
+    if shutil.which(name):
+        return None
+    return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
+
+
+def missing_compiler() -> str | None:
+    """Why torch.compile can make no code for this CPU, which Python's C interface calls; None where it can."""
+    if missing := missing_cxx():
+        return missing
     headers = Path(sysconfig.get_path("include"))
     framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of macOS's own Pythons
     if not any((folder / "Python.h").exists() for folder in (headers, framework)):
@@ -155,7 +158,7 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
     return replace(
         config,
         padded_vocab_size=toggles.padded(config.vocab_size),
-        attention=toggles.attention if toggles.attention in ("explicit", "blocks", "flex") else "sdpa",
+        attention=toggles.attention if toggles.attention in ("explicit", "blocks", "brgemm", "flex") else "sdpa",
         recompute=toggles.recompute,
         cross_entropy=toggles.cross_entropy,
         tied_gradient=toggles.tied_gradient,

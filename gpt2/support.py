@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import TYPE_CHECKING
 
+from gpt2 import native
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST, SCALED, Toggles
 
@@ -27,6 +28,8 @@ def check(toggles: Toggles, device: Device | None = None) -> None:
         raise UnsupportedToggle(*reason)
     if toggles.attention in ("flash", "cudnn", "flash3") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
+        raise UnsupportedToggle("attention", toggles.attention, reason)
+    if device and toggles.attention == "brgemm" and (reason := native.missing(toggles.autocast)):
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.sharding != "none" and toggles.world_size == 1:
         reason = "one rank has nobody to share with; choose a world_size above 1, or none"

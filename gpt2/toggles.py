@@ -58,14 +58,18 @@ class Toggles:
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal["explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "flash3", "flex"] = choice(
+    attention: Literal[
+        "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flex"
+    ] = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one; blocks "
-        "is flash with a backward pass by products of blocks, flash3 FlashAttention-3, flex FlexAttention.",
+        "is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, flash3 "
+        "FlashAttention-3, flex FlexAttention.",
         only={
             "flash3": Only({"cuda"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
             "flex": Only({"cuda"}, "FlexAttention trains on CUDA only; choose sdpa"),
             "blocks": Only({"cpu"}, "only a CPU's library gains by it; choose flash"),
+            "brgemm": Only({"cpu"}, "it is a kernel for CPUs; choose flash"),
             "flash": Only({"cpu", "cuda"}, "no such kernel on this device; choose sdpa"),
             "efficient": Only({"cuda"}, "this kernel exists on CUDA only; choose sdpa"),
             "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),

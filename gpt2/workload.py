@@ -31,7 +31,7 @@ class GPT2Config:
     padded_vocab_size: int = 0
     """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the rows beyond are masked."""
     attention: str = "explicit"
-    """explicit (materialised scores), sdpa (torch's scaled_dot_product_attention), blocks (BlockAttention) or flex."""
+    """explicit (materialised scores), sdpa (torch's scaled_dot_product_attention), or as model.ATTENTION has it."""
     recompute: str = "none"
     """What the backward pass computes again instead of keeping it: none, gelu or block."""
     cross_entropy: str = "torch"

@@ -27,6 +27,7 @@ TORCH_FREE = [
     "gpt2.peaks",
     "gpt2.data",
     "gpt2.prefetch",
+    "gpt2.native",
     "gpt2.ranks",
     "gpt2.signals",
     "gpt2.checkpoint",

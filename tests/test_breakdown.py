@@ -13,6 +13,7 @@ from bench.record import Record
 from bench.report.scoreboard import scoreboard
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
+from gpt2.native import missing
 from gpt2.ops import record as record_step
 from gpt2.ops import recorded
 
@@ -121,7 +122,14 @@ def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
     }
 
 
-@pytest.mark.parametrize("changes", [{}, {"attention": "blocks", "compile": "default", "adamw": "compiled"}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"attention": "blocks", "compile": "default", "adamw": "compiled"},
+        pytest.param({"attention": "brgemm"}, marks=pytest.mark.skipif(bool(missing("float32")), reason="not here")),
+    ],
+)
 def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
     torch.compiler.reset()
     training = start(replace(FOUR, **changes))

@@ -6,9 +6,15 @@ import torch
 import transformers
 from torch import Tensor
 
+from gpt2 import native
 from gpt2.model import GPT2, PRESETS, GPT2Config, build
 
 CPU = torch.device("cpu")
+NO_BRGEMM = native.missing("float32")
+ATTENTIONS = [
+    *("explicit", "sdpa", "blocks"),
+    pytest.param("brgemm", marks=pytest.mark.skipif(bool(NO_BRGEMM), reason=str(NO_BRGEMM))),
+]
 
 
 def random_weights(model: GPT2) -> None:
@@ -48,7 +54,7 @@ def small(*, attention: str = "explicit", padded_vocab_size: int = 0) -> GPT2Con
     return replace(PRESETS["tiny"], attention=attention, padded_vocab_size=padded_vocab_size)
 
 
-@pytest.mark.parametrize("attention", ["explicit", "sdpa", "blocks"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 @pytest.mark.parametrize("model", ["tiny", "gpt2"])
 def test_logits_and_gradients_equal_those_of_transformers(model: str, attention: str) -> None:
     p = PRESETS[model]
@@ -84,7 +90,7 @@ def test_flexattention_attends_as_the_explicit_scores_do_in_shorter_sequences_to
     assert (flex - explicit).abs().max() < 1e-5
 
 
-@pytest.mark.parametrize("attention", ["explicit", "sdpa", "blocks"])
+@pytest.mark.parametrize("attention", ATTENTIONS)
 def test_future_tokens_cannot_affect_past_logits(attention: str) -> None:
     model = build(small(attention=attention), 0, CPU)
     tokens = torch.randint(509, (1, 64), generator=torch.Generator().manual_seed(0))

@@ -100,6 +100,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"attention": "flex"}, "FlexAttention trains on CUDA only; choose sdpa"),
         ({"device": "cuda", "attention": "flex"}, "uncompiled it materialises the scores; set compile"),
         ({"device": "cuda", "attention": "blocks"}, "only a CPU's library gains by it; choose flash"),
+        ({"device": "cuda", "attention": "brgemm"}, "it is a kernel for CPUs; choose flash"),
         (
             {"device": "cuda", "compile": "reduce-overhead", "grad_accum_steps": 2},
             "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs",

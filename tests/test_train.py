@@ -10,7 +10,7 @@ from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
 from gpt2.data import Batches, open_corpus
-from gpt2.model import ATTENTION
+from gpt2.model import ATTENTION, by_heads
 from gpt2.toggles import Toggles
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.train import Step
@@ -159,7 +159,7 @@ def test_a_recorded_loss_shares_no_memory_with_what_the_forward_pass_returned() 
 
 def test_attention_that_looks_ahead_is_beyond_the_tolerance_of_the_first_gradient_norm(monkeypatch) -> None:
     sound = steps(FOUR, count=1)[0]
-    monkeypatch.setitem(ATTENTION, "sdpa", torch.nn.functional.scaled_dot_product_attention)  # not causal
+    monkeypatch.setitem(ATTENTION, "sdpa", by_heads(torch.nn.functional.scaled_dot_product_attention))  # not causal
     broken = steps(replace(FOUR, attention="sdpa"), count=1)[0]
     difference = loss_difference([broken.grad_norm.item()], [sound.grad_norm.item()])
     assert difference > 3 * LOSS_TOLERANCE["float32"].first_grad_norm

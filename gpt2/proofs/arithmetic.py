@@ -63,6 +63,10 @@ def attention(seen: Seen) -> Finding:
         blocks = sum(p.batched and p.m == p.n == min(BLOCK, T) for p in seen.products)
         ran = f"ran {ran}, and {counted(blocks, 'product')} of blocks" if fused else materialised
         return Finding(set(fused) == {"flash"} and not backward and blocks > 0, ran)
+    if wanted == "brgemm":
+        forward, back = (len(seen.named(f"gpt2::attention{which}")) for which in ("", "_backward"))
+        ran = f"{counted(forward, 'call')} of it forward, {back} backward" if forward else materialised
+        return Finding(forward > 0 and back > 0 and not fused and not scores, ran)
     if wanted == "flex":
         kernels = sum(op.on_device and "flex_attention" in op.name for op in seen.ops)
         return Finding(kernels > 0 and not fused, f"{counted(kernels, 'kernel')} of FlexAttention ran")

@@ -1,0 +1,71 @@
+"""Causal attention by our own kernel for CPUs, gpt2/attention.cpp, as an operator that torch can differentiate."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpt2.functions import OWN
+from gpt2.native import library
+
+OWN.define("attention(Tensor qkv) -> (Tensor, Tensor)")
+OWN.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
+
+
+def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
+    B, T, _, n_head, head_dim = qkv.shape
+    function = getattr(library(), f"{name}_{str(qkv.dtype).removeprefix('torch.')}")
+    function.restype = ctypes.c_char_p
+    pointers = (ctypes.c_void_p(each.data_ptr()) for each in (qkv, *others))
+    if problem := function(*pointers, *map(ctypes.c_int64, (B, T, n_head, head_dim))):
+        raise RuntimeError(f"attention: brgemm: {problem.decode()}")
+
+
+def _attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    """qkv: (B, T, 3, n_head, head_dim). Returns (B, T, n_head, head_dim), and the logarithm of the sum of each row's
+    exponentials, (B, n_head, T) in float32."""
+    out, log_sum = _attention_shape(qkv)
+    _call("attention", qkv.contiguous(), out, log_sum)
+    return out, log_sum
+
+
+def _attention_shape(qkv: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, _, n_head, head_dim = qkv.shape
+    return qkv.new_empty(B, T, n_head, head_dim), qkv.new_empty(B, n_head, T, dtype=torch.float32)
+
+
+def _backward(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
+    """gradient: of out. Returns that of qkv."""
+    to_qkv = _backward_shape(gradient, qkv, out, log_sum)
+    _call("attention_backward", qkv.contiguous(), out, log_sum, gradient.contiguous(), to_qkv)
+    return to_qkv
+
+
+def _backward_shape(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
+    return qkv.new_empty(qkv.shape)
+
+
+OWN.impl("attention", _attention, "CPU")
+OWN.impl("attention_backward", _backward, "CPU")
+torch.library.register_fake("gpt2::attention", _attention_shape, lib=OWN)
+torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=OWN)
+
+
+class BrgemmAttention(Function):
+    """scaled_dot_product_attention(q, k, v, is_causal=True), of all three in one tensor."""
+
+    @staticmethod
+    def forward(ctx: Any, qkv: Tensor) -> Tensor:
+        """qkv: (B, T, 3, n_head, head_dim), float32 or bfloat16, head_dim even. Returns (B, T, n_head, head_dim)."""
+        out, log_sum = torch.ops.gpt2.attention(qkv)
+        ctx.save_for_backward(qkv, out, log_sum)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        (gradient,) = grad_outputs
+        return torch.ops.gpt2.attention_backward(gradient, *ctx.saved_tensors)

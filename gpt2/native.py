@@ -1,0 +1,76 @@
+"""Our kernels in C++, compiled for this very CPU when they are first needed. Importing this module loads no torch."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import subprocess
+import sys
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+from gpt2.shards import cache_dir
+from gpt2.stages import missing_cxx
+
+SOURCE = Path(__file__).with_name("attention.cpp")
+FLAGS = (
+    *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math"),
+)
+UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}
+"""Of which oneDNN's small products need one, by number format."""
+
+
+def missing(number_format: str) -> str | None:
+    """Why there can be no such kernels here for products in that format; None where there can."""
+    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
+        return "torch has small products for x86 CPUs under Linux only; choose blocks"
+    if number_format not in UNITS:
+        return f"there is no such kernel for {number_format}; choose sdpa, or set autocast to bfloat16 or float32"
+    if not cpu_flags().intersection(UNITS[number_format]):
+        return f"this CPU has no {' or '.join(UNITS[number_format])}, which its {number_format} needs; choose blocks"
+    return missing_cxx()
+
+
+@lru_cache(maxsize=1)
+def cpu_flags() -> frozenset[str]:
+    """Of the first processor, as Linux names them."""
+    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
+    return frozenset(found.group(1).split() if found else ())
+
+
+@lru_cache(maxsize=1)
+def library() -> ctypes.CDLL:
+    """The kernels, of the compiler's cache if they were compiled before. Raises RuntimeError where that fails."""
+    import torch
+
+    home = Path(torch.__file__).parent
+    command = [
+        *(os.environ.get("CXX") or "g++", *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
+        *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
+    ]
+    made_of = [*command, torch.__version__, SOURCE.read_text(), *sorted(cpu_flags())]
+    name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir() / "kernels")
+    if not (folder / name).exists():
+        _compile(command, folder / name)
+    return ctypes.CDLL(str(folder / name))
+
+
+def _compile(command: list[str], target: Path) -> None:
+    """Whole or not at all: other ranks may do the same."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            made = Path(folder) / target.name
+            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
+            made.replace(target)
+    except OSError as error:
+        raise RuntimeError(f"cannot compile {SOURCE.name} in {target.parent}: {error}") from None
+    except subprocess.CalledProcessError as error:
+        said = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip()[:200])
+        raise RuntimeError(f"{command[0]} cannot compile {SOURCE.name}: {said}; choose attention: blocks") from None
