@@ -83,7 +83,9 @@ def test_a_plan_says_so_beforehand(cpu, ladder: Ladder) -> None:
     console = Console(width=400)
     with console.capture() as captured:
         console.print(plan.table(ladder, ladder.rungs))
-    assert "16 of 17 rungs unsupported: autocast: bfloat16: this CPU has no units for it" in captured.get()
+    of = len(ladder.rungs)
+    told = f"{of - 1} of {of} rungs unsupported: autocast: bfloat16: this CPU has no units for it"  # all but baseline
+    assert told in captured.get()
 
 
 def test_a_process_that_would_measure_such_a_rung_ends_at_once(cpu, ladder: Ladder, tmp_path: Path) -> None:
