@@ -26,7 +26,7 @@ using at::BFloat16;
 using at::native::cpublas::brgemm;
 
 constexpr int64_t PAD = 16;    // numbers of float32 in the widest registers
-constexpr int64_t BLOCK = 64;  // rows of scores at once: with 1,024 columns they stay in an L2 cache
+constexpr int64_t BLOCK = 64;  // rows of scores at once, 256 KiB of 1,024 columns: caches hold what a head needs
 constexpr float INFINITE = std::numeric_limits<float>::infinity();
 
 // Queries, keys and values lie as one linear layer makes them, (B, T, 3, heads, width); results (B, T, heads, width).
@@ -113,12 +113,17 @@ void pack_transposed(const Number* in, int64_t stride, int64_t real, int64_t row
       for (int64_t r = start; r < start + PAD; r++) packed[c * rows + r] = r < real ? from(r)[c] : Together(0);
 }
 
+// What oneDNN keeps for a thread between products, AMX's tiles among it, is given back however the thread's work ends.
+struct Release {
+  ~Release() { at::native::cpublas::brgemm_release(); }
+};
+
 // Calls work(head, part) for all of them, on all threads.
 template <typename Work>
 void share_out(const Shape& s, int64_t parts, const Work& work) {
   at::parallel_for(0, s.B * s.heads * parts, 1, [&](int64_t from, int64_t to) {
+    const Release at_the_end;
     for (int64_t item = from; item < to; item++) work(item / parts, item % parts);
-    at::native::cpublas::brgemm_release();
   });
 }
 
@@ -186,7 +191,7 @@ struct Backward {
         scores(BLOCK * padded),
         of_shares(BLOCK * padded),
         result(BLOCK * width),
-        logs(padded, INFINITE),  // so that a query that is none has shares of 0
+        logs(padded, INFINITE),  // so that a query that is none has shares that vanish
         less(padded, 0.0f) {}
 
   // Scores and gradients of shares, of keys by queries, become shares and gradients of scores. Keys come from the
@@ -283,10 +288,12 @@ const char* told(const Work& work) {
   try {
     work();
     return nullptr;
+  } catch (const c10::Error& error) {
+    what = error.what_without_backtrace();
   } catch (const std::exception& error) {
     what = error.what();
-    return what.c_str();
   }
+  return what.c_str();
 }
 
 }  // namespace

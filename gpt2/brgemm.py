@@ -18,9 +18,14 @@ OWN.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor l
 
 def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
     B, T, _, n_head, head_dim = qkv.shape
+    torch._check(
+        qkv.numel() > 0 and head_dim % 2 == 0 and qkv.dtype in (torch.float32, torch.bfloat16),
+        lambda: f"attention: brgemm: no kernel for {qkv.dtype} of {tuple(qkv.shape)}; choose sdpa",
+    )
+    tensors = [each.contiguous() for each in (qkv, *others)]
     function = getattr(library(), f"{name}_{str(qkv.dtype).removeprefix('torch.')}")
     function.restype = ctypes.c_char_p
-    pointers = (ctypes.c_void_p(each.data_ptr()) for each in (qkv, *others))
+    pointers = (ctypes.c_void_p(each.data_ptr()) for each in tensors)
     if problem := function(*pointers, *map(ctypes.c_int64, (B, T, n_head, head_dim))):
         raise RuntimeError(f"attention: brgemm: {problem.decode()}")
 
@@ -29,7 +34,7 @@ def _attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
     """qkv: (B, T, 3, n_head, head_dim). Returns (B, T, n_head, head_dim), and the logarithm of the sum of each row's
     exponentials, (B, n_head, T) in float32."""
     out, log_sum = _attention_shape(qkv)
-    _call("attention", qkv.contiguous(), out, log_sum)
+    _call("attention", qkv, out, log_sum)
     return out, log_sum
 
 
@@ -41,7 +46,7 @@ def _attention_shape(qkv: Tensor) -> tuple[Tensor, Tensor]:
 def _backward(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
     """gradient: of out. Returns that of qkv."""
     to_qkv = _backward_shape(gradient, qkv, out, log_sum)
-    _call("attention_backward", qkv.contiguous(), out, log_sum, gradient.contiguous(), to_qkv)
+    _call("attention_backward", qkv, out, log_sum, gradient.to(qkv.dtype), to_qkv)
     return to_qkv
 
 

@@ -10,9 +10,10 @@ ROOT = Path(__file__).resolve().parent.parent
 
 
 def code_hash() -> str:
-    """sha256 over names and contents of the Python files of gpt2/ and bench/."""
+    """sha256 over names and contents of the source files of gpt2/ and bench/, in Python and in C++."""
     digest = hashlib.sha256()
-    for path in sorted(p for package in ("bench", "gpt2") for p in (ROOT / package).rglob("*.py")):
+    sources = (p for package in ("bench", "gpt2") for p in (ROOT / package).rglob("*") if p.suffix in {".py", ".cpp"})
+    for path in sorted(sources):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -56,9 +56,14 @@ def library() -> ctypes.CDLL:
     made_of = [*command, torch.__version__, SOURCE.read_text(), *sorted(cpu_flags())]
     name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir() / "kernels")
-    if not (folder / name).exists():
+    if not os.path.exists(folder / name):  # which is False of a folder that cannot be looked into, too
         _compile(command, folder / name)
-    return ctypes.CDLL(str(folder / name))
+    try:
+        return ctypes.CDLL(str(folder / name))
+    except OSError as error:  # of another container's libraries, or where nothing may be executed
+        raise RuntimeError(
+            f"cannot load {folder / name}: {error}; delete it, or set TORCHINDUCTOR_CACHE_DIR"
+        ) from None
 
 
 def _compile(command: list[str], target: Path) -> None:
@@ -72,5 +77,7 @@ def _compile(command: list[str], target: Path) -> None:
     except OSError as error:
         raise RuntimeError(f"cannot compile {SOURCE.name} in {target.parent}: {error}") from None
     except subprocess.CalledProcessError as error:
-        said = next((line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip()[:200])
+        said = next(
+            (line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip().partition("\n")[0]
+        )
         raise RuntimeError(f"{command[0]} cannot compile {SOURCE.name}: {said}; choose attention: blocks") from None

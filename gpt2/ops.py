@@ -163,9 +163,11 @@ def attention_kernel_kind(name: str) -> str | None:
 
 
 def attention_kernel(ops: Sequence[Op]) -> str | None:
-    """What scaled_dot_product_attention ran, "math" being products like any other; None where it was not seen."""
-    math = ["math"] if any(op.name == "aten::_scaled_dot_product_attention_math" for op in ops) else []
-    return ", ".join(fused_attention(ops) or math) or None
+    """What scaled_dot_product_attention ran, "math" being products like any other, or our own; None where neither was
+    seen."""
+    names = {op.name for op in ops}
+    others = {"math": "aten::_scaled_dot_product_attention_math", "brgemm": "gpt2::attention"}
+    return ", ".join(fused_attention(ops) or [kind for kind, name in others.items() if name in names]) or None
 
 
 ATTENTION_KERNELS = {"cudnn": r"cudnn.*sdpa", "flash": r"flash", "efficient": r"fmha"}
