@@ -5,6 +5,7 @@ import pytest
 
 from bench import environment
 from bench.environment import describe, highest_cpu_mhz
+from gpt2.code import code_hash
 from gpt2.device import Cpu
 
 
@@ -23,6 +24,18 @@ def test_variables_that_the_toggles_set_are_not_recorded_as_the_users() -> None:
 @pytest.mark.usefixtures("preloaded")
 def test_variables_that_the_user_set_are_recorded() -> None:
     assert describe(Cpu()).variables == {"LD_PRELOAD": "libjemalloc.so.2:mine.so", "MALLOC_CONF": "thp:always"}
+
+
+@pytest.mark.parametrize("source", ["gpt2/train.py", "gpt2/device/cpu.py", "gpt2/attention.cpp", "bench/runner.py"])
+def test_the_hash_of_the_code_changes_with_any_source(source: str, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("gpt2.code.ROOT", tmp_path)
+    (tmp_path / source).parent.mkdir(parents=True)
+    (tmp_path / source).write_text("x = 1;")
+    before = code_hash()
+    (tmp_path / source).with_suffix(".md").write_text("not code")
+    assert code_hash() == before
+    (tmp_path / source).write_text("x = 2;")
+    assert code_hash() != before
 
 
 CPUINFO = "flags\t\t: fpu amx_tile{}\ncpu MHz\t\t: 2000.000\n"
