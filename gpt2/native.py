@@ -15,6 +15,7 @@ from pathlib import Path
 
 from gpt2.shards import cache_dir
 from gpt2.stages import missing_cxx
+from gpt2.toggle import UnsupportedToggle
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (
@@ -45,7 +46,7 @@ def cpu_flags() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The kernels, of the compiler's cache if they were compiled before. Raises RuntimeError where that fails."""
+    """The kernels, of the compiler's cache if they were compiled before. Raises UnsupportedToggle where that fails."""
     import torch
 
     home = Path(torch.__file__).parent
@@ -61,9 +62,8 @@ def library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(folder / name))
     except OSError as error:  # of another container's libraries, or where nothing may be executed
-        raise RuntimeError(
-            f"cannot load {folder / name}: {error}; delete it, or set TORCHINDUCTOR_CACHE_DIR"
-        ) from None
+        mend = "delete it, or see that programs may run from its folder (TORCHINDUCTOR_CACHE_DIR, or below TMPDIR)"
+        raise _unsupported(f"cannot load {folder / name}: {error}; {mend}") from None
 
 
 def _compile(command: list[str], target: Path) -> None:
@@ -72,12 +72,19 @@ def _compile(command: list[str], target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            subprocess.run([*command, "-o", str(made)], check=True, capture_output=True, text=True)
+            # In a session of its own: at Ctrl-C whoever trains may end in good order, and the compiler is not to die.
+            compiled = subprocess.run([*command, "-o", made], capture_output=True, text=True, start_new_session=True)
+            if compiled.returncode:
+                lines = [*compiled.stderr.splitlines(), f"it ended with exit code {compiled.returncode}"]
+                said = next((line for line in lines if "error" in line), lines[0])
+                raise _unsupported(f"{command[0]} cannot compile {SOURCE.name}: {said}; choose blocks")
+            with made.open("rb") as file:
+                os.fsync(file.fileno())
             made.replace(target)
     except OSError as error:
-        raise RuntimeError(f"cannot compile {SOURCE.name} in {target.parent}: {error}") from None
-    except subprocess.CalledProcessError as error:
-        said = next(
-            (line for line in error.stderr.splitlines() if "error" in line), error.stderr.strip().partition("\n")[0]
-        )
-        raise RuntimeError(f"{command[0]} cannot compile {SOURCE.name}: {said}; choose attention: blocks") from None
+        mend = "set TORCHINDUCTOR_CACHE_DIR to a folder that can be written to"
+        raise _unsupported(f"cannot compile {SOURCE.name} in {target.parent}: {error}; {mend}") from None
+
+
+def _unsupported(reason: str) -> UnsupportedToggle:
+    return UnsupportedToggle("attention", "brgemm", reason)

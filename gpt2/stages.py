@@ -103,6 +103,8 @@ def missing_cxx() -> str | None:
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(name):
         return None
+    if os.environ.get("CXX"):
+        return f"CXX is {name!r}, and there is no such program; set it to a C++ compiler, without options"
     return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
 
 
@@ -176,9 +178,11 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     """Narrow and compile the model, then make it one of several replicas, or spread it over the ranks."""
     import torch
 
-    from gpt2 import parallel
+    from gpt2 import native, parallel
     from gpt2.float8 import to_float8
 
+    if toggles.attention == "brgemm":
+        native.library()  # now, so that a compiler's trouble is told before a run writes anything
     if toggles.weights != "float32":
         model.narrow(getattr(torch, toggles.weights))
     if toggles.float8 != "none":

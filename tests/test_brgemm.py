@@ -132,7 +132,9 @@ def test_a_compiler_that_fails_is_told_of_in_one_line_and_leaves_nothing(tmp_pat
     (tmp_path / "cxx").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(RuntimeError, match=r"cannot compile attention.cpp: x.cpp:1: error: no such header; choose"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"cannot compile attention.cpp: x.cpp:1: error: no such header; choose"
+    ):
         native.library.__wrapped__()
     assert list((tmp_path / "cache").iterdir()) == []
 
@@ -162,12 +164,25 @@ def test_what_it_has_no_kernel_for_is_refused_by_shape_and_format(qkv: Tensor) -
 
 
 @kernel
+def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(tmp_path, monkeypatch) -> None:
+    (tmp_path / "cxx").write_text("#!/bin/sh\nkill -9 $$\n")
+    (tmp_path / "cxx").chmod(0o755)
+    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    with pytest.raises(UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"):
+        native.library.__wrapped__()
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cxx"))
+    with pytest.raises(UnsupportedToggle, match=r"exists.*; set TORCHINDUCTOR_CACHE_DIR to a folder that can be"):
+        native.library.__wrapped__()
+
+
+@kernel
 def test_a_library_that_cannot_be_loaded_is_named(tmp_path, monkeypatch) -> None:
     (tmp_path / "cxx").write_text('#!/bin/sh\nfor last; do :; done\necho torn > "$last"\n')
     (tmp_path / "cxx").chmod(0o755)
     monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    with pytest.raises(RuntimeError, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or set TORCH"):
+    with pytest.raises(UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"):
         native.library.__wrapped__()
 
 
