@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -66,7 +67,7 @@ def test_result_and_gradients_are_torchs_for_any_length_width_and_number_of_thre
 @narrow_kernel
 @SHAPES
 def test_in_bfloat16_too(shape: tuple[int, ...], threads: int) -> None:
-    assert max(errors(BrgemmAttention.apply, qkv_of(*shape).bfloat16())) < 2**-7  # two units of its last place
+    assert max(errors(BrgemmAttention.apply, qkv_of(*shape).bfloat16())) < 2**-7  # two roundings
 
 
 @narrow_kernel
@@ -126,12 +127,22 @@ def test_it_is_compiled_once_for_a_machine_and_kept(tmp_path, monkeypatch) -> No
     assert (tmp_path / "new" / made.name).stat().st_mtime_ns == when
 
 
+@pytest.fixture
+def compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Makes a shell script the C++ compiler, with an empty cache for what it compiles."""
+
+    def of(script: str) -> None:
+        (tmp_path / "cxx").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "cxx").chmod(0o755)
+        monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+
+    return of
+
+
 @kernel
-def test_a_compiler_that_fails_is_told_of_in_one_line_and_leaves_nothing(tmp_path, monkeypatch) -> None:
-    (tmp_path / "cxx").write_text("#!/bin/sh\necho 'x.cpp:1: error: no such header' >&2\nexit 1\n")
-    (tmp_path / "cxx").chmod(0o755)
-    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_compiler_that_fails_is_told_of_in_one_line_and_leaves_nothing(tmp_path, compiler) -> None:
+    compiler("echo 'x.cpp:1: error: no such header' >&2; exit 1")
     with pytest.raises(
         UnsupportedToggle, match=r"cannot compile attention.cpp: x.cpp:1: error: no such header; choose"
     ):
@@ -164,11 +175,10 @@ def test_what_it_has_no_kernel_for_is_refused_by_shape_and_format(qkv: Tensor) -
 
 
 @kernel
-def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(tmp_path, monkeypatch) -> None:
-    (tmp_path / "cxx").write_text("#!/bin/sh\nkill -9 $$\n")
-    (tmp_path / "cxx").chmod(0o755)
-    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(
+    tmp_path, compiler, monkeypatch
+) -> None:
+    compiler("kill -9 $$")
     with pytest.raises(UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"):
         native.library.__wrapped__()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cxx"))
@@ -177,11 +187,8 @@ def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(t
 
 
 @kernel
-def test_a_library_that_cannot_be_loaded_is_named(tmp_path, monkeypatch) -> None:
-    (tmp_path / "cxx").write_text('#!/bin/sh\nfor last; do :; done\necho torn > "$last"\n')
-    (tmp_path / "cxx").chmod(0o755)
-    monkeypatch.setenv("CXX", str(tmp_path / "cxx"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
+    compiler('for last; do :; done; echo torn > "$last"')
     with pytest.raises(UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"):
         native.library.__wrapped__()
 
