@@ -12,6 +12,8 @@ from bench.ladder import Ladder
 from bench.place import Place
 from bench.record import RUNGS
 from bench.schedule import Task
+from gpt2.stages import model_config
+from gpt2.toggles import Toggles
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +51,7 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     if options.data:
         command += ["--data", str(options.data)]
     overrides = list(options.overrides)
-    if task.repetition == 1 and task.kind != "control" and toggles.compile != "eager":
+    if task.repetition == 1 and task.kind != "control" and _has_other_gradients(ladder, toggles):
         command.append("--gradients")
     if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
         overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
@@ -60,6 +62,12 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
     if options.peak_tflops is not None:
         command += ["--peak-tflops", str(options.peak_tflops)]
     return command
+
+
+def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
+    """Whether a rung has code that could have other gradients than torch's eager code."""
+    config = model_config(toggles, ladder.workload.config)
+    return toggles.compile != "eager" or config != config.plain
 
 
 def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:

@@ -135,7 +135,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
     cache, started = compile_cache(), time.perf_counter()
-    with Program(words, folder, environ, processors(rung.toggles)) as program:
+    with Program(words, folder, environ, processors(rung.toggles, peer)) as program:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
         watch = Watch(

@@ -17,6 +17,7 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
@@ -178,7 +179,8 @@ class Usage:
     """Cores that other processes kept busy during the window, on average."""
 
     def __post_init__(self) -> None:
-        self._gpus_before = gpu_memory_used() if self.on_gpu else []
+        self._gpu_before = gpu_memory_used() if self.on_gpu else None
+        self._processes: list[psutil.Process] = []
         self._cleared = False
 
     @property
@@ -190,6 +192,8 @@ class Usage:
 
     def begin(self) -> None:
         """The window begins."""
+        # Looked for once: the program trains meanwhile, and finding them reads of every process on the machine.
+        self._processes = self.program.processes()
         if not self.on_gpu:
             self.run_peak_memory_bytes = self._resident_peak()
             self._cleared = self._clear()
@@ -208,14 +212,14 @@ class Usage:
 
     def _memory(self) -> int | None:
         if self.on_gpu:
-            used = zip(gpu_memory_used(), self._gpus_before, strict=False)
-            return max((now - before for now, before in used if now > before), default=None)
+            now, before = gpu_memory_used(), self._gpu_before
+            return now - before if now is not None and before is not None and now > before else None
         return self._resident_peak() if self._cleared else None
 
     def _resident_peak(self) -> int | None:
         """VmHWM of the process that has the highest; None where the system does not tell."""
         found = []
-        for process in self.program.processes():
+        for process in self._processes:
             with contextlib.suppress(OSError):
                 status = Path(f"/proc/{process.pid}/status").read_text()
                 found += [int(kib) * 1024 for kib in re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)]
@@ -224,25 +228,27 @@ class Usage:
     def _clear(self) -> bool:
         """Begin the peaks anew; some containers forbid it."""
         with contextlib.suppress(OSError):
-            for process in self.program.processes():
+            for process in self._processes:
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
             return True
         return False
 
     def _cpu_seconds(self) -> float | None:
         """Of the program and all that it started, those included that are gone and were waited for."""
-        total = 0.0
-        for process in (processes := self.program.processes()):
+        found = []
+        for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                total += sum(times[:4])  # its own, and its children's that it has waited for
-        return total if processes else None
+                found.append(sum(times[:4]))  # its own, and its children's that it has waited for
+        return sum(found) if found else None
 
 
-def gpu_memory_used() -> list[int]:
-    """Bytes, of each NVIDIA GPU, by whomever: in a container the driver's process numbers are not ours."""
-    used = []
-    for nvml, _, handle in nvml_handles():
+def gpu_memory_used() -> int | None:
+    """Bytes, of the first NVIDIA GPU in sight, which is the one that a peer is given (bench.surroundings).
+
+    By whomever: in a container the driver's process numbers are not ours.
+    """
+    for nvml, _, handle in islice(nvml_handles(), 1):
         with contextlib.suppress(nvml.NVMLError):
-            used.append(int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
-    return used
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    return None

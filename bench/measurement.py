@@ -101,7 +101,8 @@ class Measurement(Plain):
     hardware_flops_per_token: AtLeastOne | None = None
     """With what is computed a second time to save memory; null where nothing is."""
     gradient_difference: float | None = None
-    """Compiled against eager, same weights and batch: the largest relative difference of a parameter's gradient."""
+    """As trained against eager code of torch's own functions (of the same functions in older records), on the same
+    weights and batch: the largest relative difference of a parameter's gradient."""
     ranks_agree: bool | None = None
     """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
     skipped_steps: Count | None = None

@@ -44,6 +44,8 @@ class Peer:
     """Of the line by which it tells how many tokens a step is of."""
     version: str | None = None
     """Of the line by which it tells its version; None: its checkout's commit."""
+    heeds_threads: bool = True
+    """Whether it has as many threads as OMP_NUM_THREADS says; else one for each processor that it may use."""
 
     def read(self, text: str, at: float) -> Line | None:
         """What a line of its log says; None where that is no progress line."""
@@ -82,7 +84,7 @@ def _pattern(text: str) -> str:
     return f"^{text}"
 
 
-def _plain(title: str, get: str) -> Peer:
+def _plain(title: str, get: str, *, heeds_threads: bool = True) -> Peer:
     """One that prints as the scripts in ladders/peers do, and as any trainer may."""
     return Peer(
         title=title,
@@ -90,6 +92,7 @@ def _plain(title: str, get: str) -> Peer:
         lines=(_pattern(r"step (STEP): loss (LOSS)"),),
         tokens=r"^tokens per step (\d+)$",
         version=r"^version (.+)$",
+        heeds_threads=heeds_threads,
     )
 
 
@@ -125,7 +128,11 @@ PEERS: dict[str, Peer] = {
     ),
     "transformers": _plain("transformers.Trainer", "pip install transformers accelerate"),
     "own": _plain("own trainer", "correct the rung"),
-    "jax": _plain("JAX", "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python"),
+    "jax": _plain(
+        "JAX",
+        "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
+        heeds_threads=False,
+    ),
 }
 
 

@@ -141,7 +141,7 @@ def started(
     """
     folder, version, peer, cpus = Path.cwd(), None, "own", None
     if rung.external:
-        peer, cpus = rung.external.peer, processors(rung.toggles)
+        peer, cpus = rung.external.peer, processors(rung.toggles, PEERS[rung.external.peer])
         try:
             folder, words = found(rung.external, rung.toggles, ladder.path)
         except MissingPeer as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 
+from bench.peers import Peer
 from gpt2.stages import environment, one_cpu_per_core, threads
 from gpt2.toggles import HOST, Toggles
 
@@ -19,9 +20,9 @@ def variables(toggles: Toggles) -> dict[str, str]:
     return {**environment(toggles), **plain}
 
 
-def processors(toggles: Toggles) -> list[int] | None:
-    """As many logical ones as the rung has threads, on a core each, for those that count no threads but processors."""
-    if toggles.device != HOST or not hasattr(os, "sched_getaffinity"):
+def processors(toggles: Toggles, peer: Peer) -> list[int] | None:
+    """As many logical ones as the rung has threads, on a core each, where a peer counts no threads but processors."""
+    if peer.heeds_threads or toggles.device != HOST or not hasattr(os, "sched_getaffinity"):
         return None
     usable, count = os.sched_getaffinity(0), threads(toggles)
     first = one_cpu_per_core()

@@ -77,7 +77,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("rung", help="its name")
     parser.add_argument("--kind", choices=get_args(Kind), default="cumulative", help="see bench.schedule.variant")
     parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
-    parser.add_argument("--gradients", action="store_true", help="hold compiled gradients to eager ones")
+    parser.add_argument("--gradients", action="store_true", help="hold gradients to those of torch's eager code")
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
@@ -192,10 +192,9 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         facts["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings)
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell()
-    if arguments.gradients and toggles.compile != "eager":
-        facts["gradient_difference"] = _optional(
-            lambda: _gradient_difference(steps), "compiled gradients could not be held to eager ones", warnings
-        )
+    if arguments.gradients and not device.lazy:  # of which no step may follow the proofs
+        what = "gradients could not be held to those of torch's own functions in eager code"
+        facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
         outcome = tell()
     if len(window.history) < ladder.protocol.loss_steps:
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)

@@ -1,4 +1,4 @@
-"""Are the gradients of compiled code those of eager code?"""
+"""Are the gradients of compiled code, and of our own functions, those of torch's functions in eager code?"""
 
 from __future__ import annotations
 
@@ -7,16 +7,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from gpt2.model import GPT2, Linear
 from gpt2.parallel import whole
 from gpt2.train import Training
 
 
+def _plain(training: Training) -> GPT2:
+    """By torch's own functions, on the very weights that are trained and the copies that stand for them.
+
+    Modules that stand in for ours, such as shards and those of torchao, have no such double: then the model itself.
+    """
+    model = training.model
+    if training.toggles.shards_gradients or training.toggles.float8 != "none":
+        return model
+    with torch.device("meta"):
+        other = GPT2(model.config.plain)
+    other.load_state_dict(model.state_dict(keep_vars=True), assign=True)
+    other.future, other.pad_bias = model.future, model.pad_bias
+    for mine, its in zip(model.modules(), other.modules(), strict=True):
+        if isinstance(mine, Linear) and isinstance(its, Linear):
+            its.copy = mine.copy
+    return other
+
+
 def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
-    """Largest relative difference of a parameter's gradient, compiled against eager, on one micro-batch.
+    """Largest relative difference of a parameter's gradient on one micro-batch, as trained against as torch has it.
+
+    That is eager code of torch's own functions, on the same weights.
 
     x, y: int64 (micro_batch_size, seq_len) as the training takes them, such as its last micro_batch: of other strides
-    they would not fit the compiled code. For each parameter ||compiled - eager|| / ||eager||; where its eager gradient
-    is zero, against the norm of all gradients. Memory: two sets of gradients beside a training step's own. Weights,
+    they would not fit the compiled code. For each parameter ||trained - eager|| / ||eager||; where its eager gradient
+    is zero, against the norm of all gradients. Memory: two sets of gradients beside an eager step's own. Weights,
     their .grad and the optimiser stay as they are, and no mode of torch is left behind. No rank exchanges anything,
     except where they share the gradients out: then all ranks must call this together, each with a micro-batch.
     Raises RuntimeError if the compiled code would have to be compiled anew: it is not what trained then.
@@ -24,10 +45,10 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
     parameters = training.leaves
 
-    def gradients(stance: str) -> Sequence[Tensor]:
+    def gradients(model: GPT2, stance: str) -> Sequence[Tensor]:
         with torch.compiler.set_stance(stance):  # for the backward pass, too: it may compute a block again
             with training.autocast():
-                loss = training.model(x, y)
+                loss = model(x, y)
             loss = training.scaler.scale(loss)
             if not training.toggles.shards_gradients:
                 return torch.autograd.grad(loss, parameters)
@@ -36,7 +57,8 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
         training.optimizer.zero_grad(set_to_none=True)
         return [gradient for gradient in found if gradient is not None]
 
-    compiled, eager = gradients("fail_on_recompile"), gradients("force_eager")
+    trained = gradients(training.model, "fail_on_recompile")
+    eager = gradients(_plain(training), "force_eager")
     norms = torch.stack([whole(gradient.norm()) for gradient in eager])
-    differences = torch.stack([whole((a - b).norm()) for a, b in zip(compiled, eager, strict=True)])
+    differences = torch.stack([whole((a - b).norm()) for a, b in zip(trained, eager, strict=True)])
     return (differences / torch.where(norms > 0, norms, norms.norm())).max().item()

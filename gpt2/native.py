@@ -13,14 +13,13 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from gpt2.shards import cache_dir
 from gpt2.stages import missing_cxx
 from gpt2.toggle import UnsupportedToggle
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (
     *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math"),
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),  # pairs of bfloat16 are moved as one number
 )
 UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}
 """Of which oneDNN's small products need one, by number format."""
@@ -48,6 +47,7 @@ def cpu_flags() -> frozenset[str]:
 def library() -> ctypes.CDLL:
     """The kernels, of the compiler's cache if they were compiled before. Raises UnsupportedToggle where that fails."""
     import torch
+    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     home = Path(torch.__file__).parent
     command = [
@@ -56,7 +56,7 @@ def library() -> ctypes.CDLL:
     ]
     made_of = [*command, torch.__version__, SOURCE.read_text(), *sorted(cpu_flags())]
     name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or cache_dir() / "kernels")
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # where torch.compile's code lies
     if not os.path.exists(folder / name):  # which is False of a folder that cannot be looked into, too
         _compile(command, folder / name)
     try:

@@ -32,6 +32,14 @@ def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
+def huge_pages() -> str | None:
+    """Who is given huge pages: always, madvise (who asks) or never; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        told = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        return told.partition("[")[2].partition("]")[0] or None
+    return None
+
+
 def cores_of_pinned_threads() -> set[int]:
     """Logical processors that one of this process's threads may not leave; empty where the system does not tell."""
     found: set[int] = set()
@@ -158,6 +166,22 @@ class Seen:
             hook.remove()
             release(model)
         return found[-1]
+
+    @cached_property
+    def functions(self) -> frozenset[str]:
+        """What the loss of one sequence is computed by in eager code: autograd's names of the functions behind it."""
+        assert self.training.micro_batch is not None
+        x, y = (tokens[:1] for tokens in self.training.micro_batch)
+        model = self.training.model
+        with self.training.autocast(), torch.compiler.set_stance("force_eager"):
+            last = model(x, y).grad_fn
+        found, left = set(), [last]
+        while left:
+            if (node := left.pop()) is not None and node not in found:
+                found.add(node)
+                left += [before for before, _ in node.next_functions]
+        release(model)
+        return frozenset(node.name() for node in found)
 
     @cached_property
     def product_error(self) -> float:

@@ -123,7 +123,9 @@ def _allocator(name: str) -> dict[str, str]:
     if name == "thp":
         return {"THP_MEM_ALLOC_ENABLE": "1"}  # which torch reads, for blocks of 2 MiB and more
     if name == "expandable":
-        others = [each for each in os.environ.get(CUDA_ALLOCATOR, "").split(",") if each]
+        # torch reads one of the two only; and what this function set before, it must not set once more.
+        given = os.environ.get(CUDA_ALLOCATOR) or os.environ.get("PYTORCH_ALLOC_CONF", "")
+        others = [each for each in given.split(",") if each and not each.startswith("expandable_segments:")]
         return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
     if name not in ALLOCATORS or not (library := find_library(ALLOCATORS[name])):
         return {}

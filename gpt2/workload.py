@@ -6,7 +6,7 @@ How it is computed is in gpt2.toggles; nothing there changes a number defined he
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
@@ -53,6 +53,14 @@ class GPT2Config:
         d = self.n_embd
         block = 12 * d * d + 13 * d  # qkv 3dd+3d, proj dd+d, fc 4dd+4d, proj 4dd+d, two LayerNorms 4d
         return self.vocab_size * d + self.n_ctx * d + self.n_layer * block + 2 * d
+
+    @property
+    def plain(self) -> GPT2Config:
+        """The same by torch's own functions: what ours are held to. What of it changes the maths stays."""
+        attention = "explicit" if self.attention == "explicit" else "sdpa"
+        return replace(
+            self, attention=attention, cross_entropy="torch", tied_gradient="scatter", gelu="tanh", products="whole"
+        )
 
 
 # Sizes of the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours: the first for tests and smoke

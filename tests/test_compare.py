@@ -106,6 +106,16 @@ def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(
     assert not [line for line in compared(first, second).differences if "text" in line]
 
 
+def test_other_trainers_are_a_pair_where_their_rungs_have_one_name(tmp_path: Path) -> None:
+    """An edit of a checkout, of which the command says nothing, makes another trainer of it."""
+    first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
+    for file, name, index in ((first, "plain", 2), (first, "both", 3), (second, "edited", 2), (second, "both", 3)):
+        peer = External(peer="nanogpt", version="3adf61e", command="python train.py")
+        append(file, record(name, index, 1, kind="external", external=peer, toggles=CUDA, data_sha256=None))
+    found = [(pair.first.rung, pair.other.rung) for pair in compared(first, second).pairs]
+    assert found == [("a", "a"), ("b", "b"), ("both", "both")]
+
+
 def test_a_top_rung_that_never_read_the_text_is_of_no_other_text(tmp_path: Path) -> None:
     first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
     append(second, record("top", 2, toggles=CUDA, status="unsupported", data_sha256=None))

@@ -18,6 +18,7 @@ from bench import foreign, runner
 from bench.command import Options
 from bench.foreign import Program, Usage
 from bench.ladder import load
+from bench.peers import PEERS
 from bench.probe import Answer, probe
 from bench.record import Outcome, Record, read
 from bench.report.scoreboard import scoreboard
@@ -61,8 +62,7 @@ def test_the_peak_memory_is_that_of_the_window(peer) -> None:
 
 
 def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a driver that tells of two GPUs, of which the second is somebody else's."""
-    told = iter([[1000, 500], [5000, 400], [7000, 500], [6000, 500]])
+    told = iter([1000, 5000, 7000, 6000])
     monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(told))
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=True)
@@ -179,17 +179,18 @@ def test_a_line_is_kept_as_far_as_a_line_is_looked_at() -> None:
 
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor")
 def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
-    """For those that start a thread for each processor that they may use, whatever OMP_NUM_THREADS says."""
-    printed = timed(peer(f"import os\nprint('on', len(os.sched_getaffinity(0)))\n{program()}", threads=1))[1]
-    assert "on 1\n" in printed
+    """If it is one that starts a thread for each processor that it may use; others heed OMP_NUM_THREADS."""
+    text = f"import os\nprint('on', len(os.sched_getaffinity(0)))\n{program()}"
+    assert "on 1\n" in timed(peer(text.replace("iter {step}", "step {step}"), peer="jax", threads=1))[1]
+    assert f"on {len(os.sched_getaffinity(0))}\n" in timed(peer(text, threads=1))[1]
 
 
 def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
     monkeypatch.setattr("bench.surroundings.one_cpu_per_core", lambda: [0, 2])
-    found = {n: processors(Toggles(device="cpu", threads=n)) for n in (1, 2, 3, 4)}
+    found = {n: processors(Toggles(device="cpu", threads=n), PEERS["jax"]) for n in (1, 2, 3, 4)}
     assert found == {1: [0], 2: [0, 2], 3: [0, 2, 1], 4: None}
-    assert processors(Toggles(device="cuda")) is None
+    assert processors(Toggles(device="cuda"), PEERS["jax"]) is None
 
 
 @pytest.mark.parametrize(("visible", "given"), [(None, "0"), ("3,1", "3"), ("GPU-5ebe9c5a", "GPU-5ebe9c5a"), ("", "")])

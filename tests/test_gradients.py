@@ -7,11 +7,14 @@ from torch import Tensor
 from torch.fx import GraphModule
 from trainings import FOUR, start
 
+from gpt2.functions import B
 from gpt2.gradients import gradient_difference
 from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
+
+CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer"}
 
 
 def difference(training: Training) -> float:
@@ -71,6 +74,31 @@ def test_gradients_by_inductor_are_within_the_tolerance() -> None:
     training = start(replace(FOUR, compile="default"))
     next(training)
     assert 0 < difference(training) < GRADIENT_TOLERANCE["float32"]
+
+
+OURS = {
+    "attention": "blocks",
+    "cross_entropy": "closed_form",
+    "tied_gradient": "rows",
+    "gelu": "sigmoid",
+    "products": "tuned",
+}
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"autocast": "bfloat16", **CASTS}, {"autocast": "bfloat16", "recompute": "gelu"}]
+)
+def test_gradients_of_our_own_functions_are_those_of_torchs(changes: dict[str, str]) -> None:
+    training = start(replace(FOUR, **OURS | changes))
+    next(training)
+    assert 0 < difference(training) < GRADIENT_TOLERANCE[training.toggles.precision_class()]
+
+
+def test_an_error_in_a_function_of_ours_is_found_in_eager_code_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpt2.functions.B", 0.9 * B)  # a coefficient of GELU's
+    training = start(replace(FOUR, gelu="sigmoid"))
+    next(training)
+    assert difference(training) > GRADIENT_TOLERANCE["float32"]
 
 
 def test_comparing_gradients_leaves_the_training_as_it_was() -> None:

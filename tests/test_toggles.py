@@ -238,6 +238,28 @@ def test_expandable_segments_are_added_to_what_the_user_set(monkeypatch: pytest.
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
 
 
+def test_expandable_segments_are_added_to_what_the_user_set_for_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch reads that variable only where there is none for CUDA."""
+    monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
+    monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False")
+    found = environment(Toggles(device="cuda", allocator="expandable"))
+    assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no thread on a core")
+@pytest.mark.parametrize("affinity", ["free", "pinned"])
+@pytest.mark.parametrize("allocator", ["system", "thp", "tcmalloc", "jemalloc", "expandable"])
+def test_a_process_that_has_the_variables_of_its_toggles_wants_no_others(
+    allocator: str, affinity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or it would start itself anew for ever."""
+    toggles = Toggles(allocator=allocator, affinity=affinity)  # type: ignore[arg-type]
+    wanted = environment(toggles)
+    for name, value in wanted.items():
+        monkeypatch.setenv(name, value)
+    assert environment(toggles) == wanted
+
+
 def output_under(toggles: Toggles, program: str) -> str:
     """What a program prints in a process that has the toggles from its start."""
     try:

@@ -126,8 +126,8 @@ def compare(first: Side, other: Side) -> Comparison:
 
 
 def _what(row: Row) -> tuple[object, ...]:
-    """By which rungs are paired: what they switch on, or the other trainer and its command."""
-    return (row.external.peer, row.external.command) if row.external else (row.toggles,)
+    """By which rungs are paired: what they switch on. That another trainer was edited, only its rung's name tells."""
+    return (row.external.peer, row.external.command, row.toggles, row.rung) if row.external else (row.toggles,)
 
 
 def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:

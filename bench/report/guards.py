@@ -112,7 +112,7 @@ def _other_gradients(rung: Sequence[Record]) -> str | None:
     for record in rung:
         difference = record.measurement.gradient_difference if record.measurement else None
         if difference is not None and not difference <= allowed:
-            return f"compiled gradients by {difference:.2%} from eager ones; the number formats explain {allowed:.2%}"
+            return f"gradients by {difference:.2%} from those of eager code; the number formats explain {allowed:.2%}"
     return None
 
 
@@ -196,7 +196,7 @@ def doubts(
             f"its losses are held to others for {held} steps only: float16's scaler skipped the last of them"
         )
     if toggles_of(rung).compile != "eager" and all(each.gradient_difference is None for each in found):
-        result.append("its compiled gradients were not held to eager ones")
+        result.append("its gradients were not held to those of eager code")
     return tuple(result)
 
 

@@ -102,7 +102,8 @@ def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> l
         "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. They start "
         "from other weights and text, so no losses are compared, and no rung is held to one as the rung before.",
         f"Ours: {best_name(ours)}, {ours.tps} tokens per second, {size or 0:,} tokens per step. Ratios of tokens per "
-        "second are paired within rounds, ± is the 95 % t interval; memory only where it was found out the same way.",
+        "second are paired within rounds, ± is the 95 % t interval; memory only where it was found out the same way. "
+        "After its first step ours gave back what only compilation needed; peers keep that.",
     ]
     if any(each.entry.row.tokens_per_step not in (None, size) for each in found):
         lines.append("Tokens per step differ: larger steps pay for their optimiser less often; ratios include that.")

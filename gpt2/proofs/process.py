@@ -6,7 +6,7 @@ import torch
 
 from gpt2.parallel import is_shard
 from gpt2.proofs.finding import Finding, counted
-from gpt2.seen import Seen, cores_of_pinned_threads, loaded_libraries, page_faults_of_a_tensor
+from gpt2.seen import Seen, cores_of_pinned_threads, huge_pages, loaded_libraries, page_faults_of_a_tensor
 from gpt2.stages import ALLOCATORS, usable_cores
 from gpt2.stages import threads as wanted_threads
 
@@ -69,6 +69,8 @@ def allocator(seen: Seen) -> Finding:
     evidence = f"{', '.join(loaded) or 'the C library'}; a tensor of {pages} pages took {faults} page faults"
     wanted = seen.toggles.allocator
     if wanted == "thp":
+        if huge_pages() == "always":
+            return Finding(False, "the system gives huge pages to everybody, asked for or not")
         return Finding(not loaded and faults < pages // 8, evidence)
     return Finding(loaded == ([wanted] if wanted in ALLOCATORS else []), evidence)
 

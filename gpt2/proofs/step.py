@@ -110,12 +110,27 @@ def grad_accum_steps(seen: Seen) -> Finding:
     return Finding(passes == seen.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step")
 
 
+LOSSES = {"torch": "NllLossBackward0", "closed_form": "CrossEntropyBackward"}
+GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
+"""By value of the toggle, the function that the backward pass has for it, by autograd's name."""
+
+
 def cross_entropy(seen: Seen) -> Finding:
-    return built_for(seen, "cross_entropy")
+    return _differentiated(seen, "cross_entropy", LOSSES)
 
 
 def gelu(seen: Seen) -> Finding:
-    return built_for(seen, "gelu")
+    return _differentiated(seen, "gelu", GELUS)
+
+
+def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding:
+    """By the model's eager code, for compiled kernels bear no names."""
+    if seen.training.device.lazy:  # which would have a program more to compile
+        return built_for(seen, name)
+    found = sorted(seen.functions.intersection(functions.values()))
+    wanted = functions.get(getattr(seen.toggles, name))
+    ran = f"eager code differentiates by {', '.join(found)}" if found else "eager code has none of the others"
+    return Finding(found == ([wanted] if wanted else []), ran)
 
 
 def tied_gradient(seen: Seen) -> Finding:

@@ -19,6 +19,7 @@ SIZES = {
     "gpt2-large": {"n_layer": 36, "n_head": 20, "n_embd": 1280},
     "gpt2-xl": {"n_layer": 48, "n_head": 25, "n_embd": 1600},
 }
+DIFFERENT = 1024  # sequences, 8 MiB of them with 1,024 tokens each
 CANNOT_RUN = 69  # by which bench knows that the library is missing, and nothing has failed
 
 
@@ -57,14 +58,17 @@ def trainer(arguments: argparse.Namespace):
     import transformers
 
     class Random(torch.utils.data.Dataset):
-        """Uniform over the vocabulary; the same at each start."""
+        """Uniform over the vocabulary; the same at each start, and drawn before it: no step waits for that."""
+
+        def __init__(self, vocab_size: int) -> None:
+            shape = DIFFERENT, arguments.seq_len
+            self.tokens = torch.randint(vocab_size, shape, generator=torch.Generator().manual_seed(1337))
 
         def __len__(self) -> int:
             return arguments.steps * arguments.batch
 
         def __getitem__(self, place: int) -> dict[str, torch.Tensor]:
-            generator = torch.Generator().manual_seed(place)
-            tokens = torch.randint(config.vocab_size, (arguments.seq_len,), generator=generator)
+            tokens = self.tokens[place % DIFFERENT]
             return {"input_ids": tokens, "labels": tokens}
 
     class Steps(transformers.TrainerCallback):
@@ -98,7 +102,8 @@ def trainer(arguments: argparse.Namespace):
         disable_tqdm=True,
         seed=1337,
     )
-    made = transformers.Trainer(model=model, args=settings, train_dataset=Random(), callbacks=[Steps()])
+    data = Random(config.vocab_size)
+    made = transformers.Trainer(model=model, args=settings, train_dataset=data, callbacks=[Steps()])
     made.remove_callback(transformers.PrinterCallback)
     return made
 
