@@ -6,6 +6,7 @@ Imports no torch.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 import re
 import shlex
@@ -44,6 +45,8 @@ def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
     program = words[place]
     if program == "python":
         words[place] = sys.executable
+        if missing := [name for name in peer.modules if not importlib.util.find_spec(name)]:
+            raise MissingPeer(f"{peer.title}: {' and '.join(missing)} not installed: {peer.get}")
     elif not shutil.which(folder / program if "/" in program else program):
         build = "see docs/peers.md on how to build it, or correct the rung's command"
         remedy = peer.get if _variables(written[place]) else build
@@ -55,7 +58,7 @@ def _expanded(text: str, peer: Peer, what: str) -> str:
     expanded = os.path.expandvars(text)
     for name in _variables(text):
         if not os.environ.get(name):
-            raise MissingPeer(f"{peer.title}: set {name} to {what}; to get it: {peer.get}")
+            raise MissingPeer(f"{peer.title}: set {name} to {what} (docs/peers.md); to get it: {peer.get}")
     return expanded
 
 
@@ -74,14 +77,15 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
     except UnsupportedToggle as error:
         raise MissingPeer(str(error)) from None
     for name, texts in rung.must_contain.items():
-        path = folder / name
-        content = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
-        for text in texts:
-            if text not in content:
-                what = f"{name} in {rung.folder} lacks {text!r}" if path.is_file() else f"{rung.folder} has no {name}"
-                raise MissingPeer(
-                    f"{PEERS[rung.peer].title}: {what}: this rung needs a checkout with the edit of docs/peers.md"
-                )
+        path, title = folder / name, PEERS[rung.peer].title
+        if not path.is_file():
+            raise MissingPeer(
+                f"{title}: {rung.folder} has no {name}: this rung needs a checkout as docs/peers.md has it"
+            )
+        content = path.read_text(encoding="utf-8", errors="replace") if texts else ""
+        if lacking := next((text for text in texts if text not in content), None):
+            what = f"{name} in {rung.folder} lacks {lacking!r}"
+            raise MissingPeer(f"{title}: {what}: this rung needs a checkout with the edit of docs/peers.md")
     return folder, words
 
 

@@ -135,7 +135,7 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
         warnings = [*said.warnings, f"{AFTER}{wrong}"] if wrong else said.warnings
         return said.model_copy(update={"warnings": warnings})
     if ended.reason == "interrupted":
-        return Outcome(status="interrupted", error="by the user")
+        return Outcome(status="interrupted", error="by Ctrl-C or a signal")
     if ended.reason == "timeout":
         return Outcome(status="timeout", error=late)
     if _signal(ended) == signal.SIGKILL and ended.kernel_killed:

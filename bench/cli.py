@@ -152,6 +152,7 @@ def plan(
     until: Until = None,
     ablate: Ablate = False,
     set_: Overrides = None,
+    data: Annotated[Path | None, typer.Option("--data", help="As for bench run; no corpus is read.")] = None,
     chip: Annotated[
         str | None,
         typer.Option(help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips),

@@ -111,7 +111,7 @@ class Joint:
         self._listen()
         by = self._team.interrupted_by
         if mine.status != "ok" and by is not None:  # whatever came of it here
-            return Outcome(status="interrupted", error=f"by the user, on node {by}", warnings=mine.warnings)
+            return Outcome(status="interrupted", error=f"by Ctrl-C or a signal, on node {by}", warnings=mine.warnings)
         if mine.status == "interrupted" and self._team.stopped:
             return mine
         return verdict(self._team.place, mine, self._answers)

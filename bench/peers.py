@@ -44,6 +44,8 @@ class Peer:
     """Of the line by which it tells how many tokens a step is of."""
     version: str | None = None
     """Of the line by which it tells its version; None: its checkout's commit."""
+    modules: tuple[str, ...] = ()
+    """Of Python that it needs beside our own."""
     heeds_threads: bool = True
     """Whether it has as many threads as OMP_NUM_THREADS says; else one for each processor that it may use."""
 
@@ -84,7 +86,7 @@ def _pattern(text: str) -> str:
     return f"^{text}"
 
 
-def _plain(title: str, get: str, *, heeds_threads: bool = True) -> Peer:
+def _plain(title: str, get: str, *, modules: tuple[str, ...] = (), heeds_threads: bool = True) -> Peer:
     """One that prints as the scripts in ladders/peers do, and as any trainer may."""
     return Peer(
         title=title,
@@ -92,6 +94,7 @@ def _plain(title: str, get: str, *, heeds_threads: bool = True) -> Peer:
         lines=(_pattern(r"step (STEP): loss (LOSS)"),),
         tokens=r"^tokens per step (\d+)$",
         version=r"^version (.+)$",
+        modules=modules,
         heeds_threads=heeds_threads,
     )
 
@@ -126,8 +129,10 @@ PEERS: dict[str, Peer] = {
         lines=(_pattern(r"Step (STEP): train_loss: (LOSS), norm: (NORM), .*time_per_step: (MS)$"),),
         tokens=DESIRED,
     ),
-    "transformers": _plain("transformers.Trainer", "pip install transformers accelerate"),
-    "own": _plain("own trainer", "correct the rung"),
+    "transformers": _plain(
+        "transformers.Trainer", "pip install transformers accelerate", modules=("transformers", "accelerate")
+    ),
+    "own": _plain("own trainer", "only you can tell"),
     "jax": _plain(
         "JAX",
         "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
@@ -157,7 +162,7 @@ class PeerRung:
     allocator: Literal["system", "tcmalloc", "jemalloc"] = "system"
     """On a CPU, where its memory comes from: by the environment variables of our toggle."""
     must_contain: dict[str, list[str]] = field(default_factory=dict)
-    """By file of the folder: texts without which the command would train something else, and is not run."""
+    """By file of the folder, which must be there: texts without which the command would train something else."""
 
     def __post_init__(self) -> None:
         if self.peer not in PEERS:

@@ -16,6 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
+from bench.checkout import MissingPeer, found
 from bench.command import Options
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
@@ -85,12 +86,12 @@ class Rounds(Schedule):
             yield from self.round(repetition)
             if repetition < self.planned_rounds:
                 continue
-            found = ratios(scoreboard(records)) if protocol.until is not None else []
+            known = ratios(scoreboard(records)) if protocol.until is not None else []
             # Of the ratios the widths only play a part, never the values.
-            if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(found, protocol.until):
+            if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, protocol.until):
                 yield from self.closing(repetition)
                 return
-            widest = max((ratio.half_width for ratio in found if ratio.half_width), default=None)
+            widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
             wide = f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
             note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
@@ -112,6 +113,8 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
     machine = asked.environment
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
+    for name, reason in missing_peers(ladder, rungs):
+        watcher.note(f"{name}: {reason}")
     if options.place:
         machine = machine.model_copy(update={"nodes": options.place.nodes})
     if options.resume:
@@ -233,6 +236,16 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
     except DataError as error:
         raise DataError(f"{where}: {error}") from None
     return corpus.sha256
+
+
+def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
+    """Of each external rung that will be unsupported, its name and why: told before the others take their hours."""
+    for rung in rungs:
+        if rung.external:
+            try:
+                found(rung.external, rung.toggles, ladder.path)
+            except MissingPeer as error:
+                yield rung.name, str(error)
 
 
 def results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:

@@ -239,7 +239,13 @@ class Schedule:
                 yield task
 
     def _wanted(self, task: Task) -> bool:
-        """Whether some rung is there to be held to it: what this machine does not support needs no loss parity."""
+        """Whether some rung is there to be held to it: of what this machine does not support no figure comes."""
+        if task.is_ceiling:
+            return any(
+                ("external" if rung.external else "cumulative", rung.index) not in self._skipped
+                for rung in self.rungs
+                if rung.toggles.device == task.rung.toggles.device
+            )
         size = task.rung.toggles.tokens_per_step(1)
         alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
         return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)

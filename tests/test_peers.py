@@ -18,6 +18,7 @@ from bench.command import Options, external_command
 from bench.ladder import LadderError, Protocol, load
 from bench.peers import PEERS, Line
 from bench.plan import table
+from bench.runner import missing_peers
 from bench.schedule import Schedule
 
 NANOGPT = """\
@@ -261,15 +262,41 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     external = ladder.rungs[1].external
     assert external
     monkeypatch.setenv("NANOGPT", str(tmp_path))
-    needs = "this rung needs a checkout with the edit of docs/peers.md"
-    for content, lacks in ((None, "$NANOGPT has no train.py"), ("B = 4", "train.py in $NANOGPT lacks 'B = 1'")):
+    for content, lacks in (
+        (None, "$NANOGPT has no train.py: this rung needs a checkout as docs/peers.md has it"),
+        ("B = 4", "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md"),
+    ):
         if content:
             (tmp_path / "train.py").write_text(content)
         with pytest.raises(MissingPeer) as refused:
             found(external, ladder.rungs[1].toggles, ladder.path)
-        assert str(refused.value) == f"nanoGPT: {lacks}: {needs}"
+        assert str(refused.value) == f"nanoGPT: {lacks}"
     (tmp_path / "train.py").write_text("B = 1")
     assert found(external, ladder.rungs[1].toggles, ladder.path)[0] == tmp_path
+
+
+def test_a_checkout_without_a_file_that_a_rung_needs_is_not_run(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as its data, whatever is in it."""
+    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('model', 'must_contain: {train.bin: []}, model')}]"))
+    external = ladder.rungs[1].external
+    assert external
+    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    assert [name for name, _ in missing_peers(ladder, ladder.rungs)] == ["n"]
+    (tmp_path / "train.bin").write_bytes(b"\xff\x00")
+    assert list(missing_peers(ladder, ladder.rungs)) == []
+
+
+def test_a_library_that_a_peer_lacks_is_told_before_anything_runs(
+    write_ladder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = OTHER.replace("nanogpt", "transformers").replace("$NANOGPT", ".")
+    ladder = load(write_ladder(f"[{FIRST}, {other}]"))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "accelerate" else name)
+    assert [reason for _, reason in missing_peers(ladder, ladder.rungs)] == [
+        "transformers.Trainer: accelerate not installed: pip install transformers accelerate"
+    ]
 
 
 @pytest.mark.parametrize(

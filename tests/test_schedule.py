@@ -69,6 +69,16 @@ def test_every_kind_of_device_has_a_ceiling_of_its_own(write_ladder) -> None:
     assert [task.rung.toggles.device for task in ceilings] == ["cpu", "mps"]
 
 
+def test_a_device_of_which_nothing_is_supported_here_has_no_ceiling(write_ladder) -> None:
+    rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {device: mps}}]"
+    ladder = load(write_ladder(rungs, ceiling_seconds=0.1))
+    schedule = Schedule(ladder, ladder.rungs)
+    for name, index in (("a", 0), ("c", 2)):
+        schedule.ended(record(name, index, status="unsupported"))
+    left = [*schedule.round(1), *schedule.closing(2)]
+    assert [task.rung.toggles.device for task in left if task.is_ceiling] == ["cpu", "cpu"]
+
+
 def test_what_is_unsupported_is_not_tried_again(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
     for task in list(schedule.round(1)):

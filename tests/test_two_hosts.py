@@ -232,7 +232,7 @@ def test_a_node_that_loses_node_0_says_so_and_fails(story: Story) -> None:
 
 def test_an_interruption_on_one_node_ends_the_run_in_order_on_both(story: Story) -> None:
     record = story.records["interrupted"]
-    assert (record.status, record.error) == ("interrupted", "by the user, on node 1")
+    assert (record.status, record.error) == ("interrupted", "by Ctrl-C or a signal, on node 1")
     assert (story.codes["leader"], story.codes["interrupted"]) == (130, 130), story.said
 
 

@@ -217,14 +217,15 @@ def _mfu(board: Scoreboard) -> list[str]:
         f"{name} {flops:,} (x {flops / found.flops_per_token:.3f})"
         for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
     )
-    peak = (
-        f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
-        if found.peak_flops_bf16
-        else "a dense bfloat16 peak that is not known here (absent)"
-    )
-    lines: list[str] = [
+    lines: list[str] = []
+    if found.peak_flops_bf16:
+        peak = f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
+    else:
+        lines.append("No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one.")
+        peak = "a dense peak"
+    lines.append(
         Method(f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}.")
-    ]
+    )
     own = {
         m.product_format: m.peak_flops_dtype
         for m in (r.measurement for r in board.records)
