@@ -89,6 +89,15 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
     return folder, words
 
 
+def missing_peer(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
+    """Why a peer's rung is unsupported here; None where found() finds all that it needs."""
+    try:
+        found(rung, toggles, ladder)
+    except MissingPeer as error:
+        return str(error)
+    return None
+
+
 def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
     """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither tells."""
     if peer.version is None:

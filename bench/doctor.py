@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import re
 import shutil
 import statistics
 import tempfile
@@ -200,7 +199,7 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
 
 
 def _huge_pages(root: Path) -> Finding:
-    found = re.search(r"\[(\w+)\]", machine.read(root / "sys/kernel/mm/transparent_hugepage/enabled"))
+    given = stages.huge_pages(root)
     asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
     meaning = {
         "always": "always",
@@ -208,7 +207,7 @@ def _huge_pages(root: Path) -> Finding:
         "never": "never: THP_MEM_ALLOC_ENABLE=1 does nothing until root writes madvise to /sys/kernel/mm/"
         "transparent_hugepage/enabled",
     }
-    return Finding(name="huge pages", value=meaning.get(found[1], found[1]) if found else "unknown")
+    return Finding(name="huge pages", value=meaning.get(given, given) if given else "unknown")
 
 
 # --- timing, disk, code ----------------------------------------------------------------------------------------------

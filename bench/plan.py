@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.checkout import MissingPeer, found
+from bench.checkout import missing_peer
 from bench.foresight import check_time
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.peers import PeerRung
@@ -145,13 +145,8 @@ def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
 
 
 def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:
-    if reason := missing.get(rung.toggles.device):
-        return f"unsupported: {reason}"
-    try:
-        found(external, rung.toggles, ladder.path)
-    except MissingPeer as error:
-        return f"unsupported: {error}"
-    return "yes"
+    reason = missing.get(rung.toggles.device) or missing_peer(external, rung.toggles, ladder.path)
+    return f"unsupported: {reason}" if reason else "yes"
 
 
 def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from bench.checkout import MissingPeer, found
+from bench.checkout import missing_peer
 from bench.command import Options
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
@@ -241,11 +241,8 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
 def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
     """Of each external rung that will be unsupported, its name and why: told before the others take their hours."""
     for rung in rungs:
-        if rung.external:
-            try:
-                found(rung.external, rung.toggles, ladder.path)
-            except MissingPeer as error:
-                yield rung.name, str(error)
+        if rung.external and (reason := missing_peer(rung.external, rung.toggles, ladder.path)):
+            yield rung.name, reason
 
 
 def results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:

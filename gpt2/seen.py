@@ -32,14 +32,6 @@ def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
-def huge_pages() -> str | None:
-    """Who is given huge pages: always, madvise (who asks) or never; None where the system does not tell."""
-    with contextlib.suppress(OSError):
-        told = Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text()
-        return told.partition("[")[2].partition("]")[0] or None
-    return None
-
-
 def cores_of_pinned_threads() -> set[int]:
     """Logical processors that one of this process's threads may not leave; empty where the system does not tell."""
     found: set[int] = set()

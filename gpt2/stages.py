@@ -98,6 +98,14 @@ def missing_allocator(name: str) -> str | None:
     return None
 
 
+def huge_pages(root: Path = Path("/")) -> str | None:
+    """Who is given huge pages: always, madvise (who asks) or never; None where the system does not tell."""
+    with contextlib.suppress(OSError):
+        told = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
+        return told.partition("[")[2].partition("]")[0] or None
+    return None
+
+
 def missing_cxx() -> str | None:
     """Why nothing can be compiled for this CPU, by $CXX or the system's compiler; None where it can."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")

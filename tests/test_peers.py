@@ -15,7 +15,7 @@ from samples import record
 from bench.arrivals import ArrivalError, Arrivals
 from bench.checkout import MissingPeer, commit, found, located, script
 from bench.command import Options, external_command
-from bench.ladder import LadderError, Protocol, load
+from bench.ladder import Ladder, LadderError, Protocol, load
 from bench.peers import PEERS, Line
 from bench.plan import table
 from bench.runner import missing_peers
@@ -255,13 +255,18 @@ def test_a_checkout_s_version_says_whether_it_was_edited_and_to_what(tmp_path: P
     assert commit(tmp_path) not in (version, edited)
 
 
+def needs(what: str, write_ladder, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Ladder:
+    """A ladder whose peer's checkout must contain something."""
+    monkeypatch.setenv("NANOGPT", str(checkout))
+    return load(write_ladder(f"[{FIRST}, {OTHER.replace('model', f'must_contain: {what}, model')}]"))
+
+
 def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('model', 'must_contain: {train.py: [B = 1]}, model')}]"))
+    ladder = needs("{train.py: [B = 1]}", write_ladder, tmp_path, monkeypatch)
     external = ladder.rungs[1].external
     assert external
-    monkeypatch.setenv("NANOGPT", str(tmp_path))
     for content, lacks in (
         (None, "$NANOGPT has no train.py: this rung needs a checkout as docs/peers.md has it"),
         ("B = 4", "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md"),
@@ -279,10 +284,7 @@ def test_a_checkout_without_a_file_that_a_rung_needs_is_not_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as its data, whatever is in it."""
-    ladder = load(write_ladder(f"[{FIRST}, {OTHER.replace('model', 'must_contain: {train.bin: []}, model')}]"))
-    external = ladder.rungs[1].external
-    assert external
-    monkeypatch.setenv("NANOGPT", str(tmp_path))
+    ladder = needs("{train.bin: []}", write_ladder, tmp_path, monkeypatch)
     assert [name for name, _ in missing_peers(ladder, ladder.rungs)] == ["n"]
     (tmp_path / "train.bin").write_bytes(b"\xff\x00")
     assert list(missing_peers(ladder, ladder.rungs)) == []
