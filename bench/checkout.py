@@ -89,7 +89,7 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
     return folder, words
 
 
-def missing_peer(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
+def why_missing(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
     """Why a peer's rung is unsupported here; None where found() finds all that it needs."""
     try:
         found(rung, toggles, ladder)

@@ -100,8 +100,8 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
     return [Group(rungs=rungs[place : place + size + 1]) for place in range(0, len(rungs) - 1, size)]
 
 
-def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None]) -> None:
-    """Fill in a group's pairs, round by round; `keep` is called after each.
+def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int) -> None:
+    """Fill in a group's pairs, round by round; `keep` is called after each. to_come: groups after this one.
 
     Raises TurnError where the first rung, which all are held to, cannot start.
     """
@@ -118,10 +118,19 @@ def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Call
                     return  # none is left
                 keep()
                 each = (time.monotonic() - warm) / (number + 1)
-                left = each * (asked.rounds - number - 1)
-                left += (asked.starts - start - 1) * (warm - begun + each * asked.rounds)
+                left = seconds_left(asked, start, number, to_come, warm_up=warm - begun, each=each)
                 which = f"start {start + 1} of {asked.starts}, " if asked.starts > 1 else ""
                 tell(f"{which}round {number + 1} of {asked.rounds}: {took}; about {duration(left)} left")
+
+
+def seconds_left(asked: Asked, start: int, number: int, to_come: int, *, warm_up: float, each: float) -> float:
+    """After a round, until the last group's last one; every start is taken to be as long as this one.
+
+    start, number: of the round, from 0. to_come: groups after this one. warm_up, each: seconds before this start's
+    first round, and of one.
+    """
+    starts = asked.starts - start - 1 + to_come * asked.starts
+    return each * (asked.rounds - number - 1) + starts * (warm_up + each * asked.rounds)
 
 
 class _Processes(contextlib.ExitStack):

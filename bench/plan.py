@@ -12,7 +12,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.checkout import missing_peer
+from bench.checkout import why_missing
 from bench.foresight import check_time
 from bench.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.peers import PeerRung
@@ -145,7 +145,7 @@ def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
 
 
 def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:
-    reason = missing.get(rung.toggles.device) or missing_peer(external, rung.toggles, ladder.path)
+    reason = missing.get(rung.toggles.device) or why_missing(external, rung.toggles, ladder.path)
     return f"unsupported: {reason}" if reason else "yes"
 
 

@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Protocol
 
-from bench.checkout import missing_peer
+from bench.checkout import why_missing
 from bench.command import Options
 from bench.doctor import costly_page_faults
 from bench.ladder import Ladder, Rung
@@ -241,7 +241,7 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
 def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
     """Of each external rung that will be unsupported, its name and why: told before the others take their hours."""
     for rung in rungs:
-        if rung.external and (reason := missing_peer(rung.external, rung.toggles, ladder.path)):
+        if rung.external and (reason := why_missing(rung.external, rung.toggles, ladder.path)):
             yield rung.name, reason
 
 

@@ -92,12 +92,12 @@ def turns(
             holds = "it holds the rounds before" if path.exists() else "nothing is kept"
             raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
-    interrupted, lost = False, None
+    interrupted, lost, tell = False, None, partial(typer.echo, err=True)
     with interruptible(), tempfile.TemporaryDirectory(prefix="bench-") as scratch:
         try:
-            for part in parts:
+            for number, part in enumerate(parts, start=1):
                 try:
-                    take_turns(asked, part, Path(scratch), partial(typer.echo, err=True), keep)
+                    take_turns(asked, part, Path(scratch), tell, keep, to_come=len(parts) - number)
                 except TurnError as error:
                     typer.echo(f"bench: {error}", err=True)
         except KeyboardInterrupt:

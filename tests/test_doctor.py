@@ -490,7 +490,15 @@ def test_page_faults_are_not_measured_where_that_could_kill_the_process() -> Non
     assert "not measured" in doctor._page_faults(GIB // 2).value
 
 
-@pytest.mark.parametrize(("setting", "part"), [("always madvise [never]", "never: "), ("[always] madvise", "always")])
+@pytest.mark.parametrize(
+    ("setting", "part"),
+    [
+        ("always madvise [never]", "never: "),
+        ("[always] madvise", "always"),
+        ("always [madvise] never", "madvise: "),
+        ("", "unknown"),
+    ],
+)
 def test_the_setting_of_huge_pages_is_read(setting: str, part: str, root: Path) -> None:
     files(root, {"sys/kernel/mm/transparent_hugepage/enabled": setting})
     assert doctor._huge_pages(root).value.startswith(part)

@@ -255,8 +255,8 @@ def test_a_checkout_s_version_says_whether_it_was_edited_and_to_what(tmp_path: P
     assert commit(tmp_path) not in (version, edited)
 
 
-def needs(what: str, write_ladder, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Ladder:
-    """A ladder whose peer's checkout must contain something."""
+def ladder_that_needs(what: str, write_ladder, checkout: Path, monkeypatch: pytest.MonkeyPatch) -> Ladder:
+    """One whose peer must contain something; $NANOGPT, where it is looked for, is the checkout."""
     monkeypatch.setenv("NANOGPT", str(checkout))
     return load(write_ladder(f"[{FIRST}, {OTHER.replace('model', f'must_contain: {what}, model')}]"))
 
@@ -264,7 +264,7 @@ def needs(what: str, write_ladder, checkout: Path, monkeypatch: pytest.MonkeyPat
 def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ladder = needs("{train.py: [B = 1]}", write_ladder, tmp_path, monkeypatch)
+    ladder = ladder_that_needs("{train.py: [B = 1]}", write_ladder, tmp_path, monkeypatch)
     external = ladder.rungs[1].external
     assert external
     for content, lacks in (
@@ -284,7 +284,7 @@ def test_a_checkout_without_a_file_that_a_rung_needs_is_not_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as its data, whatever is in it."""
-    ladder = needs("{train.bin: []}", write_ladder, tmp_path, monkeypatch)
+    ladder = ladder_that_needs("{train.bin: []}", write_ladder, tmp_path, monkeypatch)
     assert [name for name, _ in missing_peers(ladder, ladder.rungs)] == ["n"]
     (tmp_path / "train.bin").write_bytes(b"\xff\x00")
     assert list(missing_peers(ladder, ladder.rungs)) == []

@@ -21,7 +21,7 @@ import typer
 
 import bench.turns
 from bench.ladder import LadderError, Rung, load
-from bench.pairs import CONTROL, Asked, Group, Pair, groups
+from bench.pairs import CONTROL, Asked, Group, Pair, groups, seconds_left
 
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
@@ -109,13 +109,24 @@ def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_besi
     assert again["verdict"] is None
     assert group["noise_floor"] >= again["ratio"]["high"] / again["ratio"]["value"] - 1
     assert f"{pairs['b', 'c']['ratio']['value']:.2f}x" in shown
-    assert "start 3 of 3, round 2 of 2" in said
+    assert re.search("start 3 of 3, round 2 of 2: .*; about 0 s left", said)
+
+
+@pytest.mark.parametrize(
+    ("start", "number", "to_come", "seconds"),
+    [(0, 0, 0, 5 + 2 * 20), (2, 1, 0, 0), (2, 0, 1, 5 + 3 * 20), (0, 1, 2, (2 + 6) * 20)],
+)
+def test_the_time_that_is_left_counts_the_starts_of_the_groups_to_come(
+    rungs: list[Rung], start: int, number: int, to_come: int, seconds: float, write_ladder
+) -> None:
+    asked = Asked(ladder=load(write_ladder(RUNGS)), rungs=rungs, first=False, starts=3, rounds=2, steps=1, at_once=3)
+    assert seconds_left(asked, start, number, to_come, warm_up=10, each=5) == seconds
 
 
 def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cut(asked: Asked, group: Group, scratch: Path, tell: object, keep: object) -> None:
+    def cut(asked: Asked, group: Group, scratch: Path, tell: object, keep: object, to_come: int) -> None:
         group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
         raise KeyboardInterrupt
 
