@@ -1,4 +1,5 @@
 import mmap
+import platform
 import sys
 import sysconfig
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 from gpt2.device import DEVICES, Cpu, DeviceError, Xla
+from gpt2.device.cpu import named_by
 from gpt2.parallel import process_group
 from gpt2.stages import environment
 from gpt2.toggle import UnsupportedToggle
@@ -59,6 +61,28 @@ def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_the
         process_group(Toggles(world_size=2), Cpu()),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "name"),
+    [
+        ("cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC 9R45\nstepping\t: 1\n", "AMD EPYC 9R45"),
+        (
+            "cpu family\t: 26\nmodel\t\t: 2\nmodel name\t: AMD EPYC\nstepping\t: 1\n\nmodel\t: 3\n",
+            "AMD EPYC (family 26 model 2 stepping 1)",
+        ),
+        (
+            "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor @ 2.60GHz\nstepping\t: 8\n",
+            "Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz",
+        ),
+        ("BogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "{arch} (implementer 0x41 part 0xd40)"),
+        ("model name\t: unknown\n", "unknown"),
+        ("flags\t\t:\n", None),
+    ],
+    ids=["by its number", "AMD's without", "Intel's without", "ARM's", "nothing but a name", "nothing"],
+)
+def test_a_cpu_whose_name_hides_its_model_is_told_by_its_numbers(cpuinfo: str, name: str | None) -> None:
+    assert named_by(cpuinfo) == (name and name.format(arch=platform.machine()))
 
 
 def test_energy_of_a_cpu_is_unknown() -> None:

@@ -67,8 +67,8 @@ class Cpu(Device):
 
     def chip(self) -> str:
         with contextlib.suppress(OSError):
-            if match := re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE):
-                return match.group(1)
+            if name := named_by(Path("/proc/cpuinfo").read_text()):
+                return name
         if sys.platform == "darwin":
             return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
         return platform.processor() or platform.machine()
@@ -82,6 +82,31 @@ class Cpu(Device):
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total
+
+
+NUMBERS = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
+    "family": "cpu family",
+    "model": "model",
+    "stepping": "stepping",
+    "implementer": "CPU implementer",
+    "part": "CPU part",
+}
+
+
+def named_by(cpuinfo: str) -> str | None:
+    """What to call the CPU that Linux describes so in /proc/cpuinfo; None where that holds nothing to tell it by.
+
+    Many virtual machines hide the model's number from the name, so that two generations of unlike speed are both
+    called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that the CPU itself gives.
+    """
+    said = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.partition("\n\n")[0], re.MULTILINE))
+    name, at, clock = said.get("model name", "").partition("@")
+    if re.search(r"\d", name):
+        return said["model name"]
+    numbers = " ".join(f"{kind} {said[key]}" for kind, key in NUMBERS.items() if key in said)
+    if not numbers:
+        return said.get("model name")
+    return f"{name.strip() or platform.machine()} ({numbers})" + (f" {at}{clock}" if at else "")
 
 
 def _resident_peak() -> int:
