@@ -67,6 +67,7 @@ class Environment(Plain):
     def machine(self) -> str:
         """Chip and count, and of how many nodes, fit for a folder's name."""
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
+        noise |= {"family", "model", "stepping", "implementer", "part"}  # between the numbers of a CPU without a name
         words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
         name = "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
         return f"{name}-{self.nodes}nodes" if self.nodes else name

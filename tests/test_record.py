@@ -105,7 +105,7 @@ def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
         (
             "Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz",
             2,
-            "intel-xeon-family-6-model-143-stepping-8-x2",
+            "intel-xeon-6-143-8-x2",
         ),
         ("Apple M3", 8, "apple-m3-x8"),
         ("AMD Ryzen 7 5800X 8-Core Processor", 8, "amd-ryzen-7-5800x-8-core-x8"),
