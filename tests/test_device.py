@@ -76,10 +76,27 @@ def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_the
             "Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz",
         ),
         ("BogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "{arch} (implementer 0x41 part 0xd40)"),
+        (
+            "cpu family\t: 23\nmodel\t\t: 49\nmodel name\t: AMD EPYC 64-Core Processor\nstepping\t: 0\n",
+            "AMD EPYC 64-Core Processor (family 23 model 49 stepping 0)",
+        ),
+        (
+            "\nmodel name\t: ARMv8 Processor rev 0 (v8l)\nCPU implementer\t: 0x41\nCPU part\t: 0xd0c\n",
+            "ARMv8 Processor rev 0 (v8l) (implementer 0x41 part 0xd0c)",
+        ),
         ("model name\t: unknown\n", "unknown"),
         ("flags\t\t:\n", None),
     ],
-    ids=["by its number", "AMD's without", "Intel's without", "ARM's", "nothing but a name", "nothing"],
+    ids=[
+        "by its number",
+        "AMD's without",
+        "Intel's without",
+        "ARM's",
+        "cores",
+        "ARM's with a name",
+        "nothing but a name",
+        "nothing",
+    ],
 )
 def test_a_cpu_whose_name_hides_its_model_is_told_by_its_numbers(cpuinfo: str, name: str | None) -> None:
     assert named_by(cpuinfo) == (name and name.format(arch=platform.machine()))

@@ -83,6 +83,11 @@ def test_gpus_are_scaled_by_accumulating_less_or_not_at_all() -> None:
     assert accumulated("h100x8-weak") == [(1, 1), (2, 1), (4, 1), (8, 1)]
 
 
+def test_the_last_of_ours_beside_peers_on_cuda_is_the_top_of_the_h100_s_ladder() -> None:
+    ours = [rung for rung in read("peers-cuda").rungs if rung.external is None]
+    assert ours[-1].toggles == read("h100").rungs[-1].toggles
+
+
 @pytest.mark.parametrize(
     ("name", "batch", "accumulated"), [("gpt2-xl-h100x8", 16, 8), ("a100x8", 64, 1), ("tpu-v3-8", 8, 8)]
 )

@@ -107,6 +107,7 @@ def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
             2,
             "intel-xeon-6-143-8-x2",
         ),
+        ("aarch64 (implementer 0x41 part 0xd40)", 8, "aarch64-0x41-0xd40-x8"),
         ("Apple M3", 8, "apple-m3-x8"),
         ("AMD Ryzen 7 5800X 8-Core Processor", 8, "amd-ryzen-7-5800x-8-core-x8"),
         ("", 1, "unknown-x1"),

@@ -93,15 +93,19 @@ NUMBERS = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
 }
 
 
+NO_MODEL = r"\d+-Core|version \S+|rev \d+|ARMv\d+|\(v\d\w*\)|\(TM\)\d"
+"""Numbers in a CPU's name that are not its model's."""
+
+
 def named_by(cpuinfo: str) -> str | None:
     """What to call the CPU that Linux describes so in /proc/cpuinfo; None where that holds nothing to tell it by.
 
     Many virtual machines hide the model's number from the name, so that two generations of unlike speed are both
-    called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that the CPU itself gives.
+    called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that it gives itself.
     """
-    said = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.partition("\n\n")[0], re.MULTILINE))
+    said = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
     name, at, clock = said.get("model name", "").partition("@")
-    if re.search(r"\d", name):
+    if re.search(r"\d", re.sub(NO_MODEL, "", name)):
         return said["model name"]
     numbers = " ".join(f"{kind} {said[key]}" for kind, key in NUMBERS.items() if key in said)
     if not numbers:
