@@ -160,12 +160,11 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
     """The toggles changed by this rung that had no effect in some process, with what was seen there."""
     now, changed = toggles_of(rung), changed_toggles(rung, before)
     earlier = next((r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), None) or {}
-    for record in rung:
-        if record.measurement is None:
-            continue
-        proofs = record.measurement.proofs
+    measured = [(record.repetition, record.measurement.proofs) for record in rung if record.measurement]
+    idle = []
+    for repetition, proofs in measured:
         if proofs is None:
-            return f"no proof was taken in round {record.repetition}"
+            return f"no proof was taken in round {repetition}"
         without = []
         for name in changed:
             proof = proofs.get(name)
@@ -177,8 +176,10 @@ def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | Non
                 seen = f"{proof.evidence}, as before" if as_before and proof.took_effect else proof.evidence
                 without.append(f"{name}={getattr(now, name)} had no effect: {seen}")
         if without:
-            return "; ".join(without)
-    return None
+            idle.append("; ".join(without))
+    if not idle:
+        return None
+    return idle[0] if len(idle) == len(measured) else f"{idle[0]} (in {len(idle)} of {len(measured)} rounds)"
 
 
 def doubts(
