@@ -13,22 +13,23 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from gpt2 import data
+from gpt2.cache import sha256_of
 from gpt2.hub import KNOWN, hub_files, import_datasets
 from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.shards import DataError
+from gpt2.splits import files_of_split, split_of
 
 TEXTS = tuple(data.KNOWN)
 """Known corpora that are one text each; gpt2.data finds or downloads them."""
 READERS = {"text": read_text, "json": read_json_lines, "parquet": read_parquet}
 HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
-VALIDATION = re.compile(r"(?<![a-z])(val|valid|validation|dev)(?![a-z])")
-TEST = re.compile(r"(?<![a-z])test(?![a-z])")
 
 
 class Piece(NamedTuple):
@@ -58,10 +59,17 @@ class Documents:
         self._at_start = True
         self._dataset = self._open()
 
-    @property
+    @cached_property
     def source(self) -> dict[str, Any]:
-        """What must be the same for positions to mean the same: where it comes from, its files, JSON-able."""
-        files = [[_shown(file), Path(file).stat().st_size if _is_local(file) else None] for file in self.files]
+        """What must be the same for positions to mean the same: where it comes from, its files, JSON-able.
+
+        Local files are told by their sha256, and so read once; a repository of the hub is told by its revision.
+        Raises DataError where a file cannot be read, or changes meanwhile.
+        """
+        try:
+            files = [[_shown(file), sha256_of(Path(file)) if _is_local(file) else None] for file in self.files]
+        except OSError as error:
+            raise DataError(f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})") from None
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     @property
@@ -124,8 +132,8 @@ def open_documents(
 
     A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such; a text file is one document, a line of
     JSON or a row of Parquet is one each, their text in `text_column`: text or content, or the only column of text,
-    where None. In a folder, files with val or validation in their name are the validation split. `revision` is that
-    of a repository of the hub, its newest where None; `origin` of the result says which it was.
+    where None. Which files of a folder are of a split, gpt2.splits tells. `revision` is that of a repository of the
+    hub, its newest where None; `origin` of the result says which it was.
     Raises DataError, one line that says what to do.
     """
     import_datasets()
@@ -158,19 +166,14 @@ def has_validation(name: str) -> bool:
     if name in KNOWN:
         return KNOWN[name].validation is not None
     path = Path(name).expanduser()
-    return path.is_dir() and any(VALIDATION.search(file.name.lower()) for file in _of_known_kind(path))
+    return path.is_dir() and any(split_of(file.relative_to(path)) == "val" for file in _of_known_kind(path))
 
 
 def _files_in(folder: Path, split: str) -> list[Path]:
     files = _of_known_kind(folder)
-    validation = [file for file in files if VALIDATION.search(file.name.lower())]
-    training = [file for file in files if file not in validation and not TEST.search(file.name.lower())]
-    chosen = training if split == "train" else validation
-    if not chosen:
-        kinds = ", ".join(FILE_KINDS)
-        what = f"no file of {kinds}" if split == "train" else "no file with val or validation in its name"
-        raise DataError(f"corpus {str(folder)!r}: the folder holds {what}")
-    return chosen
+    if not files:
+        raise DataError(f"corpus {str(folder)!r}: the folder holds no file of {', '.join(FILE_KINDS)}")
+    return files_of_split(str(folder), folder, files, "train" if split == "train" else "val").taken
 
 
 def _of_known_kind(folder: Path) -> list[Path]:

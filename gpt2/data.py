@@ -17,11 +17,15 @@ from typing import Protocol
 
 import numpy as np
 
-from gpt2.shards import DataError, cache_dir, open_shards, replacing
+from gpt2.shards import DataError, Shards, cache_dir, open_shards, replacing
+from gpt2.splits import open_split, split_of
 from gpt2.synthetic import Synthetic
 from gpt2.text import tokenise
 
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
+
+
+SPLITS = {"val": "validation", "test": "tests"}
 
 
 class Corpus(Protocol):
@@ -62,8 +66,8 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
 
     synthetic needs nothing. Any other name is looked for at `path`, then as $GPT2_DATA_DIR/NAME(.txt|.bin|/),
     then in the cache, then downloaded where its address is known. A text file is tokenised once and cached
-    by content; .bin shards of nanoGPT and llm.c are read as they are; a folder stands for its .bin shards.
-    Raises DataError where nothing is found, or the tokens do not fit the vocabulary.
+    by content; .bin shards of nanoGPT and llm.c are read as they are; a folder stands for its training shards (see
+    gpt2.splits). Raises DataError where nothing is found, or the tokens do not fit the vocabulary.
     """
     if name == "synthetic":
         if path is not None:
@@ -73,7 +77,7 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     if not source.exists():
         raise DataError(f"corpus {name!r}: {source} does not exist")
     try:
-        corpus = open_shards(name, _shard_paths(name, source), vocab_size)
+        corpus = _open(name, source, vocab_size)
     except OSError as error:
         raise DataError(f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})") from None
     if name in KNOWN and corpus.sha256 != KNOWN[name].tokens_sha256:
@@ -118,14 +122,14 @@ def download(name: str, known: KnownCorpus) -> Path:
     return target
 
 
-def _shard_paths(name: str, source: Path) -> list[Path]:
+def _open(name: str, source: Path, vocab_size: int) -> Shards:
+    """A folder's training shards, or one file of tokens or text."""
     if source.is_dir():
-        shards = sorted(source.glob("*.bin"))
-        shards = [shard for shard in shards if "train" in shard.name] or shards
-        if not shards:
-            raise DataError(f"corpus {name!r}: {source} holds no .bin shard")
-        return shards
-    return [source if source.suffix == ".bin" else tokenise(source)]
+        return open_split(name, source, "train", vocab_size)
+    corpus = open_shards(name, [source if source.suffix == ".bin" else tokenise(source)], vocab_size)
+    if (said := split_of(Path(source.name))) in ("val", "test"):
+        corpus.warnings += (f"{source.name} is trained on, which by its name is for {SPLITS[said]}",)
+    return corpus
 
 
 def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:

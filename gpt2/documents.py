@@ -8,7 +8,6 @@ validation = open_validation("fineweb-edu", folder, vocab_size=50257, tokens=10_
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -16,7 +15,8 @@ from pathlib import Path
 import numpy as np
 
 from gpt2.data import Corpus
-from gpt2.shards import DataError, Shards, cache_dir, open_shards, replacing
+from gpt2.shards import DataError, Shards, cache_dir, replacing
+from gpt2.splits import open_split
 
 SEPARATOR = 50256
 """<|endoftext|>, which stands before each document."""
@@ -129,7 +129,7 @@ class FirstTokens:
 
     def __init__(self, corpus: Shards, tokens: int | None = None) -> None:
         assert corpus.tokens
-        self.name = corpus.name
+        self.name, self.files = corpus.name, corpus.files
         self.warnings: tuple[str, ...] = corpus.warnings
         self.tokens: int | None = corpus.tokens if tokens is None else min(tokens, corpus.tokens)
         if tokens is not None and tokens > corpus.tokens:
@@ -149,15 +149,11 @@ class FirstTokens:
 
 
 def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """The first `tokens` of a folder's validation shards, all of them where None.
+    """The first `tokens` of a folder's validation shards (see gpt2.splits), all of them where None.
 
-    Those are *_val_*.bin and val.bin: ours, llm.c's, nanoGPT's.
     Raises DataError where there is none, or it is damaged or beyond the vocabulary.
     """
-    paths = [path for path in sorted(folder.glob("*.bin")) if re.search(r"(?<![a-z])val(?![a-z])", path.name.lower())]
-    if not paths:
-        raise DataError(f"corpus {name!r}: {folder} holds no validation shard (*_val_*.bin or val.bin)")
     try:
-        return FirstTokens(open_shards(name, paths, vocab_size), tokens)
+        return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)
     except OSError as error:
         raise DataError(f"corpus {name!r}: cannot read {error.filename or folder} ({error.strerror})") from None

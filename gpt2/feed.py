@@ -47,6 +47,8 @@ class Data:
     facts: dict[str, str]
     """name and sha256: of the tokens, or of where a stream comes from."""
     streamed: StreamedBatches | None = None
+    notes: tuple[str, ...] = ()
+    """Which files are trained on and validated on, and what is odd about them."""
 
     def place(self, step: int) -> dict[str, Any] | None:
         """Where a stream is before step `step`; None where that follows from the step alone."""
@@ -99,7 +101,22 @@ def _shards(run: Run, source: Source) -> Data:
                 f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
                 "--val-corpus, or train without: --set evaluation.val_every=0"
             )
-    return Data(batches=batches, validation=validation, facts={"name": name, "sha256": corpus.sha256})
+    parts = [_taken("trained on", corpus), _taken("validated on", validation)] if folder and folder.is_dir() else []
+    return Data(
+        batches=batches,
+        validation=validation,
+        facts={"name": name, "sha256": corpus.sha256},
+        notes=("; ".join(part for part in parts if part), *batches.warnings),
+    )
+
+
+def _taken(what: str, corpus: Corpus | None) -> str:
+    """Which files these are, for a line at the start; empty where they are no shards of a folder."""
+    if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
+        return ""
+    names = [path.name for path in corpus.files]
+    shown = ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]} ({len(names)} files)"
+    return f"{what}: {corpus.tokens:,} tokens of {shown}"
 
 
 def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:

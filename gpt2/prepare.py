@@ -244,7 +244,8 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
     for key in sorted({*had, *now}):
         if had.get(key) != now.get(key):
             changed = "its files" if key == "files" else f"{key} {had.get(key)!r}, not {now.get(key)!r}"
-            what = "was prepared from other files" if key == "files" else f"was prepared with {changed}"
+            other = "was prepared from other files, or by an older version, which kept no checksums of them"
+            what = other if key == "files" else f"was prepared with {changed}"
             raise DataError(f"{folder} {what}; ask for the same, or give another folder by --out")
 
 

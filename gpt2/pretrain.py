@@ -82,6 +82,8 @@ class Leg(Iterator[Event]):
         self.waiting = Waiting(device.feed(batches))
         self.training: Training = train(run.workload, run.toggles, device, self.waiting)
         self._notes: list[Event] = []
+        for note in filter(None, self.data.notes):
+            self._note(step, note)
         self.guard = Guard(run.guard, self._note, saved.guard if saved else {})
         if saved and self.resumed_from:
             state.restore(self.resumed_from, saved, self.training)

@@ -2,52 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import json
-import os
-import tempfile
-from collections.abc import Iterator
+import pickle
 from pathlib import Path
-from typing import IO
+from typing import Any
 
 import numpy as np
+
+from gpt2.cache import DataError, cache_dir, remembered, replacing
+
+__all__ = ["DataError", "Shards", "cache_dir", "open_shards", "replacing", "shard_header"]
 
 TOKEN = np.dtype("<u2")
 HEADER_INTS = 256  # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
 HEADER_BYTES = 4 * HEADER_INTS
 MAGIC = 20240520
 VERSION = 1
-
-
-class DataError(Exception):
-    """A corpus that cannot be used; the message says which, why and what to do."""
-
-
-def cache_dir() -> Path:
-    """Where token shards and downloads are kept: $GPT2_CACHE_DIR, else the user's cache folder."""
-    if configured := os.environ.get("GPT2_CACHE_DIR"):
-        return Path(configured)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpt2-bench"
-
-
-@contextlib.contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Write `target` whole or not at all."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
-            try:
-                yield file
-            except BaseException:
-                Path(file.name).unlink()
-                raise
-        os.umask(mask := os.umask(0o077))  # there is no other way to ask for it
-        os.chmod(file.name, 0o666 & ~mask)  # as any other file: a temporary one is its owner's alone
-        os.replace(file.name, target)
-    except OSError as error:
-        where = "; set GPT2_CACHE_DIR to a writable folder" if target.is_relative_to(cache_dir()) else ""
-        raise DataError(f"cannot write {target} ({error.strerror}){where}") from None
+LLAMA_MAGIC = 20240801
+OTHER_FILES = {
+    b"\x93NUMPY": "a .npy file of numpy",
+    b"PK\x03\x04": "a .zip, .npz or torch file",
+    b"\x1f\x8b\x08\x00": "compressed by gzip",
+    b"\x1f\x8b\x08\x08": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"PAR1": "a Parquet file",
+    b"\x80\x04\x95": "a pickle",
+    b"MMIDIDX": "an index of Megatron",
+    b"version https://git-lfs": "a pointer of git LFS in place of the file itself (git lfs pull)",
+}
+"""What is named .bin and holds no tokens, by how it begins."""
+SCANNED = 1 << 24
+"""Tokens looked through at once."""
+FEWEST_TO_TELL = 8
+"""Tokens from which zeros at every other place are no accident."""
+FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.25
+"""Bytes, and kinds of them, from which distributions say something; the distance below which two are of one source."""
 
 
 def shard_header(tokens: int) -> bytes:
@@ -60,15 +49,18 @@ def shard_header(tokens: int) -> bytes:
 class Shards:
     """Token files read as one sequence, memory-mapped."""
 
-    def __init__(self, name: str, arrays: list[np.ndarray], sha256: str) -> None:
+    def __init__(self, name: str, arrays: list[np.ndarray], sha256: str, *, vocab_size: int | None = None) -> None:
         self.name, self.sha256 = name, sha256
+        self.files: dict[Path, str] = {}
+        """sha256 of each file, header included; empty where the tokens are in memory."""
         self.warnings: tuple[str, ...] = ()
         self._arrays = arrays
+        self._vocab_size = vocab_size
         self._ends = np.cumsum([len(array) for array in arrays])
         self.tokens: int | None = int(self._ends[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """See Corpus.read; the range may cross shards."""
+        """See Corpus.read; the range may cross shards. Raises DataError where a file changed since it was opened."""
         parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         start -= int(self._ends[shard - 1]) if shard else 0
@@ -76,31 +68,51 @@ class Shards:
             part = self._arrays[shard][start : start + count]
             parts.append(part)
             count, start, shard = count - len(part), 0, shard + 1
-        return np.concatenate(parts)
+        found = np.concatenate(parts)
+        if self._vocab_size is not None and found.max(initial=0) >= self._vocab_size:
+            raise DataError(
+                f"corpus {self.name!r}: its files changed since they were opened: token id {found.max()} is beyond "
+                f"the model's vocabulary of {self._vocab_size}"
+            )
+        return found
 
 
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
-    """The files, in this order, as one corpus. Raises DataError where one is damaged or beyond the vocabulary."""
-    arrays = [_map_shard(path) for path in paths]
-    found = _fingerprint(paths, arrays)
-    if found["largest"] >= vocab_size:
-        raise DataError(
-            f"corpus {name!r}: token id {found['largest']} is beyond the model's vocabulary of {vocab_size}; "
-            "choose a model with the vocabulary that made the tokens (tiny has only that of the synthetic corpus)"
-        )
-    return Shards(name, arrays, found["sha256"])
+    """The files, in this order, as one corpus.
+
+    All files are read once: their width is proven, their ids are held to the vocabulary and their content gives the
+    corpus' sha256. Raises DataError where one is damaged, of another width or vocabulary.
+    """
+    for folder in {path.parent for path in paths}:
+        _refuse_other_vocabulary(folder, vocab_size)
+    found = remembered(paths, "tokens", lambda: _read_all(paths))
+    for path, largest in zip(paths, found["largest"], strict=True):
+        if largest >= vocab_size:
+            raise DataError(
+                f"corpus {name!r}: token id {largest} of {path.name} is beyond the model's vocabulary of "
+                f"{vocab_size}; choose a model with the vocabulary that made the tokens (tiny has only that of the "
+                "synthetic corpus), and see that they are little-endian uint16"
+            )
+    corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
+    corpus.files = dict(zip(paths, found["files"], strict=True))
+    return corpus
 
 
-def _map_shard(path: Path) -> np.ndarray:
+def _map_shard(path: Path) -> np.memmap:
     """Memory-map one .bin file: llm.c's by its header, else nanoGPT's, which has none."""
-    size = path.stat().st_size
+    size, begins = path.stat().st_size, _first_bytes(path)
+    for magic, kind in OTHER_FILES.items():
+        if begins.startswith(magic):
+            raise DataError(f"{path} is {kind}; tokens are plain little-endian uint16, or llm.c's shards")
     if size == 0 or size % TOKEN.itemsize:
         raise DataError(f"{path}: {size} bytes are no whole number of uint16 tokens")
     if size >= HEADER_BYTES:
-        header = np.fromfile(path, dtype="<i4", count=HEADER_INTS)
+        header = np.frombuffer(begins, dtype="<i4")
         magic, version, tokens = (int(value) for value in header[:3])
         # No text holds 506 equal tokens after its first six, so zeros there mark a header of some kind.
         if magic == MAGIC or not header[3:].any():
+            if magic == LLAMA_MAGIC:
+                raise DataError(f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary")
             if magic != MAGIC:
                 raise DataError(f"{path}: header magic {magic} is not {MAGIC}, llm.c's GPT-2 token shards")
             if version != VERSION:
@@ -116,21 +128,79 @@ def _map_shard(path: Path) -> np.ndarray:
     return np.memmap(path, dtype=TOKEN, mode="r")
 
 
-def _fingerprint(paths: list[Path], arrays: list[np.ndarray]) -> dict:
-    """sha256 and largest id of all tokens; read once, then remembered by path, size and time of change."""
-    stats = [path.stat() for path in paths]
-    identity = [(str(path.resolve()), stat.st_size, stat.st_mtime_ns) for path, stat in zip(paths, stats, strict=True)]
-    key = hashlib.sha256(json.dumps(identity).encode()).hexdigest()
-    remembered = cache_dir() / "fingerprints" / f"{key}.json"
-    if remembered.exists():
-        return json.loads(remembered.read_text())
-    digest, largest = hashlib.sha256(), 0
-    for array in arrays:
-        for start in range(0, len(array), 1 << 24):
-            part = np.ascontiguousarray(array[start : start + (1 << 24)])
+def _read_all(paths: list[Path]) -> dict[str, Any]:
+    """sha256 of all tokens, sha256 of each file, and the largest id of each; refuses other widths than uint16."""
+    whole, files, largest = hashlib.sha256(), [], []
+    for path in paths:
+        array = _map_shard(path)
+        has_header = array.offset > 0
+        digest = hashlib.sha256(_first_bytes(path) if has_header else b"")
+        most = 0
+        zeros = [True, True]  # at all even, at all odd places
+        for start in range(0, len(array), SCANNED):
+            part = np.ascontiguousarray(array[start : start + SCANNED])
+            whole.update(part.data)
             digest.update(part.data)
-            largest = max(largest, int(part.max()))
-    result = {"sha256": digest.hexdigest(), "largest": largest}
-    with replacing(remembered) as file:
-        file.write(json.dumps(result).encode())
-    return result
+            most = max(most, int(part.max()))
+            zeros = [zero and not part[place::2].any() for place, zero in enumerate(zeros)]
+        if not has_header and len(array) >= FEWEST_TO_TELL:
+            _refuse_other_width(path, array, zeros)
+        files.append(digest.hexdigest())
+        largest.append(most)
+    return {"sha256": whole.hexdigest(), "files": files, "largest": largest}
+
+
+def _first_bytes(path: Path) -> bytes:
+    """As many as an llm.c shard's header has."""
+    with path.open("rb") as file:
+        return file.read(HEADER_BYTES)
+
+
+def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> None:
+    """Raise DataError where what is read as uint16 without a header was written in another width.
+
+    zeros: whether all even and all odd places hold 0. Ids of GPT-2's vocabulary in 4 or 8 bytes leave them so; no text
+    has its token 0, an exclamation mark, at every other place.
+    """
+    if any(zeros):
+        wide = "all its tokens are 0" if all(zeros) else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
+        raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
+    # Of plain text and of ids in one byte, the bytes at even and at odd places are alike, of uint16 ids they are not:
+    # the distance between their distributions is about 0.7 for GPT-2's tokens of English or code, below 0.1 for bytes.
+    places = array[:SCANNED].view(np.uint8).reshape(-1, 2)
+    low, high = (np.bincount(places[:, place], minlength=256)[1:] for place in (0, 1))
+    if min(low.sum(), high.sum()) < FEWEST_TO_COMPARE or np.count_nonzero(high) < FEWEST_KINDS:
+        return
+    if np.abs(low / low.sum() - high / high.sum()).sum() / 2 < ALIKE:
+        raise DataError(
+            f"{path} holds no uint16 tokens but bytes, as plain text or ids of one byte each; name a text .txt, or "
+            "write ids with numpy's .astype('<u2')"
+        )
+
+
+def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
+    """Raise DataError where a meta.pkl beside the tokens says that they are not of the model's vocabulary.
+
+    nanoGPT's character-level data come with one: {"vocab_size": 65, "itos": ..., "stoi": ...}.
+    """
+    path = folder / "meta.pkl"
+    if not path.is_file():
+        return
+    try:
+        with path.open("rb") as file:
+            size = _PlainUnpickler(file).load()["vocab_size"]
+    except Exception:  # of many kinds: what a pickle holds is anybody's
+        size = None
+    if size != vocab_size:
+        what = "another vocabulary" if size is None else f"a vocabulary of {size}"
+        raise DataError(
+            f"{path} says that the tokens beside it are of {what}, the model's is of {vocab_size}; prepare the text "
+            "with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a model of that vocabulary"
+        )
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    """Reads plain values and runs no code."""
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        raise pickle.UnpicklingError(f"{module_name}.{global_name} is code")

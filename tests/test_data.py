@@ -1,14 +1,20 @@
+import gzip
 import hashlib
+import os
+import pickle
 import tempfile
+import time
+from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpt2 import shards
+from gpt2 import cache, shards
 from gpt2 import text as tokenising
 from gpt2.data import Batches, Corpus, DataError, open_corpus
 from gpt2.shards import Shards, shard_header
@@ -181,6 +187,231 @@ def test_a_changed_shard_gets_a_new_fingerprint(tmp_path: Path) -> None:
     assert open_corpus("mine", vocab_size=V, path=path).sha256 != before
 
 
+def in_an_hour(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if all files had been written long ago, so that what is read of them is remembered."""
+    now = time.time_ns()
+    monkeypatch.setattr(cache.time, "time_ns", lambda: now + 3600 * 10**9)
+
+
+def overwritten(path: Path, ids: np.ndarray) -> None:
+    with path.open("r+b") as file:
+        file.write(ids.astype("<u2").tobytes())
+
+
+def replaced(path: Path, ids: np.ndarray) -> None:
+    path.rename(path.with_suffix(".old"))
+    nanogpt_shard(path, ids)
+
+
+def moved_in(path: Path, ids: np.ndarray) -> None:
+    nanogpt_shard(path.with_suffix(".new"), ids).replace(path)
+
+
+def linked(path: Path, ids: np.ndarray) -> None:
+    other = nanogpt_shard(path.with_name("other.bin"), ids)
+    path.unlink()
+    path.symlink_to(other)
+
+
+@pytest.mark.parametrize("swap", [overwritten, replaced, moved_in, linked])
+def test_a_shard_swapped_for_one_of_equal_size_and_time_is_told_by_its_content(
+    swap: Callable[[Path, np.ndarray], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
+    then = path.stat()
+    in_an_hour(monkeypatch)
+    before = open_corpus("mine", vocab_size=V, path=path).sha256
+    swap(path, numbers(3000)[::-1])
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+    after = open_corpus("mine", vocab_size=V, path=path)
+    assert after.sha256 == hashlib.sha256(numbers(3000)[::-1].astype("<u2").tobytes()).hexdigest() != before
+
+
+def test_a_swapped_shard_beyond_the_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
+    then = path.stat()
+    in_an_hour(monkeypatch)
+    open_corpus("mine", vocab_size=V, path=path)
+    overwritten(path, np.full(3000, 50300))
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+    with pytest.raises(DataError, match=r"token id 50300 of train\.bin is beyond"):
+        open_corpus("mine", vocab_size=V, path=path)
+
+
+def test_ids_beyond_the_vocabulary_that_come_while_it_is_read_are_refused(tmp_path: Path) -> None:
+    path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
+    corpus = open_corpus("mine", vocab_size=V, path=path)
+    overwritten(path, np.full(3000, 50300))
+    with pytest.raises(DataError, match="its files changed since they were opened: token id 50300"):
+        corpus.read(0, 100)
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+
+    def read() -> dict[str, str]:
+        path.write_text("after!")
+        return {}
+
+    with pytest.raises(DataError, match=r"a\.txt changed while it was read"):
+        cache.remembered([path], "test", read)
+
+
+def test_what_was_read_is_read_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readings = []
+
+    def read() -> dict[str, int]:
+        readings.append(1)
+        return {"count": len(readings)}
+
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    in_an_hour(monkeypatch)
+    assert [cache.remembered([path], "test", read)["count"] for _ in range(3)] == [1, 1, 1]
+    path.write_text("after!")
+    assert cache.remembered([path], "test", read)["count"] == 2
+
+
+def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_next_change(tmp_path: Path) -> None:
+    path = tmp_path / "a.txt"
+    path.write_text("before")
+    readings = iter(range(9))
+    assert [cache.remembered([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_damaged_memory_of_a_file_is_read_anew(
+    tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = nanogpt_shard(tmp_path / "a.bin", numbers(3000))
+    in_an_hour(monkeypatch)
+    right = open_corpus("mine", vocab_size=V, path=path).sha256
+    (kept,) = (own_cache / "fingerprints").iterdir()
+    for content in ("", "[]", "{}", '{"files": []}', "\x00" * 40):
+        kept.write_text(content)
+        assert open_corpus("mine", vocab_size=V, path=path).sha256 == right
+
+
+# --- width of tokens
+
+
+def small_ids(count: int = 3000, below: int = 509) -> np.ndarray:
+    return np.random.default_rng(1).integers(1, below, count)
+
+
+def of_bytes(text: bytes) -> np.ndarray:
+    return np.frombuffer(text, dtype="u1")
+
+
+OTHER_WIDTHS = {
+    "uint32": small_ids().astype("<u4"),
+    "int32 of GPT-2's ids": numbers(3000).astype("<i4"),
+    "int64": small_ids().astype("<i8"),
+    "uint64 of GPT-2's ids": numbers(3000).astype("<u8"),
+    "big-endian uint32": small_ids().astype(">u4"),
+    "big-endian int64": small_ids().astype(">i8"),
+    "nothing but zeros": np.zeros(500, dtype="<u2"),
+    "one byte each, of 65 characters": small_ids(8000, 65).astype("u1"),
+    "one byte each, zero among them": (small_ids(8000, 41) - 1).astype("u1"),
+    "plain text": of_bytes(b"It was the best of times, it was the worst of times, " * 200),
+}
+
+
+@pytest.mark.parametrize("kind", OTHER_WIDTHS)
+def test_tokens_of_another_width_are_refused(kind: str, tmp_path: Path) -> None:
+    OTHER_WIDTHS[kind].tofile(tmp_path / "train.bin")
+    with pytest.raises(DataError, match=r"train\.bin holds no uint16 tokens"):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
+
+
+def test_one_shard_of_another_width_among_others_is_refused(tmp_path: Path) -> None:
+    nanogpt_shard(tmp_path / "train_0.bin", numbers(3000))
+    small_ids().astype("<i4").tofile(tmp_path / "train_1.bin")
+    with pytest.raises(DataError, match=r"train_1\.bin holds no uint16 tokens"):
+        open_corpus("mine", vocab_size=V, path=tmp_path)
+
+
+def test_ids_of_a_larger_vocabulary_in_four_bytes_are_refused(tmp_path: Path) -> None:
+    np.random.default_rng(1).integers(0, 128_000, 3000).astype("<u4").tofile(tmp_path / "train.bin")
+    with pytest.raises(DataError, match="is beyond the model's vocabulary"):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
+
+
+def test_big_endian_tokens_are_refused(tmp_path: Path) -> None:
+    numbers(3000).astype(">u2").tofile(tmp_path / "train.bin")
+    with pytest.raises(DataError, match="see that they are little-endian uint16"):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
+
+
+FEW_KINDS_OF_TOKENS = {
+    "characters as uint16": (small_ids(3000, 65), 65),
+    "a vocabulary of one byte": (small_ids(3000, 256), 256),
+    "the synthetic vocabulary": (small_ids(3000), 509),
+    "one token again and again": (np.full(3000, 257), V),
+    "mostly padding": (np.where(np.arange(3000) % 9, 0, numbers(3000)), V),
+    "two tokens by turns": (np.tile([3, 50256], 1500), V),
+    "few tokens": (np.array([5, 0, 7, 0]), V),
+    "the byte tokens of a script": (small_ids(8000, 130) + 120, V),
+}
+
+
+@pytest.mark.parametrize("kind", FEW_KINDS_OF_TOKENS)
+def test_uint16_tokens_of_few_kinds_are_read(kind: str, tmp_path: Path) -> None:
+    ids, vocab_size = FEW_KINDS_OF_TOKENS[kind]
+    path = nanogpt_shard(tmp_path / "train.bin", ids)
+    assert open_corpus("mine", vocab_size=vocab_size, path=path).read(0, len(ids)).tolist() == ids.tolist()
+
+
+@pytest.mark.parametrize("save", ["npy", "npz", "gzip", "torch", "pickle"])
+def test_another_kind_of_file_named_bin_is_called_what_it_is(save: str, tmp_path: Path) -> None:
+    path, ids = tmp_path / "train.bin", numbers(3000).astype("<u2")
+    if save == "gzip":
+        path.write_bytes(gzip.compress(ids.tobytes()))
+    elif save == "pickle":
+        path.write_bytes(pickle.dumps(ids, protocol=4))
+    elif save == "torch":
+        torch.save(torch.zeros(9), path)
+    else:
+        with path.open("wb") as file:
+            (np.save if save == "npy" else np.savez)(file, ids)
+    kinds = {"npy": "npy file", "npz": "npz", "gzip": "compressed by gzip", "torch": "torch file", "pickle": "pickle"}
+    with pytest.raises(DataError, match=f"train.bin is .*{kinds[save]}"):
+        open_corpus("mine", vocab_size=V, path=path)
+
+
+class Touch:
+    """Whoever unpickles this makes a file."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return Path.touch, (Path(self.path),)
+
+
+def test_tokens_of_characters_are_told_by_the_meta_pkl_beside_them(tmp_path: Path) -> None:
+    nanogpt_shard(tmp_path / "train.bin", small_ids(3000, 65))
+    (tmp_path / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65, "itos": {0: "a"}, "stoi": {"a": 0}}))
+    assert open_corpus("mine", vocab_size=65, path=tmp_path).tokens == 3000
+    for path in (tmp_path, tmp_path / "train.bin"):
+        with pytest.raises(DataError, match=r"meta\.pkl says .* a vocabulary of 65, the model's is of 50257"):
+            open_corpus("mine", vocab_size=V, path=path)
+
+
+@pytest.mark.parametrize("content", ["code", "no pickle", "no size"])
+def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(content: str, tmp_path: Path) -> None:
+    nanogpt_shard(tmp_path / "train.bin", small_ids(3000, 65))
+    contents = {
+        "code": pickle.dumps(Touch(str(tmp_path / "ran"))),
+        "no pickle": b"hello",
+        "no size": pickle.dumps([1]),
+    }
+    (tmp_path / "meta.pkl").write_bytes(contents[content])
+    with pytest.raises(DataError, match="of another vocabulary"):
+        open_corpus("mine", vocab_size=V, path=tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
 def header(magic: int = shards.MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     ints = np.zeros(256, dtype="<i4")
     ints[:3] = magic, version, tokens
@@ -190,7 +421,8 @@ def header(magic: int = shards.MAGIC, version: int = 1, tokens: int = 100) -> by
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (header(magic=20240801) + bytes(200), "magic 20240801 is not 20240520"),
+        (header(magic=20240801) + bytes(200), "Llama 3's uint32 tokens"),
+        (header(magic=20240802) + bytes(200), "magic 20240802 is not 20240520"),
         (header(version=2) + bytes(200), "version 2 is not 1"),
         (header(tokens=101) + bytes(200), "promises 101 tokens, the file holds 100"),
         (header(tokens=0), "holds no tokens"),
@@ -207,7 +439,7 @@ def test_a_damaged_or_foreign_shard_is_refused(content: bytes, complaint: str, t
 def test_token_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     ids = numbers(3000)
     ids[1234] = 50257
-    with pytest.raises(DataError, match="token id 50257 is beyond the model's vocabulary of 50257"):
+    with pytest.raises(DataError, match=r"token id 50257 of a\.bin is beyond the model's vocabulary of 50257"):
         open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", ids))
 
 
@@ -222,11 +454,20 @@ def test_text_without_a_token_is_refused_by_its_own_name(tmp_path: Path, vocabul
         open_corpus("mine", vocab_size=V, path=tmp_path / "empty.txt")
 
 
-def test_an_unwritable_cache_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unwritable_cache_is_named_where_text_needs_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vocabulary: None
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    (tmp_path / "a.txt").write_text("some text")
     with pytest.raises(DataError, match="set GPT2_CACHE_DIR to a writable folder"):
-        open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", numbers(3000)))
+        open_corpus("mine", vocab_size=V, path=tmp_path / "a.txt")
+
+
+def test_tokens_are_read_without_a_cache_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "file" / "cache"))
+    assert open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", numbers(3000))).tokens == 3000
 
 
 # --- batches

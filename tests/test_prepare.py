@@ -6,10 +6,12 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
@@ -316,6 +318,58 @@ def test_other_settings_or_files_in_the_same_folder_are_refused(
         streams.parquet(Path(corpus) / "train-00002.parquet", TEXTS[:7])
         with pytest.raises(DataError, match="was prepared from other files"):
             made(corpus, tmp_path / "out")
+
+
+def blue_to_teal(folder: Path) -> None:
+    text = folder / "notes.txt"
+    text.write_text(text.read_text().replace("blue", "teal"))
+
+
+def another_of_the_same_name(folder: Path) -> None:
+    text = folder / "notes.txt"
+    size = text.stat().st_size
+    text.unlink()
+    text.write_text("x" * size)
+
+
+def two_lines_exchanged(folder: Path) -> None:
+    text = folder / "notes.txt"
+    first, second, *rest = text.read_text().splitlines()
+    text.write_text("\n".join([second, first, *rest]) + "\n")
+
+
+@pytest.mark.parametrize("change", [blue_to_teal, another_of_the_same_name, two_lines_exchanged])
+@pytest.mark.parametrize("what", ["file", "folder"])
+def test_another_text_of_equal_name_size_and_time_is_not_called_ready(
+    change: Callable[[Path], None], what: str, tmp_path: Path, vocabulary: None
+) -> None:
+    folder = tmp_path / "texts"
+    folder.mkdir()
+    (folder / "notes.txt").write_text("".join(f"line {i} is blue\n" for i in range(300)))
+    asked = str(folder / "notes.txt" if what == "file" else folder)
+    then = (folder / "notes.txt").stat()
+    made(asked, tmp_path / "out")
+    change(folder)
+    os.utime(folder / "notes.txt", ns=(then.st_atime_ns, then.st_mtime_ns))
+    with pytest.raises(DataError, match="was prepared from other files"):
+        made(asked, tmp_path / "out")
+
+
+def test_a_shard_swapped_after_its_preparation_is_not_trained_on(corpus: str, tmp_path: Path) -> None:
+    index = made(corpus, tmp_path / "out")
+    path = tmp_path / "out" / index.shards[-1]["file"]
+    content = bytearray(path.read_bytes())
+    content[2000:2002] = b"\x07\x00"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=f"{path.name} is not what gpt2 prepare wrote"):
+        open_corpus("mine", vocab_size=50257, path=tmp_path / "out")
+
+
+def test_a_shard_that_no_preparation_wrote_is_not_trained_on(corpus: str, tmp_path: Path) -> None:
+    index = made(corpus, tmp_path / "out")
+    shutil.copy(tmp_path / "out" / index.shards[-1]["file"], tmp_path / "out" / f"{index.name}_train_000099.bin")
+    taken = open_corpus("mine", vocab_size=50257, path=tmp_path / "out").tokens
+    assert taken == sum(entry["tokens"] for entry in index.shards if entry["split"] == "train")
 
 
 def test_an_attempt_that_came_to_nothing_is_in_nobody_s_way(tmp_path: Path, vocabulary: None) -> None:

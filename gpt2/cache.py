@@ -1,0 +1,122 @@
+"""The user's cache: where it lies, how files get into it, and when what it says of other files is believed.
+
+with replacing(cache_dir() / "tokens" / "x.bin") as file: ...    # whole or not at all
+sha256_of(Path("input.txt"))                       # of the whole file
+remembered([path], "tokens", lambda: {...})        # any facts that take a reading of these files
+
+A name, a size or a time of change says nothing of a file's content: all three can stay while the content changes.
+Remembered facts are believed only while each file's size, times, inode and a sample of its bytes are the same.
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+SAMPLES = 16
+"""Places of a file that are looked at before its remembered facts are believed, the first and last bytes included."""
+SAMPLE_BYTES = 4096
+SETTLED_SECONDS = 2.0
+"""A file changed more lately than this may change again without its times telling: some clocks tick that slowly."""
+
+
+class DataError(Exception):
+    """A corpus that cannot be used; the message says which, why and what to do."""
+
+
+def cache_dir() -> Path:
+    """Where token shards and downloads are kept: $GPT2_CACHE_DIR, else the user's cache folder. Raises DataError."""
+    if configured := os.environ.get("GPT2_CACHE_DIR"):
+        return Path(configured)
+    if cache := os.environ.get("XDG_CACHE_HOME"):
+        return Path(cache) / "gpt2-bench"
+    try:
+        return Path.home() / ".cache" / "gpt2-bench"
+    except RuntimeError:  # HOME is not set, and the user has no entry in the system's list of users
+        raise DataError("this user has no home directory to keep tokens in; set GPT2_CACHE_DIR to a folder") from None
+
+
+@contextlib.contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Write `target` whole or not at all."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
+            try:
+                yield file
+            except BaseException:
+                Path(file.name).unlink()
+                raise
+        os.umask(mask := os.umask(0o077))  # there is no other way to ask for it
+        os.chmod(file.name, 0o666 & ~mask)  # as any other file: a temporary one is its owner's alone
+        os.replace(file.name, target)
+    except OSError as error:
+        where = ""
+        with contextlib.suppress(DataError):
+            where = "; set GPT2_CACHE_DIR to a writable folder" if target.is_relative_to(cache_dir()) else ""
+        raise DataError(f"cannot write {target} ({error.strerror}){where}") from None
+
+
+def sha256_of(path: Path) -> str:
+    """sha256 of a file's bytes. Raises OSError."""
+    return remembered([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
+
+
+def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What `read` says of these files, from the cache where they are still what was read.
+
+    `what` names the kind of facts and their version. Where the cache cannot be written, the files are read each time.
+    Raises what `read` raises, OSError, and DataError where a file changes while it is read.
+    """
+    places = [str(path.resolve()) for path in paths]
+    key = hashlib.sha256(json.dumps([what, *places]).encode()).hexdigest()
+    before = _look(paths)
+    with contextlib.suppress(DataError, OSError, ValueError, TypeError, KeyError):
+        kept = json.loads((cache_dir() / "fingerprints" / f"{key}.json").read_text(encoding="utf-8"))
+        if kept["files"] == before:
+            return kept["facts"]
+    facts = read()
+    if (after := _look(paths)) != before:
+        changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
+        raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
+    newest = max(time_ns for look in before for time_ns in (look["mtime_ns"], look["ctime_ns"]))
+    if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
+        with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
+            file.write(json.dumps({"files": before, "facts": facts}).encode())
+    return facts
+
+
+def _look(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """What tells without reading all of them that files are the same as before; JSON-able."""
+    looks = []
+    for path in paths:
+        with path.open("rb") as file:
+            stat = os.fstat(file.fileno())
+            digest = hashlib.sha256()
+            last = max(0, stat.st_size - SAMPLE_BYTES)
+            for place in sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)}):
+                file.seek(place)
+                digest.update(file.read(SAMPLE_BYTES))
+        looks.append(
+            {
+                "size": stat.st_size,
+                "mtime_ns": stat.st_mtime_ns,
+                "ctime_ns": stat.st_ctime_ns,
+                "inode": [stat.st_dev, stat.st_ino],
+                "sample": digest.hexdigest(),
+            }
+        )
+    return looks
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

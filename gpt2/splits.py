@@ -1,0 +1,96 @@
+"""Which files of a folder are trained on and which are for validation: one rule for tokens and for texts.
+
+files_of_split("mine", folder, files, "train")     # Split(taken=[...], left_out=[...])
+corpus = open_split("mine", folder, "train", vocab_size=50257)
+
+A file's split is the last word in its name that names one: fineweb_val_000000.bin, val.bin, wiki.valid.jsonl and
+webtext-test-1.parquet say so, part_000.bin says nothing. A folder within the corpus that is named after a split
+(train/, val/) says it for all files below. Trained on are the files that say train, or where none does, those that say
+nothing; validation is what says validation; files that say test are for neither. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Literal, NamedTuple
+
+from gpt2.index import read_index
+from gpt2.shards import DataError, Shards, open_shards
+
+Name = Literal["train", "val"]
+WORDS = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("val", "valid", "validation", "dev", "eval", "evaluation", "holdout"), "val"),
+    **dict.fromkeys(("test", "testing"), "test"),
+}
+HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
+WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+
+
+class Split(NamedTuple):
+    """Files of one split, in order."""
+
+    taken: list[Path]
+    left_out: list[Path]
+    """Files that name no split, where others say train: they may well hold the validation, too."""
+
+
+def split_of(path: PurePath) -> str | None:
+    """The split that a file's path within its corpus says: train, val or test; None where it says none."""
+    for part in path.parts:
+        words = WORD.findall(HELD_OUT.sub("holdout", part))
+        said = [WORDS[word.lower()] for word in words if word.lower() in WORDS]
+        if said:
+            return said[-1]
+    return None
+
+
+def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) -> Split:
+    """Of the files of a corpus those of one split. Raises DataError where there is none."""
+    said = {file: split_of(file.relative_to(folder)) for file in files}
+    named = [file for file in files if said[file] == split]
+    unnamed = [file for file in files if said[file] is None]
+    if split == "train" and not named:
+        named, unnamed = unnamed, []
+    if not named:
+        held = f"only files for validation or tests, as {files[0].name}" if files else "nothing"
+        if split == "val":
+            raise DataError(f"corpus {name!r}: {folder} holds no file with val or validation in its name")
+        raise DataError(
+            f"corpus {name!r}: {folder} holds {held}, by their names; none is left to train on. To train on one all "
+            "the same, give the file itself"
+        )
+    return Split(named, unnamed if split == "train" else [])
+
+
+def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
+    """The shards of one split of a folder: those that its index.json lists, else those whose names say so.
+
+    Raises DataError where there is none, one is not what index.json says, or is damaged or beyond the vocabulary.
+    """
+    index = read_index(folder)
+    if index is not None and index.shards:
+        listed = {folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split}
+        if missing := [path for path in listed if not path.is_file()]:
+            raise DataError(f"{missing[0]} is missing; delete {folder}, and prepare anew")
+        if not listed:
+            raise DataError(f"corpus {name!r}: {folder} holds no {split} shard yet; run the same gpt2 prepare again")
+        corpus = open_shards(name, list(listed), vocab_size)
+        for path, sha256 in corpus.files.items():
+            if sha256 != listed[path]:
+                raise DataError(f"{path} is not what gpt2 prepare wrote; delete {folder}, and prepare anew")
+        return corpus
+    shards = sorted(path for path in folder.glob("*.bin") if not path.name.startswith("."))
+    if not shards:
+        raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
+    taken, left_out = files_of_split(name, folder, shards, split)
+    corpus = open_shards(name, taken, vocab_size)
+    if left_out:
+        others = f" and {len(left_out) - 1} more" if left_out[1:] else ""
+        corpus.warnings += (
+            f"{left_out[0].name}{others} of the corpus' folder is not trained on: it names no split, and "
+            f"{taken[0].name} says train",
+        )
+    return corpus
