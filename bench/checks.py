@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from bench import state as machine
 from bench.machine import GpuState, State
 from bench.record import OTHER_WORK
 from bench.report.text import GIB
-from gpt2.stages import missing_allocator, missing_compiler, usable_cores
+from gpt2.stages import missing_allocator, missing_compiler, plain_folder, usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this
@@ -57,7 +58,10 @@ def governor(root: Path) -> Finding:
 
 def installed() -> list[Finding]:
     """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
-    return [
+    folder = plain_folder()
+    moved = str(folder) if folder and str(folder) != tempfile.gettempdir() else None
+    found = [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")] if moved else []
+    return found + [
         Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")
         for name, missing in (
             ("C++ compiler and Python.h, for torch.compile", missing_compiler()),
@@ -103,6 +107,14 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
         advice = f"set toggles.world_size={most}" if most else "raise the quota to a whole CPU"
     advice += ": threads that take turns wait for each other"
     return Finding(name="threads", value=value, ok=False, advice=advice)
+
+
+def unheeded(asked: str | None, threads: int) -> list[Finding]:
+    """OMP_NUM_THREADS where it asks for other threads than a rank is given; see gpt2.stages.unheeded_threads()."""
+    if asked is None:
+        return []
+    value = f"OMP_NUM_THREADS={asked} is not heeded, each rank has {threads}"
+    return [Finding(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")]
 
 
 def battery() -> Finding:

@@ -124,31 +124,31 @@ def kernel_kills() -> int:
 
 def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
     """How the process ended: by its own word where it left one, else by its exit."""
-    said = _said(out)
+    word = said(out)
     late = f"took longer than protocol.timeout_seconds {timeout:g}"
     last = tail(ended.output)
-    if said and said.status == "ok":
+    if word and word.status == "ok":
         # The window was complete. What came after it, checks, more losses or the exit, may have gone wrong.
         how = f"{_how(ended)}: {last[-1]}" if last else _how(ended)
         ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
         wrong = ends[ended.reason]
-        warnings = [*said.warnings, f"{AFTER}{wrong}"] if wrong else said.warnings
-        return said.model_copy(update={"warnings": warnings})
+        warnings = [*word.warnings, f"{AFTER}{wrong}"] if wrong else word.warnings
+        return word.model_copy(update={"warnings": warnings})
     if ended.reason == "interrupted":
         return Outcome(status="interrupted", error="by Ctrl-C or a signal")
     if ended.reason == "timeout":
         return Outcome(status="timeout", error=late)
     if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
         return Outcome(status="out_of_memory", error=_how(ended))
-    if said and not _signal(ended):
-        lines = [said.error or said.status, *(last if said.status == "failed" else [])]
-        return said.model_copy(update={"error": "\n".join(lines)})
+    if word and not _signal(ended):
+        lines = [word.error or word.status, *(last if word.status == "failed" else [])]
+        return word.model_copy(update={"error": "\n".join(lines)})
     lines = [f"{_how(ended)}: {last[-1]}", *last[:-1]] if last else [_how(ended)]
     return Outcome(status="failed", error="\n".join(lines))
 
 
-def _said(out: Path) -> Outcome | None:
-    """What the worker wrote, if it did."""
+def said(out: Path) -> Outcome | None:
+    """What the process wrote, if it did."""
     with contextlib.suppress(OSError, ValidationError):
         return Outcome.model_validate_json(out.read_text(encoding="utf-8"))
     return None

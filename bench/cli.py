@@ -29,8 +29,8 @@ from bench.options import (
     load_as_asked,
     names,
 )
-from bench.terminal import console, fail, report_end
-from gpt2.terminal import Version, paragraphs
+from bench.terminal import after_measuring, console, fail, report_end
+from gpt2.terminal import Version, paragraphs, use_streams
 
 app = typer.Typer(
     name="bench",
@@ -54,6 +54,7 @@ def options(
 
 def main() -> None:
     """Entry point of the console script."""
+    use_streams()
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:
@@ -134,8 +135,9 @@ def run(
             outcome = run(loaded, options, progress)
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)
-    if outcome.has_rungs:
-        show.show([scoreboard(outcome.records, source=outcome.path)])
+    with after_measuring([outcome.path]):
+        if outcome.has_rungs:
+            show.show([scoreboard(outcome.records, source=outcome.path)])
     report_end(outcome)
     code = exit_code(outcome.records)
     if code == 4:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 from dataclasses import dataclass
@@ -101,6 +102,6 @@ def anonymous(text: str) -> str:
     host = socket.gethostname()
     if host not in ("", "localhost"):
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
-    for place, name in ((str(Path.cwd()), "."), (str(Path.home()), "~")):
+    for place, name in ((str(Path.cwd()), "."), (os.path.expanduser("~"), "~")):  # itself where there is no home
         text = text.replace(place, name) if len(place) > 1 else text
     return text

@@ -45,6 +45,7 @@ def warnings(
     *,
     device: str,
     threads: int,
+    unheeded: str | None = None,
     ranks: int = 1,
     other_cores: float | None = None,
     stolen_cores: float | None = None,
@@ -53,7 +54,8 @@ def warnings(
 ) -> list[str]:
     """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
 
-    threads: of each rank. other_cores: from state.other_cores() before the process (or after it, the larger).
+    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). other_cores: from state.other_cores() before
+    the process (or after it, the larger).
     stolen_cores: from state.cpu_times() before and after it. memory_bytes: what all ranks together need of this
     machine's memory, not of a GPU's.
     """
@@ -62,6 +64,7 @@ def warnings(
     findings = [checks.governor(root), checks.battery(), *checks.variables()]
     if on_cpu:
         findings.append(checks.threads(threads, ranks, root))
+        findings += checks.unheeded(unheeded, threads)
     else:
         findings += [problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)]
     findings.append(checks.other_work(other_cores, busy))
@@ -94,6 +97,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         checks.smt(root),
         checks.bfloat16(product_rate("bfloat16") / product_rate("float32"), root),
         checks.threads(stages.threads(Toggles()), 1, root),
+        *checks.unheeded(stages.unheeded_threads(Toggles()), stages.threads(Toggles())),
         checks.battery(),
         checks.other_work(machine.other_cores(), stages.usable_cores()),
         _noise(blocks),
@@ -107,7 +111,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
-        _disk("disk for compiler caches", Path(tempfile.gettempdir())),
+        _disk("disk for compiler caches", stages.plain_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
 

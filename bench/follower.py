@@ -24,6 +24,7 @@ from bench.processes import Observed, Processes, Watcher
 from bench.runner import check_data
 from bench.schedule import Task, variant
 from bench.stop import Stop, stoppable
+from gpt2.stages import plain_folder
 
 
 class Farewell(Exception):
@@ -43,7 +44,7 @@ def follow(ladder: Ladder, options: Options, place: Place, watcher: Watcher) -> 
     data_sha256 = check_data(ladder, rungs, options.data)
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     hello = described(place, ladder, data_sha256, asked.environment)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, stoppable() as stop:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
         try:
             link = _reach(place, patience, stop, watcher)
             processes = Processes(ladder, options, Path(scratch), place.name, asked, watcher)

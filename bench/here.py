@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from bench.terminal import console, fail
+from gpt2.terminal import finite
 
 
 def doctor(
@@ -45,7 +46,9 @@ def roofline(
         Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")
     ] = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
-    seconds: Annotated[float, typer.Option(min=0.001, help="Timing of each product, after as much heating up.")] = 0.3,
+    seconds: Annotated[
+        float, typer.Option(min=0.001, callback=finite, help="Timing of each product, after as much heating up.")
+    ] = 0.3,
 ) -> None:
     """Measure the matrix products and the memory of this machine: what no rung can beat.
 

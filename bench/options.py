@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench import complete
+from gpt2.terminal import finite
 
 if TYPE_CHECKING:
     from bench.ladder import Ladder
@@ -39,11 +40,15 @@ Ablate = Annotated[
 Nodes = Annotated[int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")]
 NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")]
 Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
-Price = Annotated[float | None, typer.Option(min=0.0, help="Price of the whole machine, for the cost of a run.")]
+Price = Annotated[
+    float | None, typer.Option(min=0.0, callback=finite, help="Price of the whole machine, for the cost of a run.")
+]
 
 Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]
 ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for results.")]
-PeakTflops = Annotated[float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device, for MFU.")]
+PeakTflops = Annotated[
+    float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device, for MFU.")
+]
 
 ABLATION_WINDOW = 20.0
 """Seconds of a window in a run that ablates."""

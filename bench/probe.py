@@ -20,6 +20,7 @@ from bench.child import tail
 from bench.ladder import Ladder, load
 from bench.machine import Environment
 from bench.schedule import Schedule
+from gpt2.launch import own_variables, python
 from gpt2.stages import environment
 from gpt2.toggles import HOST, Toggles
 
@@ -50,11 +51,14 @@ def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()
     about = [] if ladder is None else [str(ladder)]
     sets = [part for override in overrides for part in ("--set", override)]
     flags = ["--ablate"] if ablate else []
-    command = [sys.executable, "-m", "bench.probe", device, *about, *sets, *flags]
-    variables = {**os.environ, **environment(Toggles())}  # GPUs numbered as for the processes that train
-    answer = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    command = [*python("bench.probe"), device, *about, *sets, *flags]
+    # GPUs numbered as for the processes that train
+    variables = {**os.environ, **own_variables(), **environment(Toggles())}
+    answer = subprocess.run(
+        command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
     if answer.returncode:
-        raise ProbeError(f"torch does not start here: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
+        raise ProbeError(f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
     return Answer.model_validate_json(answer.stdout)
 
 

@@ -7,12 +7,14 @@ import re
 import shlex
 import sys
 import time
+import traceback
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from bench.child import classify, supervise
+from bench.child import classify, said, supervise
+from bench.child_side import cause
 from bench.command import Options, anonymous, ceiling_command, external_command, worker_command
 from bench.doctor import warnings
 from bench.joint import Joint, Part, part_shown
@@ -26,7 +28,8 @@ from bench.record import NOT_BEGUN, Outcome, Record, ToggleValues
 from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
-from gpt2.stages import environment, threads
+from gpt2.launch import own_variables
+from gpt2.stages import environment, threads, unheeded_threads
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST, Toggles
 
@@ -41,6 +44,8 @@ class Watcher(Protocol):
     def finished(self, record: Record) -> None: ...
 
 
+SAFE_PATH = "-P"
+"""Python's option by which no bench.py or torch.py of the working directory is run in place of the right one."""
 GPU_SECONDS = 1.0
 """Between looks at the GPUs during a window."""
 
@@ -76,8 +81,26 @@ class Processes:
     """The other nodes, where there are several."""
 
     def run(self, task: Task) -> Record:
-        """Measure one rung once, in a process of its own, or in several on each of the nodes that it takes."""
+        """Measure one rung once, in a process of its own, or in several on each of the nodes that it takes.
+
+        Whatever goes wrong here once the process has said how it went, that is what the record says.
+        """
         started = datetime.now(UTC).isoformat(timespec="seconds")
+        try:
+            return self._run(task, started)
+        except Exception as error:
+            if (outcome := said(self._out(task))) is None:
+                raise
+            traceback.print_exc()
+            lacking = f"what surrounded the process could not be recorded ({cause(error)}); what it measured stands"
+            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, lacking]})
+            return self._record(task, started, 1, Observed(outcome=outcome), bare=True)
+
+    def _out(self, task: Task) -> Path:
+        """Where its process writes its Outcome."""
+        return self.scratch / f"{task.repetition}-{task.kind}-{task.rung.index}.json"
+
+    def _run(self, task: Task, started: str) -> Record:
         nodes = 1
         missing = self.asked.missing.get(task.rung.toggles.device) if task.rung.external else None
         if missing:  # a peer would say so at length
@@ -117,9 +140,10 @@ class Processes:
     def observe(self, task: Task, stop: Ending, part: Part | None = None) -> Observed:
         """Run this node's processes of a task, and see how they end and what the machine does meanwhile."""
         toggles, nodes = task.rung.toggles, part.nodes if part else 1
-        out = self.scratch / f"{task.repetition}-{task.kind}-{task.rung.index}.json"
+        out = self._out(task)
         environ = {
             **os.environ,
+            **({} if task.rung.external else own_variables()),
             **environment(toggles, nodes),
             **(part.environment if part else {}),
             # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
@@ -139,7 +163,7 @@ class Processes:
                 looked = time.monotonic()  # at work a device shows what an idle one does not
                 during[:] = [_with_reasons(state(), during)]
 
-        argv = [sys.executable, *self._command(task, part), "--out", str(out)]
+        argv = [sys.executable, SAFE_PATH, *self._command(task, part), "--out", str(out)]
         ended = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
@@ -149,6 +173,7 @@ class Processes:
             _under_load(during, after),
             device=HOST if machine.xla_on_cpu else toggles.device,
             threads=threads(toggles, nodes),
+            unheeded=None if task.rung.external else unheeded_threads(toggles),
             ranks=toggles.processes // nodes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             stolen_cores=since.stolen_cores_since(times),
@@ -175,7 +200,8 @@ class Processes:
             return external_command(self.ladder, task, self.options)
         return worker_command(self.ladder, task, self.options, part)
 
-    def _record(self, task: Task, started: str, nodes: int, seen: Observed) -> Record:
+    def _record(self, task: Task, started: str, nodes: int, seen: Observed, *, bare: bool = False) -> Record:
+        """bare: without what could not be made a moment ago, the command and the output."""
         ladder, rung, outcome = self.ladder, task.rung, seen.outcome
         machine = outcome.environment or self.asked.environment
         if self.team:
@@ -196,9 +222,9 @@ class Processes:
             repetition=task.repetition,
             status=outcome.status,
             expect=rung.expect,
-            error=self._shareable(outcome.error) if outcome.error else None,
+            error=(outcome.status if bare else self._shareable(outcome.error)) if outcome.error else None,
             exit_code=seen.exit_code,
-            command=self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
+            command="" if bare else self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
             warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
             changed=rung.changed,
             workload=asdict(ladder.workload),
@@ -226,7 +252,7 @@ class Processes:
         places = {str(self.options.data): "DATA"} if self.options.data else {}
         if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
             places[str(self.ladder.path)] = "LADDER"
-        parts = ["python", *command, "--out", "m.json"]
+        parts = ["python", SAFE_PATH, *command, "--out", "m.json"]
         return anonymous(shlex.join(places.get(part, part) for part in parts))
 
 

@@ -17,6 +17,7 @@ from bench.report.scoreboard import Scoreboard
 from bench.runner import RunError, results_file
 from bench.schedule import Task, ceiling_rung
 from bench.stop import stoppable
+from gpt2.stages import plain_folder
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -39,7 +40,7 @@ def measure(
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
     task = Task(kind="control", rung=ceiling_rung(device), repetition=1)
-    with tempfile.TemporaryDirectory(prefix="bench-") as scratch, stoppable() as stop:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
         record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(task)
         if record.status == "unsupported":

@@ -10,11 +10,11 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, cast
 
 from bench.checkout import why_missing
 from bench.command import Options
@@ -33,6 +33,7 @@ from bench.schedule import Cut, Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from bench.stop import Stop, stoppable
 from gpt2.data import Batches, DataError, open_corpus
+from gpt2.stages import plain_folder
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST
 
@@ -103,11 +104,12 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
     ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C or SIGTERM ends the
     process that runs, records it as interrupted and returns what there is.
     """
-    rungs = ladder.chosen(options.rungs)
+    rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = check_data(ladder, rungs, options.data)
     plan = plan or partial(Rounds, ladder, rungs, options.ablate)
+    schedule = plan()
     swept = rungs[0].base is not None  # whose file knows nothing of these candidates
     asked = probe(rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate)
     machine = asked.environment
@@ -130,15 +132,14 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
         )
         _check_writable(path.parent)
     else:
-        path = results_file(ladder, options.out, machine)
-    schedule = plan()
+        path = _new_results(ladder, options.out, machine)
     records: list[Record] = []
     interrupted, error = False, None
     with (
         stoppable() as stop,
-        _team(ladder, options, data_sha256, asked, stop, watcher) as team,
         reserved(path),
-        tempfile.TemporaryDirectory(prefix="bench-") as scratch,
+        _team(ladder, options, data_sha256, asked, stop, watcher) as team,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch,
     ):
         ending = team or stop
         if team:
@@ -177,6 +178,22 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
         if team:
             team.send_home(*_farewell(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+
+
+def unfailing(watcher: Watcher) -> Watcher:
+    """The same watcher, but that nothing which it cannot show, on a terminal that is gone, ends the run."""
+
+    class Unfailing:
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            tell = getattr(watcher, name)
+
+            def told(*facts: object) -> None:
+                with contextlib.suppress(Exception):
+                    tell(*facts)
+
+            return told
+
+    return cast(Watcher, Unfailing())
 
 
 def lacks(plan: Plan, records: Sequence[Record]) -> bool:
@@ -245,12 +262,21 @@ def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, 
             yield rung.name, reason
 
 
-def results_file(ladder: Ladder, out: Path, machine: Environment) -> Path:
+def results_file(ladder: Ladder, out: Path, machine: Environment, now: datetime | None = None) -> Path:
     """A name for new results, in a folder that can be written. Raises RunError."""
     folder = out / machine.machine
     _check_writable(folder)
-    stamp = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return folder / f"{ladder.file_name}-{stamp}.jsonl"
+    return folder / f"{ladder.file_name}-{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
+
+
+def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
+    """An empty file of this run's own: one that began in the same second has another. Raises RunError."""
+    for seconds in count():
+        path = results_file(ladder, out, machine, datetime.now(UTC) + timedelta(seconds=seconds))
+        with contextlib.suppress(FileExistsError):
+            path.open("x").close()
+            return path
+    raise AssertionError
 
 
 def _check_writable(folder: Path) -> None:

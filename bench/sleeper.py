@@ -9,7 +9,6 @@ import contextlib
 import math
 import os
 import re
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from bench.foreign import Program
 from bench.ladder import Ladder, Rung
 from bench.peers import CANNOT_RUN, PEERS, Line
 from bench.surroundings import processors, variables
+from gpt2.launch import own_variables, python
 
 STOP_SECONDS = 10.0
 """In which processes that were told to stop have stopped: a signal takes them at once, but for those that wait for a
@@ -140,6 +140,7 @@ def started(
     name: of this process among those of the same scratch folder.
     """
     folder, version, peer, cpus = Path.cwd(), None, "own", None
+    own: dict[str, str] = {}
     if rung.external:
         peer, cpus = rung.external.peer, processors(rung.toggles, PEERS[rung.external.peer])
         try:
@@ -148,11 +149,12 @@ def started(
             raise TurnError(str(error), unsupported=True) from None
         version = origin(PEERS[peer], folder, words)
     else:
-        words = [sys.executable, "-m", "bench.steps", str(ladder.path), rung.name]
+        own, words = own_variables(), [*python("bench.steps"), str(ladder.path), rung.name]
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
     environ = {
         **os.environ,
+        **own,
         **variables(rung.toggles),
         MARK: f"{scratch} {name}",
         "TMPDIR": str(scratch),

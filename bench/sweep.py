@@ -14,7 +14,8 @@ import typer
 
 from bench import complete
 from bench.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
-from bench.terminal import fail, report_end
+from bench.terminal import after_measuring, fail, report_end
+from gpt2.terminal import finite
 
 if TYPE_CHECKING:
     from bench.axis import Axis
@@ -50,7 +51,10 @@ def sweep(
         typer.Option(metavar="OUT.yaml", help="Write the ladder to the fastest that fits and trains the same."),
     ] = None,
     budget: Annotated[
-        float, typer.Option(min=0.1, metavar="MINUTES", help="Begin nothing that would end later than this.")
+        float,
+        typer.Option(
+            min=0.1, callback=finite, metavar="MINUTES", help="Begin nothing that would end later than this."
+        ),
     ] = 60.0,
     repeats: Repeats = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with this sweep's newest results.")] = False,
@@ -91,7 +95,8 @@ def sweep(
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)
     boards = [scoreboard(run.records, source=run.path) for run in runs if run.has_rungs]
-    show(boards)
+    with after_measuring([run.path for run in runs]):
+        show(boards)
     for task in tasks[len(runs) :]:
         typer.echo(f"bench: nothing is run of {task.candidates.name}; --resume goes on", err=True)
     for run in runs:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
+import traceback
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -26,6 +31,23 @@ def console() -> Console:
     if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
         return console
     return Console(highlight=False, width=200)
+
+
+@contextlib.contextmanager
+def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
+    """Show what was measured; if that goes wrong, say how it can be shown again, and end as the measuring did."""
+    try:
+        yield
+    except BrokenPipeError:  # whoever read the table has seen enough
+        raise
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            raise
+        traceback.print_exc()
+        again = " ".join(map(str, paths))
+        typer.echo(
+            f"bench: the table could not be shown; all that was measured is kept: bench report {again}", err=True
+        )
 
 
 def report_end(run: Run) -> None:

@@ -17,6 +17,7 @@ import typer
 from bench.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
 from bench.stop import interruptible
 from bench.terminal import console, fail
+from gpt2.stages import plain_folder
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,7 +94,7 @@ def turns(
             raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
     interrupted, lost, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-") as scratch:
+    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch:
         try:
             for number, part in enumerate(parts, start=1):
                 try:

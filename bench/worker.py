@@ -33,11 +33,12 @@ from bench.measurement import Proof
 from bench.record import Kind, Outcome
 from bench.schedule import variant
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.launch import enter_environment
+from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
 from gpt2.stages import model_config, resolved
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles
+from gpt2.validation import ConfigError
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
@@ -53,11 +54,12 @@ def main() -> int:
     """Returns 0 when the rung was measured, 1 when it could not be, 2 when the ladder is wrong."""
     arguments = _arguments()
     try:
+        check_rank_variables()
         ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None or rung.external:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
-    except LadderError as error:
+    except (LadderError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
     enter_environment(rung.toggles, "bench.worker")

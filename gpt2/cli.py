@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from gpt2.models_cli import evaluate, export, import_, sample
-from gpt2.terminal import Version, fail, paragraphs
+from gpt2.terminal import Version, fail, finite, paragraphs, use_streams
 
 MODULE = "gpt2.cli"
 
@@ -45,9 +45,14 @@ def train(
         str | None, typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it.")
     ] = None,
     max_hours: Annotated[
-        float | None, typer.Option(min=0.001, help="End in order, with a checkpoint, before so many hours are over.")
+        float | None,
+        typer.Option(
+            min=0.001, callback=finite, help="End in order, with a checkpoint, before so many hours are over."
+        ),
     ] = None,
-    peak_tflops: Annotated[float | None, typer.Option(min=0.001, help="Dense bfloat16 peak of one device.")] = None,
+    peak_tflops: Annotated[
+        float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device.")
+    ] = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard.")] = False,
     wandb: Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases.")] = False,
     set_: Overrides = None,
@@ -60,13 +65,14 @@ def train(
 
     Example: gpt2 train tiny --out runs/first
     """
-    from gpt2.launch import enter_environment
+    from gpt2.launch import check_rank_variables, enter_environment
     from gpt2.ranks import started, train_in_ranks
     from gpt2.run import load
     from gpt2.stages import environment
     from gpt2.validation import ConfigError
 
     try:
+        check_rank_variables()
         run = load(config, [*(set_ or ()), *([f"val_corpus={val_corpus}"] if val_corpus else [])])
     except ConfigError as error:
         fail(error)
@@ -161,6 +167,7 @@ for name, command in {
 
 
 def main() -> None:
+    use_streams()
     app(prog_name="gpt2")
 
 

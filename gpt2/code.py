@@ -23,7 +23,8 @@ def git_state() -> tuple[str | None, bool | None]:
     """Commit of this checkout, and whether a tracked file that matters to a run differs from it; None outside git."""
 
     def git(*arguments: str) -> str:
-        command = ["git", "-C", str(ROOT), *arguments]
+        # The checkout may be another user's, as on a shared machine: whoever runs its code may well ask what it is.
+        command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
         return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
 
     try:

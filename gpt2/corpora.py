@@ -11,6 +11,7 @@ where it is installed, is imported when a corpus is opened.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cached_property
@@ -149,7 +150,7 @@ def open_documents(
         return Documents(name, split, [str(path)], None, {"corpus": name})
     if re.match(r"https?://|hf://", name):
         return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
-    if (path := Path(name).expanduser()).exists():
+    if (path := Path(os.path.expanduser(name))).exists():
         files = [path] if path.is_file() else _files_in(path, split)
         stem = path.name.split(".")[0] if path.is_file() else path.resolve().name
         return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem})
@@ -165,7 +166,7 @@ def has_validation(name: str) -> bool:
     """Whether the corpus has a validation split of its own."""
     if name in KNOWN:
         return KNOWN[name].validation is not None
-    path = Path(name).expanduser()
+    path = Path(os.path.expanduser(name))
     return path.is_dir() and any(split_of(file.relative_to(path)) == "val" for file in _of_known_kind(path))
 
 

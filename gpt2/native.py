@@ -7,6 +7,7 @@ import hashlib
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,7 @@ def library() -> ctypes.CDLL:
 
     home = Path(torch.__file__).parent
     command = [
-        *(os.environ.get("CXX") or "g++", *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
+        *(*shlex.split(os.environ.get("CXX") or "g++"), *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
         *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
     ]
     made_of = [*command, torch.__version__, SOURCE.read_text(), *sorted(cpu_flags())]

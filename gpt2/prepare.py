@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import os
 import re
 import time
 from collections.abc import Callable, Generator, Iterator
@@ -209,7 +210,7 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
         raise DataError(f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own")
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
-    local = Path(asked.corpus).expanduser().exists()  # which may have changed since; the hub's commit is kept
+    local = Path(os.path.expanduser(asked.corpus)).exists()  # which may have changed since; the hub's commit is kept
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; delete {folder}, and prepare anew")
@@ -284,7 +285,7 @@ def _prefix(name: str) -> str:
 
 
 def _last_part(corpus: str | None) -> str | None:
-    return Path(corpus).resolve().name if corpus and Path(corpus).expanduser().exists() else corpus
+    return Path(corpus).resolve().name if corpus and Path(os.path.expanduser(corpus)).exists() else corpus
 
 
 @contextlib.contextmanager

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from gpt2.launch import own_variables, python
 from gpt2.signals import handled
 
 GRACE_SECONDS = 30.0
@@ -41,7 +42,7 @@ TAIL_LINES = 20
 
 def started() -> bool:
     """Whether this process is a rank already."""
-    return "WORLD_SIZE" in os.environ
+    return "WORLD_SIZE" in os.environ  # see gpt2.launch.check_rank_variables()
 
 
 def end_with_launcher() -> None:
@@ -61,8 +62,14 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
     Only rank 0 writes to the terminal; of another that fails first, the last lines are shown. Signals go on to all
     ranks. `variables` are added to their environment.
     """
-    command = [sys.executable, "-m", module, *sys.argv[1:]]
-    shared = {**os.environ, **variables, "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes)}
+    command = [*python(module), *sys.argv[1:]]
+    shared = {
+        **os.environ,
+        **own_variables(),
+        **variables,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), HELD: "1"}
     ranks: list[subprocess.Popen[bytes]] = []
 

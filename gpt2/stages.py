@@ -8,11 +8,13 @@ Importing this module loads no torch, so that a process can be prepared before i
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import re
 import shutil
 import sys
 import sysconfig
+import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from ctypes.util import find_library
@@ -52,6 +54,13 @@ def threads(toggles: Toggles, nodes: int = 1) -> int:
     return max(1, usable_cores() // ranks_here)
 
 
+def unheeded_threads(toggles: Toggles) -> str | None:
+    """OMP_NUM_THREADS where that asks for other threads than a rank is given; None where it does not."""
+    asked = os.environ.get("OMP_NUM_THREADS", "").strip()
+    given = toggles.threads != "default" or asked in ("", str(threads(toggles)))
+    return None if given else asked
+
+
 def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     """Variables that a training process must have before its interpreter starts. nodes: as for threads()."""
     # Said explicitly because torchrun would otherwise set one thread per rank.
@@ -61,6 +70,8 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     variables |= _allocator(toggles.allocator)
     if toggles.affinity == "pinned":
         variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in one_cpu_per_core())}
+    if toggles.compile != "eager" and (folder := plain_folder()) and str(folder) != tempfile.gettempdir():
+        variables["TMPDIR"] = str(folder)
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
     return variables
@@ -106,6 +117,22 @@ def huge_pages(root: Path = Path("/")) -> str | None:
     return None
 
 
+def plain_folder() -> Path | None:
+    """The folder for temporary files; another of the system's where torch.compile cannot compile in that one.
+
+    None where there is no other.
+    """
+    usual = Path(tempfile.gettempdir())
+    if not SPLITS_WORDS.search(str(usual)):
+        return usual
+    others = [Path("/tmp"), Path("/var/tmp")]
+    return next((each for each in others if each.is_dir() and os.access(each, os.W_OK | os.X_OK)), None)
+
+
+SPLITS_WORDS = re.compile(r"[\s'\"\\]")
+"""What torch.compile's command lines cannot hold in a path: it does not quote all of them."""
+
+
 def missing_cxx() -> str | None:
     """Why nothing can be compiled for this CPU, by $CXX or the system's compiler; None where it can."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
@@ -120,6 +147,12 @@ def missing_compiler() -> str | None:
     """Why torch.compile can make no code for this CPU, which Python's C interface calls; None where it can."""
     if missing := missing_cxx():
         return missing
+    if plain_folder() is None:
+        where = tempfile.gettempdir()
+        return f"torch.compile cannot compile in {where!r}; set TMPDIR to a folder without blanks or quotes"
+    torch = importlib.util.find_spec("torch")
+    if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
+        return f"torch.compile cannot compile with {torch.origin!r}; install into a folder without blanks or quotes"
     headers = Path(sysconfig.get_path("include"))
     framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of macOS's own Pythons
     if not any((folder / "Python.h").exists() for folder in (headers, framework)):

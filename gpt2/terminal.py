@@ -1,10 +1,40 @@
-"""What all commands have in common: how they end where something is wrong, --version, help. Imports no torch."""
+"""What all commands have in common: their streams, how they end where something is wrong, help. Imports no torch."""
 
 from __future__ import annotations
 
+import io
+import math
+import os
+import sys
 from typing import Annotated, NoReturn
 
 import typer
+
+WIDTHS = range(20, 10_000)
+"""Columns of a terminal that text can be laid out for."""
+
+
+def use_streams() -> None:
+    """Let stdout and stderr take whatever text comes, and forget a width that no terminal has.
+
+    What a stream's encoding lacks becomes a question mark; a stream that is closed takes everything and shows nothing.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+    columns = os.environ.get("COLUMNS", "")
+    if not columns.isdecimal() or int(columns) not in WIDTHS:
+        os.environ.pop("COLUMNS", None)
+
+
+def finite(value: float | None) -> float | None:
+    """For an option that takes a number: refuses infinity and what is no number."""
+    if value is not None and not math.isfinite(value):
+        raise typer.BadParameter(f"{value} is no finite number")
+    return value
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
