@@ -31,6 +31,7 @@ from gpt2.weight_files import (
     SAVE_WEIGHTS,
     SIZES,
     ConvertError,
+    StandIn,
     Weights,
     assert_fit,
     config_of,
@@ -216,9 +217,12 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
             raise ConvertError(f"{path} holds {plain} twice, the second time as {name}; save one model alone")
         found[plain] = tensor
     if not any(GPT2_NAME.match(name) for name in found):
+        if isinstance(saved, StandIn):
+            raise ConvertError(f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}")
         held = ", ".join([*found][:3]) or "nothing"
-        more = f" and {len(found) - 3} more" if found.keys() - [*found][:3] else ""
-        raise ConvertError(f"{path} holds no weights of GPT-2, but {held}{more}; {SAVE_WEIGHTS}")
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        known = "only GPT-2's own names are known, as transformers and nanoGPT have them"
+        raise ConvertError(f"{path} holds no weights of GPT-2, but {held}{more}; {known}")
     return found
 
 
@@ -228,13 +232,15 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
     for name, tensor in tensors.items():
         if _is_mask(name):
             continue
-        if type(tensor) not in PLAIN_TENSORS or not tensor.is_floating_point() or tensor.layout != torch.strided:
+        plain_one = type(tensor) in PLAIN_TENSORS and tensor.layout == torch.strided and not tensor.is_meta
+        if not plain_one or not tensor.is_floating_point():
             raise ConvertError(f"{path}: {name} is no tensor of floating-point numbers; this is no GPT-2")
         plain[name] = tensor
     head = plain.pop("lm_head.weight", None)
     if head is not None:  # safetensors keep one name alone of a tensor that has two
         embedding = plain.setdefault("wte.weight", head)
-        if head.shape != embedding.shape or not torch.equal(head.nan_to_num().float(), embedding.nan_to_num().float()):
+        numbers = (each.float().nan_to_num() for each in (head, embedding))
+        if head.shape != embedding.shape or not torch.equal(*numbers):
             raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
     layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:

@@ -87,8 +87,8 @@ NUMPY = [
 """Ours in place of numpy's, which would take more from a file than numbers."""
 
 SAVE_WEIGHTS = (
-    'save its weights alone where its code is: torch.save({"model": model.state_dict(), "model_args": {"n_layer": 12, '
-    '"n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}}, "weights.pt")'
+    'save its weights alone, where its code is: torch.save({"model": model.state_dict(), "model_args": '
+    '{"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}}, "weights.pt")'
 )
 
 
@@ -115,12 +115,12 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
             if classes:
                 why = f"asks for {asked[1] if asked else classes[-1]}, which is code and is not run; {SAVE_WEIGHTS}"
             else:
-                why = "is damaged or was cut off, or is none of torch.save's; copy it again"
+                why = "is damaged or was cut off, or torch.save did not write it by its own protocol; copy it again"
             raise ConvertError(f"{path} {why}") from None
     if isinstance(saved, StandIn):
         raise ConvertError(f"{path} holds an object of {classes[0]}, whose code is not run; {SAVE_WEIGHTS}")
     if not isinstance(saved, dict):
-        raise ConvertError(f"{path} holds no tensors by name, but one {type(saved).__name__}; {SAVE_WEIGHTS}")
+        raise ConvertError(f"{path} holds no tensors by name, but one {type(saved).__name__}")
     return saved
 
 
