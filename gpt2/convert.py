@@ -163,7 +163,7 @@ def _described(path: Path) -> Mapping[str, Any]:
 def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
     """Write a folder that transformers loads, with GPT-2's tokenizer where the vocabulary is GPT-2's.
 
-    It appears whole or not at all. Warns by ConvertWarning where there is no vocabulary to make the tokenizer of.
+    It appears whole or not at all. Warns by ConvertWarning where a vocabulary of text gets no tokenizer.
     Raises ConvertError where there is such a folder with something in it, or it cannot be written.
     """
     assert_fit(config, weights)
@@ -182,6 +182,9 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
             files |= tokenizer_files(config.n_ctx)
         except DataError as error:
             warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
+    elif config.vocab_size > SIZE:
+        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {SIZE}"
+        warnings.warn(f"{folder} gets no tokenizer: {more}", ConvertWarning, stacklevel=2)
     named = {f"transformer.{name}": _transposed(name, float32(tensor)) for name, tensor in weights.items()}
     with _new_folder(folder) as part:
         for name, text in files.items():

@@ -40,6 +40,8 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
     """
     with path.open("rb") as opened:
         start = opened.read(64)
+    if not start:
+        raise ConvertError(f"{path} is empty; copy it again")
     if start[8:9] == b"{":  # after a length, whose first byte may be torch's
         try:
             return load_file(path)
@@ -87,9 +89,11 @@ NUMPY = [
 """Ours in place of numpy's, which would take more from a file than numbers."""
 
 SAVE_WEIGHTS = (
-    'save its weights alone, where its code is: torch.save({"model": model.state_dict(), "model_args": '
-    '{"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}}, "weights.pt")'
+    'save its weights alone, where its code is: torch.save({"model": model.state_dict(), '
+    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
+    '}, "weights.pt")'
 )
+"""What to do where a file asks for code, or does not say the model's sizes; these are GPT-2's smallest."""
 
 
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
