@@ -79,6 +79,7 @@ NANOGPT_GELU = (
     "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give slightly other "
     "logits there"
 )
+UNSAID_GELU = "it does not say which GELU it was trained with; GPT-2's tanh approximation is taken"
 
 
 class ConvertWarning(UserWarning):
@@ -130,16 +131,14 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
     if not given.get("bias", any(name.endswith("bias") for name in plain)):
         plain = {name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")} | plain
     weights = _weights(path, config, plain)
-    return _as_trained_by_nanogpt(path, config, weights) if linear else (config, weights)
-
-
-def _as_trained_by_nanogpt(path: Path, config: GPT2Config, weights: Weights) -> tuple[GPT2Config, Weights]:
-    warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=4)
-    if config.vocab_size == NANOGPT_ROWS:
+    if linear:
+        gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
+        warnings.warn(f"{path}: {gelu}", ConvertWarning, stacklevel=3)
+    if linear and config.vocab_size == NANOGPT_ROWS:
         weights["wte.weight"] = weights["wte.weight"][:SIZE].clone()
         config = replace(config, vocab_size=SIZE, padded_vocab_size=SIZE)
         cut = f"{NANOGPT_ROWS - SIZE} rows that no token has are cut; they had a small share of its softmax"
-        warnings.warn(f"{path}: {cut}", ConvertWarning, stacklevel=4)
+        warnings.warn(f"{path}: {cut}", ConvertWarning, stacklevel=3)
     return config, weights
 
 
@@ -235,8 +234,8 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
     for name, tensor in tensors.items():
         if _is_mask(name):
             continue
-        plain_one = type(tensor) in PLAIN_TENSORS and tensor.layout == torch.strided and not tensor.is_meta
-        if not plain_one or not tensor.is_floating_point():
+        dense = type(tensor) in PLAIN_TENSORS and tensor.layout == torch.strided and not tensor.is_meta
+        if not dense or not tensor.is_floating_point():
             raise ConvertError(f"{path}: {name} is no tensor of floating-point numbers; this is no GPT-2")
         plain[name] = tensor
     head = plain.pop("lm_head.weight", None)

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpt2.terminal import fail
-from gpt2.tokenizer_files import other_vocabulary
 from gpt2.workload import TEXT_VOCABULARY
 
 if TYPE_CHECKING:
@@ -153,6 +152,7 @@ def import_(
     Example: gpt2 import gpt2_124M.bin weights/openai
     """
     from gpt2 import convert, state
+    from gpt2.tokenizer_files import other_vocabulary
 
     try:
         if folder.exists():
@@ -235,6 +235,8 @@ def _checkpoint(path: Path) -> Path | None:
 
 def _reads_text(path: Path, config: GPT2Config) -> None:
     """End the command where a model's tokens are not those that text is encoded by."""
+    from gpt2.tokenizer_files import other_vocabulary
+
     what = None
     if config.vocab_size < TEXT_VOCABULARY:
         what = (

@@ -494,6 +494,12 @@ def test_the_other_gelu_of_nanogpt_is_said_both_ways(tmp_path: Path) -> None:
         read(tmp_path / "ckpt.pt")
 
 
+def test_of_a_checkpoint_that_is_not_nanogpts_own_its_gelu_is_not_known(tmp_path: Path) -> None:
+    torch.save({"model": named_by_nanogpt(drawn()), "config": GPTConfig()}, tmp_path / "ckpt.pt")
+    with pytest.warns(ConvertWarning, match="does not say which GELU"):
+        read(tmp_path / "ckpt.pt")
+
+
 def test_nanogpt_finds_in_the_checkpoint_what_it_looks_for(tmp_path: Path) -> None:
     write_nanogpt(tmp_path / "ckpt.pt", SMALL, drawn())
     saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
