@@ -14,7 +14,7 @@ import json
 import re
 import shutil
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,10 @@ from gpt2.llmc import is_llmc, read_llmc, write_llmc
 from gpt2.shards import DataError
 from gpt2.tokenizer_files import SIZE, tokenizer_files
 from gpt2.weight_files import (
+    SAVE_WEIGHTS,
+    SIZES,
     ConvertError,
+    StandIn,
     Weights,
     assert_fit,
     config_of,
@@ -60,12 +63,23 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
 }
 """What of config.json changes the model otherwise, and its values for GPT-2 as published, the default first."""
 
+CONTEXTS = ("n_positions", "block_size", "n_ctx")
+"""What others call the longest sequence."""
+MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
+"""Under which a training's checkpoint has the model."""
+WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
+"""What torch and others put into the names of a model that they compile, replicate or shard."""
+GPT2_NAME = re.compile(r"(?:^|\.)((?:wte|wpe|ln_f|lm_head|h\.\d+)\..*)")
+"""A name of GPT-2's, after whatever model it is within."""
+PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
+
 NANOGPT_ROWS = 50304
 """To which nanoGPT pads GPT-2's vocabulary; its softmax has them all."""
 NANOGPT_GELU = (
     "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give slightly other "
     "logits there"
 )
+UNSAID_GELU = "it does not say which GELU it was trained with; GPT-2's tanh approximation is taken"
 
 
 class ConvertWarning(UserWarning):
@@ -79,14 +93,13 @@ def read(path: Path) -> tuple[GPT2Config, Weights]:
     """
     try:
         file = _within(path) if path.is_dir() else path
-        if is_llmc(file):
-            return read_llmc(file)
-        found = content(file)
-        if isinstance(found.get("model_args"), dict) and isinstance(found.get("model"), dict):
-            return _read_nanogpt(file, found["model_args"], found["model"])
-        return _read_huggingface(file, found)
+        config, weights = read_llmc(file) if is_llmc(file) else _read_named(file, content(file))
     except OSError as error:
         raise ConvertError(f"{path} cannot be read ({reason(error)})") from None
+    for name, tensor in weights.items():
+        if not tensor.isfinite().all():
+            raise ConvertError(f"{file}: {name} is not finite; the model has diverged, or the file is damaged")
+    return config, weights
 
 
 def _within(folder: Path) -> Path:
@@ -97,32 +110,31 @@ def _within(folder: Path) -> Path:
     raise ConvertError(f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin")
 
 
-def _read_huggingface(path: Path, tensors: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    described = path.with_name("config.json")
-    if not described.is_file():
-        raise ConvertError(f"{described} is missing, and without it the number of heads is unknown; copy it there")
-    given = read_json(described)
+def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
+    """Of tensors by name, with the model's sizes beside them as nanoGPT saves them, or else in config.json."""
+    tensors = _named(path, saved)
+    inside = _sizes_within(saved)
+    described = path if inside is not None else path.with_name("config.json")
+    given = inside if inside is not None else _described(described)
     for key, values in HUGGINGFACE_MATHS.items():
         if given.get(key, values[0]) not in values:
             raise ConvertError(f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}")
-    config = config_of(described, given, n_ctx="n_positions")
+    config = config_of(described, given, n_ctx=next((name for name in CONTEXTS if name in given), CONTEXTS[0]))
     if given.get("n_inner") not in (None, 4 * config.n_embd):
         raise ConvertError(f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd")
     plain = _plain(path, tensors, config)
-    oblong = {name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]}
-    if not all(name in plain and plain[name].shape == shape for name, shape in oblong.items()):  # else nn.Linear's
+    linear = any(plain[name].shape == shape for name, shape in _oblong(config).items() if name in plain)
+    if not linear:
         plain = {name: _transposed(name, tensor) for name, tensor in plain.items()}
-    return config, _weights(path, config, plain)
-
-
-def _read_nanogpt(path: Path, arguments: dict[str, Any], tensors: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    config = config_of(path, arguments, n_ctx="block_size")
-    plain = _plain(path, {str(name).removeprefix("_orig_mod."): each for name, each in tensors.items()}, config)
-    if arguments.get("bias") is False:
+    if inside is None:
+        return config, _weights(path, config, plain)
+    if not given.get("bias", any(name.endswith("bias") for name in plain)):
         plain = {name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")} | plain
     weights = _weights(path, config, plain)
-    warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=3)
-    if config.vocab_size == NANOGPT_ROWS:
+    if linear:
+        gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
+        warnings.warn(f"{path}: {gelu}", ConvertWarning, stacklevel=3)
+    if linear and config.vocab_size == NANOGPT_ROWS:
         weights["wte.weight"] = weights["wte.weight"][:SIZE].clone()
         config = replace(config, vocab_size=SIZE, padded_vocab_size=SIZE)
         cut = f"{NANOGPT_ROWS - SIZE} rows that no token has are cut; they had a small share of its softmax"
@@ -130,10 +142,27 @@ def _read_nanogpt(path: Path, arguments: dict[str, Any], tensors: dict[str, Any]
     return config, weights
 
 
+def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What of a checkpoint says the model's sizes, however it is called; None where nothing does."""
+    outer = [each for each in saved.values() if isinstance(each, dict)]
+    inner = [each for one in outer for each in one.values() if isinstance(each, dict)]
+    found = [each for each in (saved, *outer, *inner) if "n_head" in each]
+    return max(found, key=lambda each: sum(name in each for name in SIZES), default=None)
+
+
+def _described(path: Path) -> Mapping[str, Any]:
+    """What transformers' config.json says."""
+    if not path.is_file():
+        raise ConvertError(
+            f"{path} is missing, and without it the number of heads is unknown; copy it there, or {SAVE_WEIGHTS}"
+        )
+    return read_json(path)
+
+
 def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
     """Write a folder that transformers loads, with GPT-2's tokenizer where the vocabulary is GPT-2's.
 
-    It appears whole or not at all. Warns by ConvertWarning where there is no vocabulary to make the tokenizer of.
+    It appears whole or not at all. Warns by ConvertWarning where a vocabulary of text gets no tokenizer.
     Raises ConvertError where there is such a folder with something in it, or it cannot be written.
     """
     assert_fit(config, weights)
@@ -152,6 +181,9 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
             files |= tokenizer_files(config.n_ctx)
         except DataError as error:
             warnings.warn(f"{folder} gets no tokenizer: {error}", ConvertWarning, stacklevel=2)
+    elif config.vocab_size > SIZE:
+        more = f"its vocabulary of {config.vocab_size} is not GPT-2's {SIZE}"
+        warnings.warn(f"{folder} gets no tokenizer: {more}", ConvertWarning, stacklevel=2)
     named = {f"transformer.{name}": _transposed(name, float32(tensor)) for name, tensor in weights.items()}
     with _new_folder(folder) as part:
         for name, text in files.items():
@@ -174,20 +206,49 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
         torch.save({"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file)
 
 
+def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """By our names what a file holds, without what wraps the model and its names."""
+    for _ in range(3):
+        saved = next((saved[key] for key in MODEL_KEYS if isinstance(saved.get(key), dict)), saved)
+    found: dict[str, Any] = {}
+    for name, tensor in saved.items():
+        parts = [part for part in str(name).split(".") if part not in WRAPPERS]
+        own = GPT2_NAME.search(".".join(parts))
+        plain = own[1] if own else str(name)
+        if plain in found:
+            raise ConvertError(f"{path} holds {plain} twice, the second time as {name}; save one model alone")
+        found[plain] = tensor
+    if not any(GPT2_NAME.match(name) for name in found):
+        if isinstance(saved, StandIn):
+            raise ConvertError(f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}")
+        held = ", ".join([*found][:3]) or "nothing"
+        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
+        known = "only GPT-2's own names are known, as transformers and nanoGPT have them"
+        raise ConvertError(f"{path} holds no weights of GPT-2, but {held}{more}; {known}")
+    return found
+
+
 def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weights:
-    """Under our names, without masks and without the lm_head, which must be tied."""
+    """Without masks and without the lm_head, which must be tied."""
     plain = {}
     for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor) or (not tensor.is_floating_point() and not _is_mask(str(name))):
+        if _is_mask(name):
+            continue
+        dense = type(tensor) in PLAIN_TENSORS and tensor.layout == torch.strided and not tensor.is_meta
+        if not dense or not tensor.is_floating_point():
             raise ConvertError(f"{path}: {name} is no tensor of floating-point numbers; this is no GPT-2")
-        plain[str(name).removeprefix("transformer.")] = tensor
+        plain[name] = tensor
     head = plain.pop("lm_head.weight", None)
-    if head is not None and not torch.equal(head, plain.get("wte.weight", head)):
-        raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
-    plain = {name: tensor for name, tensor in plain.items() if not _is_mask(name)}
+    if head is not None:  # safetensors keep one name alone of a tensor that has two
+        embedding = plain.setdefault("wte.weight", head)
+        numbers = (each.float().nan_to_num() for each in (head, embedding))
+        if head.shape != embedding.shape or not torch.equal(*numbers):
+            raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
     layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:
         raise ConvertError(f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}")
+    for name, rows in (("wte.weight", config.vocab_size), ("wpe.weight", config.n_ctx)):
+        _assert_shape(path, name, plain, (rows, config.n_embd))
     return plain
 
 
@@ -199,10 +260,19 @@ def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Wei
     if more := sorted(found.keys() - wanted.keys()):
         raise ConvertError(f"{path} holds {more[0]}, which GPT-2 has not; it is another model")
     for name, shape in wanted.items():
-        if found[name].shape != shape:
-            raise ConvertError(f"{path}: {name} is {tuple(found[name].shape)}, not {tuple(shape)} as configured")
+        _assert_shape(path, name, found, shape)
     kept = {"dtype": torch.float32, "copy": True, "memory_format": torch.contiguous_format}
     return {name: found[name].detach().to(**kept) for name in wanted}
+
+
+def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Sequence[int]) -> None:
+    if name in found and tuple(found[name].shape) != tuple(shape):
+        raise ConvertError(f"{path}: {name} is {tuple(found[name].shape)}, not {tuple(shape)} as configured")
+
+
+def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
+    """Shapes of the linear layers whose orientation these tell."""
+    return {name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]}
 
 
 def _is_mask(name: str) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 from gpt2 import parallel
 from gpt2.data import Corpus, DataError, sequence
 from gpt2.device import Device
+from gpt2.hellaswag import ScoreError
 from gpt2.model import GPT2
 from gpt2.train import Training
 
@@ -81,7 +83,8 @@ def corpus_loss(
 ) -> tuple[float, int]:
     """Mean cross-entropy in nats per token over the first `tokens` of a corpus, in sequences of n_ctx, and how many.
 
-    progress: called with sequences done and to do. Raises DataError where there is not one whole sequence.
+    progress: called with sequences done and to do. Raises DataError where there is not one whole sequence, ScoreError
+    where the model gives no number.
     """
     T = model.config.n_ctx
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)
@@ -97,4 +100,6 @@ def corpus_loss(
                 total += model(x, y).item() * count
             if progress:
                 progress(first + count, sequences)
+    if not math.isfinite(total):
+        raise ScoreError("the model's loss is not finite: it has diverged, and cannot be judged")
     return total / sequences, sequences * T

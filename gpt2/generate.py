@@ -125,7 +125,7 @@ class Reader:
     def read(self, tokens: Tensor) -> Tensor:
         """tokens: (B, T) int64, a text's first ones or the one that follows. Returns the next one's logits, (B, V).
 
-        V is the logical vocabulary: a model's padding columns are left out.
+        V is GPT2Config.drawable: columns of rows that are no token are left out.
         """
         assert not self.length or tokens.size(1) == 1
         model, config = self.model, self.model.config
@@ -141,7 +141,7 @@ class Reader:
             # The copy's numbers are those that autocast would round once more for each token.
             copy = model.head_copy if config.tied_gradient == "rows" else None
             logits = model._scores(model.ln_f(x[:, -1:]), model.wte.weight if copy is None else copy)
-        return logits[:, 0, : config.vocab_size]
+        return logits[:, 0, : config.drawable]
 
     def _attend(self, number: int, layer: Attention, x: Tensor) -> Tensor:
         """As Attention.forward, with the keys and values of the tokens before."""

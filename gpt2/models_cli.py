@@ -122,6 +122,8 @@ def sample(
         config, plain, _, casts = _open(model, device, autocast)
         _reads_text(model, config)
         for each in prompt or PROMPTS:
+            if not each:
+                typer.echo("gpt2: the prompt is empty; the text begins from <|endoftext|>", err=True)
             found = generate(
                 plain,
                 torch.tensor([encoded(each)]),
@@ -150,6 +152,7 @@ def import_(
     Example: gpt2 import gpt2_124M.bin weights/openai
     """
     from gpt2 import convert, state
+    from gpt2.tokenizer_files import other_vocabulary
 
     try:
         if folder.exists():
@@ -157,6 +160,8 @@ def import_(
         with _said():
             config, weights = convert.read(source)
         state.save_weights(folder, config, weights)
+        if tokenizer := other_vocabulary(source if source.is_dir() else source.parent):
+            typer.echo(f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True)
     except _refused() as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
@@ -229,11 +234,21 @@ def _checkpoint(path: Path) -> Path | None:
 
 
 def _reads_text(path: Path, config: GPT2Config) -> None:
-    """End the command where a model knows only generated tokens."""
+    """End the command where a model's tokens are not those that text is encoded by."""
+    from gpt2.tokenizer_files import other_vocabulary
+
+    what = None
     if config.vocab_size < TEXT_VOCABULARY:
+        what = (
+            f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, say, with "
+            "a meta.pkl beside their data, or generated tokens)"
+        )
+    elif _checkpoint(path) is None and (tokenizer := other_vocabulary(path if path.is_dir() else path.parent)):
+        what = f"has a vocabulary that is not GPT-2's: see {tokenizer}"
+    if what:
         fail(
-            f"{path} has a vocabulary of {config.vocab_size} generated tokens and reads no text; "
-            "gpt2 train mini-shakespeare trains a small model that does"
+            f"{path} {what}: text cannot be encoded for it; judge it on a folder of its own tokens (gpt2 eval "
+            "--val-corpus FOLDER), or convert it (gpt2 export)"
         )
 
 

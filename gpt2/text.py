@@ -47,9 +47,14 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     return target
 
 
-def encoded(text: str) -> list[int]:
-    """Text as GPT-2's tokens. Raises DataError where the vocabulary cannot be had."""
-    return gpt2_encoding().encode_ordinary(text)
+def encoded(prompt: str) -> list[int]:
+    """A prompt as GPT-2's tokens; an empty one is <|endoftext|>, from which GPT-2 begins without a prompt.
+
+    <|endoftext|> in a prompt is that token. In a corpus, whose text is somebody else's, it is ordinary text: see
+    tokenise(). Raises DataError where the vocabulary cannot be had.
+    """
+    encoding = gpt2_encoding()
+    return encoding.encode(prompt, allowed_special="all") or [encoding.eot_token]
 
 
 def pieces(path: Path, piece_chars: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ python -c "from pathlib import Path; from gpt2.tokenizer_files import write_toke
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from itertools import pairwise
@@ -16,6 +17,8 @@ from gpt2.text import gpt2_encoding
 END_OF_TEXT = "<|endoftext|>"
 SIZE = 50257
 """Tokens of GPT-2's vocabulary; the last one is END_OF_TEXT, no merge of others."""
+SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
+"""Of these tokens as spell() writes them, a line each."""
 
 
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
@@ -46,6 +49,29 @@ def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
         "merges.txt": "\n".join(["#version: 0.2", *pairs, ""]),
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
     }
+
+
+def other_vocabulary(folder: Path) -> Path | None:
+    """The file that says that a folder of transformers has another vocabulary than GPT-2's; None where none does.
+
+    Tokens that were added to GPT-2's are no other vocabulary.
+    """
+    for name in ("tokenizer.json", "vocab.json"):
+        if (folder / "config.json").is_file() and (path := folder / name).is_file():
+            return None if _is_gpt2(path) else path
+    return None
+
+
+def _is_gpt2(path: Path) -> bool:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+        added = {each["content"]: each["id"] for each in content.get("added_tokens", ()) if path.stem == "tokenizer"}
+        ranks = (content["model"]["vocab"] if path.stem == "tokenizer" else content) | added
+        tokens = {rank: token for token, rank in ranks.items()}
+        found = "\n".join(tokens[rank] for rank in range(SIZE))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever it is of, GPT-2's it is not
+        return False
+    return hashlib.sha256(found.encode(errors="replace")).hexdigest() == SHA256
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
@@ -39,6 +40,8 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
     """
     with path.open("rb") as opened:
         start = opened.read(64)
+    if not start:
+        raise ConvertError(f"{path} is empty; copy it again")
     if start[8:9] == b"{":  # after a length, whose first byte may be torch's
         try:
             return load_file(path)
@@ -53,21 +56,73 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
     raise ConvertError(f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged")
 
 
+class StandIn(dict[str, Any]):
+    """What an object of somebody else's class is loaded as: its attributes by name, and none of its code."""
+
+    def __init__(self, *_: object) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: object) -> None:
+        if isinstance(state, dict):
+            self.update(state)
+
+
+class _NumpyType:
+    """How a pickle spells numpy's type of a number, such as f8, and its byte order."""
+
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        self.name = f"{state[1]}{self.name}"
+
+
+def _numpy_number(kind: _NumpyType, number: bytes) -> Any:
+    return np.frombuffer(number, kind.name)[0].item()  # which itself refuses objects
+
+
+NUMPY = [
+    (_NumpyType, "numpy.dtype"),
+    (_numpy_number, "numpy.core.multiarray.scalar"),  # numpy 1
+    (_numpy_number, "numpy._core.multiarray.scalar"),  # numpy 2
+]
+"""Ours in place of numpy's, which would take more from a file than numbers."""
+
+SAVE_WEIGHTS = (
+    'save its weights alone, where its code is: torch.save({"model": model.state_dict(), '
+    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
+    '}, "weights.pt")'
+)
+"""What to do where a file asks for code, or does not say the model's sizes; these are GPT-2's smallest."""
+
+
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
+    """What torch.save() wrote. Objects of classes that torch does not know come as StandIn."""
     # Mapped, for most of a training's checkpoint is its optimiser's, which then is never read. Mapping wants a name,
     # and newer versions of torch take a name for what it says.
     mapped = zipped and path.suffix != ".safetensors"
-    try:
-        with path.open("rb") as file:
-            saved = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
-    except OSError:
-        raise
-    except Exception as error:  # what a damaged pickle raises is up to its bytes
-        if asked := re.search(r"GLOBAL (\S+)", str(error)):
-            why = f"asks for {asked[1]}, which is code; only tensors and plain values are loaded"
-        else:
-            why = "is damaged or was cut off; copy it again"
-        raise ConvertError(f"{path} {why}") from None
+    classes: list[str] = []
+    while True:
+        # torch leaves builtins out of the names that it complains of
+        allowed: list[Any] = [(StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")]
+        try:
+            with torch.serialization.safe_globals([*NUMPY, *allowed]), path.open("rb") as file:
+                saved = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+            break
+        except OSError:
+            raise
+        except Exception as error:  # what a damaged pickle raises is up to its bytes
+            asked = re.search(r"GLOBAL (\S+)", str(error))
+            if asked and asked[1] not in classes:
+                classes.append(asked[1])
+                continue
+            if classes:
+                why = f"asks for {asked[1] if asked else classes[-1]}, which is code and is not run; {SAVE_WEIGHTS}"
+            else:
+                why = "is damaged or was cut off, or torch.save did not write it by its own protocol; copy it again"
+            raise ConvertError(f"{path} {why}") from None
+    if isinstance(saved, StandIn):
+        raise ConvertError(f"{path} holds an object of {classes[0]}, whose code is not run; {SAVE_WEIGHTS}")
     if not isinstance(saved, dict):
         raise ConvertError(f"{path} holds no tensors by name, but one {type(saved).__name__}")
     return saved
@@ -89,8 +144,8 @@ def _indexed(path: Path) -> dict[str, Any]:
 def read_json(path: Path) -> dict[str, Any]:
     """Raises ConvertError where the file holds no object, or OSError."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:
         raise ConvertError(f"{path} is no JSON ({error}); copy it again") from None
     if not isinstance(found, dict):
         raise ConvertError(f"{path} holds a {type(found).__name__}, not keys and values")

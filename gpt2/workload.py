@@ -14,7 +14,7 @@ STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
 
 
 TEXT_VOCABULARY = 50257
-"""Tokens of GPT-2's own vocabulary; a model of fewer knows generated tokens only."""
+"""Tokens of GPT-2's own vocabulary; a model of fewer has another, such as generated tokens or characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,11 @@ class GPT2Config:
             object.__setattr__(self, "padded_vocab_size", self.vocab_size)
         assert self.n_embd % self.n_head == 0
         assert self.padded_vocab_size >= self.vocab_size
+
+    @property
+    def drawable(self) -> int:
+        """How many tokens may be drawn: no row beyond GPT-2's vocabulary stands for text."""
+        return min(self.vocab_size, TEXT_VOCABULARY)
 
     @property
     def parameters(self) -> int:

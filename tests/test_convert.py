@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import pathlib
+import shutil
 import struct
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +23,7 @@ from gpt2 import convert
 from gpt2.convert import ConvertError, ConvertWarning, read, write_huggingface, write_llmc, write_nanogpt
 from gpt2.model import GPT2, GPT2Config, build
 from gpt2.text import gpt2_encoding
-from gpt2.tokenizer_files import write_tokenizer
+from gpt2.tokenizer_files import other_vocabulary, write_tokenizer
 from gpt2.weight_files import shapes
 
 SMALL = GPT2Config(n_layer=3, n_head=2, n_embd=32, n_ctx=48, vocab_size=301)
@@ -382,6 +386,54 @@ def test_a_model_of_another_vocabulary_gets_no_tokenizer(tmp_path: Path, vocabul
     assert sorted(each.name for each in (tmp_path / "made").iterdir()) == ["config.json", "model.safetensors"]
 
 
+@pytest.mark.parametrize("vocab_size", [50258, 50304])
+def test_a_vocabulary_with_rows_beyond_gpt2s_is_said_to_get_no_tokenizer(vocab_size: int, tmp_path: Path) -> None:
+    config = sized(vocab_size)
+    with pytest.warns(ConvertWarning, match=f"gets no tokenizer: its vocabulary of {vocab_size}"):
+        write_huggingface(tmp_path / "made", config, drawn(config))
+
+
+def as_tokenizer(vocab: object, added: dict[str, int] | None = None) -> dict[str, Any]:
+    """A tokenizer.json, as far as it says which tokens there are."""
+    return {"added_tokens": [{"content": n, "id": i} for n, i in (added or {}).items()], "model": {"vocab": vocab}}
+
+
+@pytest.mark.parametrize("change", ["vocab.json", "tokenizer.json", "added", "added end of text"])
+def test_gpt2s_vocabulary_is_known_with_tokens_added_to_it(change: str, tmp_path: Path, vocabulary: None) -> None:
+    write_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
+    tokens = json.loads((tmp_path / "vocab.json").read_text())
+    content = {
+        "vocab.json": None,
+        "tokenizer.json": as_tokenizer(tokens),
+        "added": as_tokenizer(tokens, {"[PAD]": 50257}),
+        "added end of text": as_tokenizer(
+            {token: rank for token, rank in tokens.items() if rank < 50256}, {"<|endoftext|>": 50256}
+        ),
+    }[change]
+    if content:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    assert other_vocabulary(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("tokenizer.json", as_tokenizer({f"t{n}": n for n in range(50257)})),
+        ("tokenizer.json", as_tokenizer([["a", -1.0]])),
+        ("tokenizer.json", []),
+        ("vocab.json", {"a": 0, "b": 1}),
+        ("vocab.json", {f"t{n}": n for n in range(52000)}),
+    ],
+    ids=["as many tokens", "unigram", "none", "two tokens", "more tokens"],
+)
+def test_a_folder_with_another_vocabulary_than_gpt2s_is_told(name: str, content: object, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(json.dumps(content))
+    assert other_vocabulary(tmp_path) is None  # no folder of transformers
+    (tmp_path / "config.json").write_text("{}")
+    assert other_vocabulary(tmp_path) == tmp_path / name
+
+
 # --- nanoGPT
 
 
@@ -442,6 +494,12 @@ def test_the_other_gelu_of_nanogpt_is_said_both_ways(tmp_path: Path) -> None:
         read(tmp_path / "ckpt.pt")
 
 
+def test_of_a_checkpoint_that_is_not_nanogpts_own_its_gelu_is_not_known(tmp_path: Path) -> None:
+    torch.save({"model": named_by_nanogpt(drawn()), "config": GPTConfig()}, tmp_path / "ckpt.pt")
+    with pytest.warns(ConvertWarning, match="does not say which GELU"):
+        read(tmp_path / "ckpt.pt")
+
+
 def test_nanogpt_finds_in_the_checkpoint_what_it_looks_for(tmp_path: Path) -> None:
     write_nanogpt(tmp_path / "ckpt.pt", SMALL, drawn())
     saved = torch.load(tmp_path / "ckpt.pt", weights_only=True)
@@ -453,6 +511,252 @@ def test_nanogpt_finds_in_the_checkpoint_what_it_looks_for(tmp_path: Path) -> No
     assert saved["model"]["lm_head.weight"] is not None
     assert torch.equal(saved["model"]["lm_head.weight"], saved["model"]["transformer.wte.weight"])
     assert "dataset" not in saved["config"]
+
+
+# --- what a training wraps its model in
+
+
+WRAPPED = [
+    *("module.", "module._orig_mod.", "_orig_mod.module.", "module.module._orig_mod.module.", "_fsdp_wrapped_module."),
+    *("model.", "model._orig_mod.", "net.gpt.", "_forward_module.module."),
+]
+
+
+@pytest.mark.parametrize("prefix", WRAPPED)
+def test_prefixes_of_a_models_names_come_off_in_any_order(prefix: str, tmp_path: Path) -> None:
+    assert_same(read(nanogpt(tmp_path / "ckpt.pt", named_by_nanogpt(drawn(), prefix))), drawn())
+
+
+@pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
+def test_a_wrapper_around_each_block_comes_off(wrapper: str, tmp_path: Path) -> None:
+    named = {name.replace(".attn.", f".{wrapper}.attn."): each for name, each in named_by_nanogpt(drawn()).items()}
+    assert_same(read(nanogpt(tmp_path / "ckpt.pt", named)), drawn())
+
+
+def test_transformers_names_have_their_prefixes_taken_off_too(tmp_path: Path) -> None:
+    def renamed(tensors: dict[str, Tensor]) -> None:
+        for name in [*tensors]:
+            tensors[f"module.{name}"] = tensors.pop(name)
+
+    assert_same(read(changed(tmp_path, renamed)), drawn())
+
+
+def test_of_two_models_in_a_file_none_is_chosen(tmp_path: Path) -> None:
+    both = named_by_nanogpt(drawn()) | named_by_nanogpt(drawn(seed=1), "ema.")
+    refused(nanogpt(tmp_path / "ckpt.pt", both), "holds wte.weight twice", "ema.transformer.wte.weight")
+
+
+ARGUMENTS = {"n_layer": 3, "n_head": 2, "n_embd": 32, "block_size": 48, "vocab_size": 301, "bias": True}
+
+
+@dataclass
+class GPTConfig:
+    """As build-nanogpt's."""
+
+    block_size: int = 48
+    vocab_size: int = 301
+    n_layer: int = 3
+    n_head: int = 2
+    n_embd: int = 32
+
+
+LAYOUTS: dict[str, Callable[[dict[str, Tensor]], dict[str, Any]]] = {
+    "lightning": lambda model: {
+        "state_dict": {f"model.{name}": each for name, each in model.items()},
+        "hyper_parameters": {"lr": 6e-4, "config": ARGUMENTS},
+    },
+    "deepspeed": lambda model: {"module": model, "args": argparse.Namespace(**ARGUMENTS)},
+    "a tutorial's": lambda model: {"epoch": 3, "model_state_dict": model, "config": ARGUMENTS},
+    "nested": lambda model: {"model": {"state_dict": model}, "hparams": ARGUMENTS},
+    "an object's attributes": lambda model: {"model": model, "config": GPTConfig(), "step": 5},
+    "numpy's integers": lambda model: {
+        "model": model,
+        "model_args": {**ARGUMENTS, "vocab_size": np.int64(301), "n_head": np.int32(2)},
+    },
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_weights_and_sizes_are_found_wherever_a_training_put_them(layout: str, zipped: bool, tmp_path: Path) -> None:
+    saved = LAYOUTS[layout](named_by_nanogpt(drawn()))
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert_same(read(tmp_path / "ckpt.pt"), drawn())
+
+
+def test_weights_of_transformers_beside_their_configuration_keep_its_layout(tmp_path: Path) -> None:
+    model = theirs()
+    torch.save({"model": model.state_dict(), "config": model.config}, tmp_path / "ckpt.pt")
+    config, weights = read(tmp_path / "ckpt.pt")
+    assert config == SMALL
+    assert_equal_logits(ours(config, weights), model)
+
+
+def test_a_head_stands_for_the_embedding_that_safetensors_left_out(tmp_path: Path) -> None:
+    def untied(tensors: dict[str, Tensor]) -> None:
+        tensors["lm_head.weight"] = tensors.pop("transformer.wte.weight")
+
+    assert_same(read(changed(tmp_path, untied)), drawn())
+
+
+def test_biases_that_no_tensor_and_no_size_tells_of_are_zeros(tmp_path: Path) -> None:
+    kept = {name: tensor for name, tensor in drawn().items() if not name.endswith("bias")}
+    torch.save({"model": named_by_nanogpt(kept), "config": GPTConfig()}, tmp_path / "ckpt.pt")
+    found = read(tmp_path / "ckpt.pt")
+    assert_same(found, {name: kept.get(name, torch.zeros_like(tensor)) for name, tensor in drawn().items()})
+    refused(nanogpt(tmp_path / "said.pt", named_by_nanogpt(kept), bias=True), "lacks h.0.attn.c_attn.bias and 18 more")
+
+
+# --- what lies beside the weights
+
+
+class Mood(Enum):
+    GOOD = 1
+
+
+class Copy:
+    """Pickled, it is a call that copies a file where it is loaded."""
+
+    def __init__(self, source: Path, target: Path) -> None:
+        self.paths = str(source), str(target)
+
+    def __reduce__(self) -> tuple[object, tuple[str, str]]:
+        return shutil.copyfile, self.paths
+
+
+BESIDE = {
+    "float64": np.float64(3.3),
+    "float32": np.float32(3.3),
+    "bool": np.bool_(True),
+    "str": np.str_("best"),
+    "big-endian": np.array([3.3], dtype=">f8")[0],
+    "array": np.arange(3.0),
+    "objects": np.array([None, {}], dtype=object),
+    "random state": np.random.get_state(),
+    "dataclass": GPTConfig(),
+    "Namespace": argparse.Namespace(lr=6e-4),
+    "path": pathlib.PosixPath("/tmp/out"),
+    "Enum": Mood.GOOD,
+    "class": GPTConfig,
+    "function": print,
+}
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+@pytest.mark.parametrize("kind", BESIDE)
+def test_what_lies_beside_the_weights_is_no_obstacle(kind: str, zipped: bool, tmp_path: Path) -> None:
+    saved = {"model": named_by_nanogpt(drawn()), "model_args": ARGUMENTS, "beside": BESIDE[kind]}
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert_same(read(tmp_path / "ckpt.pt"), drawn())
+
+
+@pytest.mark.parametrize("module", [b"numpy.core.multiarray", b"numpy._core.multiarray"])
+def test_numbers_of_numpy_1_and_2_are_read(module: bytes, tmp_path: Path) -> None:
+    saved = {"model": named_by_nanogpt(drawn()), "model_args": {**ARGUMENTS, "n_head": np.int64(2)}}
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=False)
+    content = (tmp_path / "ckpt.pt").read_bytes()
+    own = next(each for each in (b"numpy.core.multiarray", b"numpy._core.multiarray") if each in content)
+    (tmp_path / "ckpt.pt").write_bytes(content.replace(own, module))
+    assert_same(read(tmp_path / "ckpt.pt"), drawn())
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_a_call_beside_the_weights_is_passed_over(zipped: bool, tmp_path: Path) -> None:
+    (tmp_path / "there").write_text("")
+    trap = Copy(tmp_path / "there", tmp_path / "sprung")
+    saved = {"trap": trap, "model": named_by_nanogpt(drawn()), "model_args": ARGUMENTS}
+    torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
+    assert_same(read(tmp_path / "ckpt.pt"), drawn())
+    assert not (tmp_path / "sprung").exists()
+
+
+class Settings(dict[str, int]):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("saved", "complaint"),
+    [
+        (torch.nn.Linear(2, 2), "torch.nn.modules.linear.Linear"),
+        ({"model": torch.nn.Linear(2, 2), "model_args": ARGUMENTS}, "holds an object in place of weights"),
+        ({"model": named_by_nanogpt(drawn()), "model_args": Settings(ARGUMENTS)}, "Settings, which is code"),
+    ],
+    ids=["a model", "a model by name", "a dict of a class"],
+)
+def test_where_code_is_needed_the_way_to_save_weights_alone_is_told(
+    saved: object, complaint: str, tmp_path: Path
+) -> None:
+    torch.save(saved, tmp_path / "ckpt.pt")
+    refused(tmp_path / "ckpt.pt", complaint, 'torch.save({"model": model.state_dict(), "model_args": {')
+
+
+@pytest.mark.parametrize(
+    ("saved", "complaint"),
+    [
+        ({}, "but nothing"),
+        ({"epoch": 3, "loss": 1.5}, "but epoch, loss;"),
+        ({"state_dict": {f"conv{n}.weight": torch.ones(1) for n in range(5)}}, "conv2.weight and 2 more;"),
+        ({"model": [1], "model_args": ARGUMENTS}, "but model, model_args;"),
+        ({1: torch.ones(1)}, "but 1;"),
+    ],
+    ids=["nothing", "values", "another model", "a list", "a number's name"],
+)
+def test_a_file_without_weights_of_gpt2_says_what_it_holds(saved: dict, complaint: str, tmp_path: Path) -> None:
+    torch.save(saved, tmp_path / "ckpt.pt")
+    refused(tmp_path / "ckpt.pt", "holds no weights of GPT-2", complaint)
+
+
+def test_a_file_of_safetensors_of_another_model_says_what_it_holds(tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "made", SMALL, drawn())
+    file = tmp_path / "made" / "model.safetensors"
+    save_file({"model.layers.0.self_attn.q_proj.weight": torch.ones(2)}, file)
+    refused(file, "holds no weights of GPT-2, but model.layers.0.self_attn.q_proj.weight")
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_weights_that_are_not_finite_are_refused(kind: str, number: float, tmp_path: Path) -> None:
+    weights = drawn()
+    weights["h.1.ln_2.bias"][3] = number
+    WRITERS[kind](tmp_path / "made", SMALL, weights)
+    with pytest.raises(ConvertError, match=r"h\.1\.ln_2\.bias is not finite"):
+        read(tmp_path / "made")
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "complaint"),
+    [
+        ("h.1.mlp.c_fc.weight", torch.ones(5, 5), "h.1.mlp.c_fc.weight is (5, 5), not (128, 32)"),
+        ("h.0.attn.c_attn.weight", torch.ones(96, 31), "h.0.attn.c_attn.weight is (96, 31), not (96, 32)"),
+        ("wpe.weight", torch.ones(()), "wpe.weight is (), not (48, 32)"),
+        ("ln_f.bias", torch.ones(32).to_sparse(), "ln_f.bias is no tensor of floating-point numbers"),
+        ("ln_f.bias", torch.ones(32, device="meta"), "ln_f.bias is no tensor of floating-point numbers"),
+    ],
+    ids=["square", "narrow", "a number", "sparse", "meta"],
+)
+def test_one_tensor_of_another_shape_or_kind_is_named(
+    name: str, tensor: Tensor, complaint: str, tmp_path: Path
+) -> None:
+    refused(nanogpt(tmp_path / "ckpt.pt", named_by_nanogpt(drawn()) | {f"transformer.{name}": tensor}), complaint)
+
+
+@pytest.mark.parametrize("name", ["n_layer", "n_embd", "block_size", "vocab_size"])
+def test_sizes_too_large_for_any_memory_are_refused_in_a_line(name: str, tmp_path: Path) -> None:
+    refused(nanogpt(tmp_path / "ckpt.pt", named_by_nanogpt(drawn()), **{name: 2**62}), str(2**62))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+def test_numbers_of_any_precision_are_read_from_nanogpt(dtype: torch.dtype, tmp_path: Path) -> None:
+    named = {name: tensor.to(dtype) for name, tensor in named_by_nanogpt(drawn()).items()}
+    found = read(nanogpt(tmp_path / "ckpt.pt", named))
+    assert_same(found, {name: tensor.to(dtype).float() for name, tensor in drawn().items()})
+
+
+def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
+    write_huggingface(tmp_path / "made", SMALL, drawn())
+    described = tmp_path / "made" / "config.json"
+    described.write_text(described.read_text(), encoding="utf-8-sig")
+    assert_same(read(tmp_path / "made"), drawn())
 
 
 # --- llm.c
@@ -527,7 +831,7 @@ def test_a_file_of_llmc_with_something_after_it_is_refused(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("content", "complaint"),
     [
-        (b"", "no file of weights"),
+        (b"", "is empty"),
         (b"To be, or not to be", "no file of weights"),
         (b"\x89PNG\r\n\x1a\n" + bytes(100), "no file of weights"),
         (b"GGUF\x03" + bytes(100), "no file of weights"),

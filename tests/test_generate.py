@@ -18,7 +18,7 @@ from trainings import FOUR, every_value, start
 from gpt2.convert import write_huggingface
 from gpt2.generate import Reader, generate, probabilities, stream_text
 from gpt2.model import GPT2, PRESETS, build
-from gpt2.text import gpt2_encoding
+from gpt2.text import encoded, gpt2_encoding
 from gpt2.toggles import Toggles
 
 CPU = torch.device("cpu")
@@ -265,6 +265,41 @@ def test_the_smaller_the_temperature_the_surer_the_likeliest(temperature: float)
     assert found.tolist() == [[0.0, 1.0, 0.0]]
 
 
+# --- rows without a token
+
+
+def crowded(vocab_size: int, padded_vocab_size: int = 0) -> GPT2:
+    """A model of which each row that is no token of GPT-2's is likelier than any that is."""
+    rows = {"vocab_size": vocab_size, "padded_vocab_size": padded_vocab_size}
+    model = build(replace(TINY, n_layer=1, n_embd=16, n_ctx=16, **rows), 0, CPU)
+    with torch.no_grad():
+        model.ln_f.bias.fill_(1.0)
+        model.wte.weight[50257:vocab_size] = 1.0
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"temperature": 0}, {}, {"top_k": 3}, {"top_k": 60_000, "temperature": 5.0}, {"top_p": 0.1}, {"top_p": 1.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("sizes", [(50257,), (50258,), (50304,), (50304, 50432), (51200,)], ids=str)
+def test_a_row_that_is_no_token_is_never_drawn(sizes: tuple[int, ...], options: dict, vocabulary: None) -> None:
+    tokens = generated(crowded(*sizes), torch.tensor([[15496], [50256]]), 20, **options)
+    assert tokens.max() < 50257
+    "".join(stream_text(iter(tokens[0].tolist())))
+
+
+def test_rows_that_are_no_token_change_no_token_of_a_seed() -> None:
+    texts = [generated(crowded(50304), torch.tensor([[15496]]), 10, seed=2)]
+    model = crowded(50257)
+    with torch.no_grad():
+        for name, parameter in crowded(50304).named_parameters():
+            model.get_parameter(name).copy_(parameter[:50257] if name == "wte.weight" else parameter)
+    texts.append(generated(model, torch.tensor([[15496]]), 10, seed=2))
+    assert torch.equal(*texts)
+
+
 # --- what is refused
 
 
@@ -296,6 +331,23 @@ def test_a_model_that_has_diverged_is_not_drawn_from(temperature: float) -> None
 
 
 # --- text
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tokens"),
+    [
+        ("<|endoftext|>", [50256]),
+        ("<|endoftext|>Hello", [50256, 15496]),
+        ("Hello<|endoftext|><|endoftext|>Hello", [15496, 50256, 50256, 15496]),
+        ("", [50256]),
+        (" ", [220]),
+        ("<|endoftext>", [27, 91, 437, 1659, 5239, 29]),
+    ],
+)
+def test_a_prompt_may_say_where_a_text_begins_and_an_empty_one_begins_there(
+    prompt: str, tokens: list[int], vocabulary: None
+) -> None:
+    assert encoded(prompt) == tokens
 
 
 def test_text_comes_as_soon_as_its_characters_are_whole(vocabulary: None) -> None:

@@ -247,7 +247,60 @@ def test_of_a_model_that_reads_no_text_none_is_asked_for(command: list[str], tmp
     state.save_weights(tmp_path / "tiny", PRESETS["tiny"], {n: p.detach() for n, p in model.named_parameters()})
     _, err = done(command[0], tmp_path / "tiny", *command[1:], code=2)
     assert len(err.strip().splitlines()) == 1
-    assert "has a vocabulary of 509 generated tokens and reads no text" in err
+    assert "has a vocabulary of 509, not GPT-2's 50257" in err
+    assert "gpt2 eval --val-corpus FOLDER" in err
+
+
+@pytest.fixture(scope="module")
+def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of transformers whose vocabulary was padded, and whose last row is the likeliest by far."""
+    from gpt2.convert import ConvertWarning, write_huggingface
+    from gpt2.model import build
+    from gpt2.workload import GPT2Config
+
+    config = GPT2Config(n_layer=1, n_head=2, n_embd=16, n_ctx=16, vocab_size=50304)
+    weights = {name: each.detach() for name, each in build(config, 0, torch.device("cpu")).named_parameters()}
+    weights["ln_f.bias"][:] = weights["wte.weight"][50303] = 1.0
+    folder = tmp_path_factory.mktemp("padded") / "hf"
+    with pytest.warns(ConvertWarning):
+        write_huggingface(folder, config, weights)
+    return folder
+
+
+def test_a_model_of_a_padded_vocabulary_writes_text(padded: Path, vocabulary: None) -> None:
+    out, err = done("sample", padded, "--prompt", "Hello", "--max-tokens", "8", "--temperature", "0")
+    assert out.startswith("Hello")
+    assert len(out) > len("Hello\n\n")
+    assert not err
+
+
+def test_an_empty_prompt_begins_from_the_end_of_text_and_says_so(padded: Path, vocabulary: None) -> None:
+    asked = ["--max-tokens", "8", "--temperature", "0"]
+    out, err = done("sample", padded, "--prompt", "", *asked)
+    assert err == "gpt2: the prompt is empty; the text begins from <|endoftext|>\n"
+    spelled, _ = done("sample", padded, "--prompt", "<|endoftext|>", *asked)
+    assert spelled == f"<|endoftext|>{out}"
+
+
+def test_a_model_with_a_tokenizer_of_its_own_takes_no_text(padded: Path, tmp_path: Path) -> None:
+    shutil.copytree(padded, tmp_path / "own")
+    (tmp_path / "own" / "vocab.json").write_text(json.dumps({f"t{n}": n for n in range(50304)}))
+    _, err = done("sample", tmp_path / "own", code=2)
+    assert len(err.strip().splitlines()) == 1
+    assert "has a vocabulary that is not GPT-2's: see" in err
+    _, err = done("import", tmp_path / "own", tmp_path / "checkpoint")
+    assert "vocab.json is not GPT-2's vocabulary" in err
+
+
+def test_a_model_that_gives_no_finite_loss_is_not_judged(padded: Path, tmp_path: Path) -> None:
+    from gpt2 import state
+    from gpt2.convert import read as read_weights
+
+    config, weights = read_weights(padded)
+    weights["ln_f.weight"][0] = float("nan")
+    state.save_weights(tmp_path / "diverged", config, weights)
+    _, err = done("eval", tmp_path / "diverged", "--val-corpus", "synthetic", "--val-tokens", "64", code=2)
+    assert "the model's loss is not finite" in err
 
 
 @pytest.mark.parametrize(
