@@ -185,27 +185,6 @@ def test_what_is_not_the_tokenizers_fault_passes_through(
 
 SIZE = 1 << 20
 WORDS = ["the", "of", "and", "to", "in", "is", "was", "for", "as", "with", "by", "that"]
-    "the",
-    "of",
-    "and",
-    "to",
-    "in",
-    "is",
-    "was",
-    "for",
-    "as",
-    "with",
-    "by",
-    "on",
-    "that",
-    "from",
-    "at",
-    "it",
-    "an",
-    "be",
-    "are",
-    "this",
-]
 
 
 def shaped(shape: str) -> str:
