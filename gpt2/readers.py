@@ -34,8 +34,11 @@ BLANK = b" \t\r\n\0"
 def read_text(files: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each file as one document, in pieces that can be tokenised one by one."""
     for file in files:
-        for number, text in enumerate(pieces(Path(file), PIECE_CHARS)):
-            yield {"text": text, "begins": number == 0, "where": file}
+        try:
+            for number, text in enumerate(pieces(Path(file), PIECE_CHARS)):
+                yield {"text": text, "begins": number == 0, "where": file}
+        except OSError as error:
+            raise explain(file, error) from None
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
@@ -150,12 +153,13 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if kind == "text":
         return "text"
     file = files[0]
-    columns, texts, empty = _parquet_columns(file) if kind == "parquet" else _json_columns(files)
+    sought = asked or USUAL_COLUMNS[0]
+    columns, texts, empty = _parquet_columns(file) if kind == "parquet" else _json_columns(files, sought)
     if asked is not None and asked not in columns:
         raise DataError(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
         raise DataError(f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}")
-    named = [column for columns in (texts, empty) for column in USUAL_COLUMNS if column in columns]
+    named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
     usual = [asked] if asked else named or texts or empty
     if len(usual) != 1 and not set(usual) & set(USUAL_COLUMNS):
         many = f"columns of text {', '.join(texts)}; say which" if texts else "no column of text"
@@ -176,8 +180,8 @@ def _parquet_columns(file: str) -> tuple[list[str], list[str], list[str]]:
     return schema.names, texts, []
 
 
-def _json_columns(files: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
-    """All columns, those with text, and those with null alone."""
+def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[str], list[str]]:
+    """All columns, those with text, and those with null alone, by what comes up to the first text of `sought`."""
     kinds: dict[str, set[type]] = {}
     looked_at = 0
     for file in files:
@@ -185,6 +189,8 @@ def _json_columns(files: Sequence[str]) -> tuple[list[str], list[str], list[str]
             looked_at += 1
             for column, value in record.items():
                 kinds.setdefault(column, set()).add(type(value))
+            if str in kinds.get(sought, ()):
+                break
         if looked_at == LOOKED_AT or any(str in each for each in kinds.values()):
             break
     if not looked_at:

@@ -94,7 +94,7 @@ def encode(text: str, where: str = "the text") -> np.ndarray:
     except BaseException as error:  # a panic in tiktoken is no Exception
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TokeniseError(f"{where} cannot be tokenised (tiktoken: {said})") from None
-    return np.concatenate(found).astype(TOKEN)
+    return np.concatenate(found, dtype=TOKEN, casting="unsafe")
 
 
 def encoded(text: str) -> list[int]:

@@ -466,6 +466,15 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
         open_documents(str(tmp_path / "a.pdf"))
 
 
+@pytest.mark.parametrize("file", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_file_that_is_gone_since_it_was_opened_is_one_line(file: str, tmp_path: Path) -> None:
+    path = streams.WRITERS[file.split(".")[1]](tmp_path / file, TEXTS)
+    opened = open_documents(str(path))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{file} does not exist"):
+        list(opened)
+
+
 # --- JSON Lines of every form
 
 TITLED = '{"title": "t", "text": "a"}\n'
