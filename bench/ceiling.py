@@ -22,6 +22,7 @@ from bench.child_side import Progress, cause, give_way, leave, leave_with_runner
 from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
+from bench.standstill import Instant, standstills
 from gpt2 import stages
 from gpt2.device import Device, find
 from gpt2.launch import enter_environment
@@ -112,26 +113,31 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
     Before that it runs for `seconds` unmeasured, so that clocks and caches are those of steady work.
     """
 
-    def block(calls: int) -> float:
-        start = clock()
+    def block(calls: int) -> Instant:
+        start = Instant.now(clock)
         for _ in range(calls):
             work()
             device.end_step()
         device.synchronize()
-        return clock() - start
+        return Instant.now(clock) - start
+
+    def blocks(calls: int) -> list[Instant]:
+        taken: list[Instant] = []
+        while sum(each.seconds for each in taken) < seconds:
+            taken.append(block(calls))
+        return taken
 
     block(1)  # libraries load, and choose or generate their kernel
     calls, heated = 1, 0.0
     while heated < seconds:
-        took = block(calls)
+        took = block(calls).seconds
         heated += took
         if took < seconds / BLOCKS:
             calls *= 2
-    done, elapsed = 0, 0.0
-    while elapsed < seconds:
-        elapsed += block(calls)
-        done += calls
-    return elapsed / done
+    timed = blocks(calls)
+    if standstills(timed):  # the process was stopped, or the machine slept: such time is not the product's
+        timed = blocks(calls)
+    return sum(each.seconds for each in timed) / (calls * len(timed))
 
 
 def _rate(x: torch.Tensor, w: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:

@@ -24,6 +24,9 @@ def combine(
     return Measurement(
         block_steps=first.block_steps,
         block_seconds=slowest.block_seconds,
+        block_cpu_seconds=_all(block.cpu_seconds for block in slowest.blocks),
+        block_asleep_seconds=_all(block.asleep_seconds for block in slowest.blocks),
+        set_aside_block_seconds=[block.seconds for block in slowest.set_aside] or None,
         step_seconds=[round(seconds, 7) for seconds in slowest.step_seconds] or None,
         first_step_seconds=max(window.first_step_seconds for window in windows),
         warmup_steps=first.warmup_steps,
@@ -73,6 +76,12 @@ def _sum(values: Iterable[float | None]) -> float | None:
             return None
         total += value
     return total
+
+
+def _all(values: Iterable[float | None]) -> list[float] | None:
+    """None where there are none, or one is absent."""
+    found = [None if value is None else round(value, 6) for value in values]
+    return [value for value in found if value is not None] if found and None not in found else None
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

@@ -28,6 +28,7 @@ from bench.log import Log
 from bench.measurement import Measurement, Rank
 from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
+from bench.standstill import Instant, told
 from bench.surroundings import processors, variables
 from gpt2.stages import threads
 from gpt2.toggles import HOST
@@ -188,7 +189,8 @@ def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limi
 
 
 def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
-    found = []
+    blocks = [Instant(seconds=each, cpu_seconds=None, asleep_seconds=None) for each in arrivals.block_seconds]
+    found = told(blocks, "its tokens per second are too low: measure again")
     steps, claims = arrivals.block_steps, arrivals.claimed_seconds
     if steps and claims:
         ours = sum(arrivals.block_seconds) / len(arrivals.block_seconds) / steps

@@ -16,6 +16,7 @@ from typing import TypeVar
 import torch
 
 from bench.ladder import LEAST_BLOCKS, Protocol
+from bench.standstill import Instant, standstills
 from bench.state import cpu_times
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
@@ -72,6 +73,10 @@ class Window:
     warmup_steps: int
     block_steps: int | None
     block_seconds: list[float]
+    blocks: list[Instant]
+    """The same blocks by all clocks."""
+    set_aside: list[Instant]
+    """Blocks of a window before, within which some rank stood still; empty where the first window stands."""
     step_seconds: list[float]
     """Of each step in those blocks, by the device's own clock where it has one."""
     history: list[Step]
@@ -99,81 +104,91 @@ def measure(
     agree: Callable[[float], float] = lambda value: value,
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
+    has_time: Callable[[float], bool] = lambda seconds: True,
 ) -> Window:
     """Time one rung by pulling `steps`.
 
+    A window within which the process stood still, for the system stopped it or slept, is taken once more, if
+    has_time() says of its seconds that there are as many left.
     agree: gives every rank the largest of the ranks' values, so that all take as many steps.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
 
-    def pull(count: int) -> tuple[float, list[float]]:
-        """Take `count` steps; returns the seconds until the device has finished them, and those of each step."""
-        start, marks = clock(), [device.mark()]
+    def pull(count: int) -> tuple[Instant, list[float]]:
+        """Take `count` steps; returns the time until the device has finished them, and the seconds of each step."""
+        start, marks = Instant.now(clock), [device.mark()]
         for _ in range(count):
             history.append(next(steps))
             marks.append(device.mark())
         device.synchronize()
-        seconds = clock() - start
-        return seconds, [device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
+        passed = Instant.now(clock) - start
+        return passed, [device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
 
     tell("first step", 0, None)
-    first_step_seconds, _ = pull(1)
+    first_step_seconds = pull(1)[0].seconds
     step_seconds = first_step_seconds
     compiling = True
     while (len(history) < protocol.min_warmup_steps or compiling) and len(history) < MOST_WARMUP_STEPS:
         tell("warm-up", len(history), None)
         compiled = device.compilations()
-        step_seconds, _ = pull(1)
+        step_seconds = pull(1)[0].seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
     # One block more, untimed: clocks settle, and one step alone is a poor measure of many.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     if block_steps > 1:
-        step_seconds = pull(block_steps)[0] / block_steps
+        step_seconds = pull(block_steps)[0].seconds / block_steps
         block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
-    warmup_steps = len(history)
 
-    block_seconds: list[float] = []
-    each_step: list[float] = []
-    tell("window", warmup_steps, None)
-    compiled, waited = device.compilations(), data.seconds
-    device.reset_peak_memory()
-    chips, launched = device.use(), device.launches()
-    energy, cpu = device.energy_joules(), cpu_times()
-    # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
-    # rank in the middle of a step and leave the others waiting for it.
-    with Collections() as collections:
-        while len(block_seconds) < protocol.blocks:
-            if len(block_seconds) >= LEAST_BLOCKS and agree(sum(block_seconds)) > protocol.max_window_seconds:
-                break
-            seconds, of_steps = pull(block_steps)
-            block_seconds.append(seconds)
-            each_step += of_steps
-            tokens = block_steps * history[-1].tokens
-            tell("window", len(history), tokens / block_seconds[-1])
-    spent, used, asked = device.energy_joules(), cpu_times(), device.launches()
-    memory, chips_after = device.peak_memory(), device.use()
-    recompiles = device.compilations() - compiled
-    timed = len(history) - warmup_steps
-    waited = data.seconds - waited
-    return Window(
-        first_step_seconds=first_step_seconds,
-        warmup_steps=warmup_steps,
-        block_steps=block_steps,
-        block_seconds=block_seconds,
-        step_seconds=each_step,
-        history=history,
-        memory=memory,
-        recompiles=recompiles,
-        gc_collections=collections.count,
-        gc_seconds=collections.seconds,
-        energy_joules=spent - energy if spent is not None and energy is not None else None,
-        cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
-        programs_per_step=(asked.programs - launched.programs) / timed if asked and launched else None,
-        host_reads=asked.reads - launched.reads if asked and launched else None,
-        chips=(chips, chips_after) if chips is not None and chips_after is not None else None,
-        data_wait_seconds=waited,
-    )
+    def window(set_aside: list[Instant]) -> Window:
+        warmup_steps = len(history)
+        blocks: list[Instant] = []
+        each_step: list[float] = []
+        tell("window", warmup_steps, None)
+        compiled, waited = device.compilations(), data.seconds
+        device.reset_peak_memory()
+        chips, launched = device.use(), device.launches()
+        energy, cpu = device.energy_joules(), cpu_times()
+        # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
+        # rank in the middle of a step and leave the others waiting for it.
+        with Collections() as collections:
+            while len(blocks) < protocol.blocks:
+                lasted = sum(block.seconds for block in blocks)
+                if len(blocks) >= LEAST_BLOCKS and agree(lasted) > protocol.max_window_seconds:
+                    break
+                block, of_steps = pull(block_steps)
+                blocks.append(block)
+                each_step += of_steps
+                tell("window", len(history), block_steps * history[-1].tokens / block.seconds)
+        spent, used, asked = device.energy_joules(), cpu_times(), device.launches()
+        memory, chips_after = device.peak_memory(), device.use()
+        timed = len(history) - warmup_steps
+        return Window(
+            first_step_seconds=first_step_seconds,
+            warmup_steps=warmup_steps,
+            block_steps=block_steps,
+            block_seconds=[block.seconds for block in blocks],
+            blocks=blocks,
+            set_aside=set_aside,
+            step_seconds=each_step,
+            history=history,
+            memory=memory,
+            recompiles=device.compilations() - compiled,
+            gc_collections=collections.count,
+            gc_seconds=collections.seconds,
+            energy_joules=spent - energy if spent is not None and energy is not None else None,
+            cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
+            programs_per_step=(asked.programs - launched.programs) / timed if asked and launched else None,
+            host_reads=asked.reads - launched.reads if asked and launched else None,
+            chips=(chips, chips_after) if chips is not None and chips_after is not None else None,
+            data_wait_seconds=data.seconds - waited,
+        )
+
+    measured = window([])
+    stood_still = agree(float(bool(standstills(measured.blocks)))) > 0  # on any rank, so that all measure again
+    if stood_still and not agree(float(not has_time(sum(measured.block_seconds)))):
+        measured = window(measured.blocks)
+    return measured
 
 
 def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
@@ -189,6 +204,8 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         warmup_steps=count,
         block_steps=None,
         block_seconds=[],
+        blocks=[],
+        set_aside=[],
         step_seconds=[],
         history=history,
         memory=PeakMemory(bytes=None, method="not measured"),

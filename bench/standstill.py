@@ -1,7 +1,7 @@
 """Time within a window that was not the program's: it was stopped, or the machine slept or gave it no processor.
 
-before = Instant.now(); ...; block = Instant.now() - before        # seconds by the clock, of the processor, asleep
-standstills([block, ...])                                          # {2: 5.0}: in the third block, about 5 seconds
+before = Instant.now(); ...; block = Instant.now() - before
+standstills([block, ...])                  # {2: 5.0}: in the third block of several, for about 5 seconds
 
 A process that works as before uses as much of the processor per second as before, however slow its work has become.
 Where a block lasts longer than the others and its process used no more of the processor for it, it stood still.
@@ -21,6 +21,8 @@ FAR_LONGER = 2.0
 """Times the median block that a block lasts of which nothing else need be known."""
 LEAST_SECONDS = 0.25
 """Over the median block; less than this is what any machine's blocks differ by."""
+BUSY = 0.5
+"""Processors that a process uses from which their time tells anything: while a device works, some only wait for it."""
 ASLEEP_SECONDS = 0.1
 """Of the machine, from which a block does not count: its clocks and caches are cold afterwards."""
 
@@ -31,8 +33,8 @@ class Instant:
 
     seconds: float
     """By a clock that goes on while the process is stopped, but not while the machine sleeps."""
-    cpu_seconds: float
-    """Of all threads of this process."""
+    cpu_seconds: float | None
+    """Of all threads of this process; None where that was not looked at."""
     asleep_seconds: float | None
     """Of the machine; None where the system does not tell."""
 
@@ -41,44 +43,53 @@ class Instant:
         return cls(seconds=clock(), cpu_seconds=time.process_time(), asleep_seconds=_asleep_seconds())
 
     def __sub__(self, earlier: Instant) -> Instant:
-        told = self.asleep_seconds is not None and earlier.asleep_seconds is not None
         return Instant(
             seconds=self.seconds - earlier.seconds,
-            cpu_seconds=self.cpu_seconds - earlier.cpu_seconds,
-            asleep_seconds=max(0.0, self.asleep_seconds - earlier.asleep_seconds) if told else None,
+            cpu_seconds=_difference(self.cpu_seconds, earlier.cpu_seconds),
+            asleep_seconds=_difference(self.asleep_seconds, earlier.asleep_seconds),
         )
 
 
-def standstills(
-    seconds: Sequence[float],
-    cpu_seconds: Sequence[float] | None = None,
-    asleep_seconds: Sequence[float] | None = None,
-) -> dict[int, float]:
-    """The blocks of a window that the process did not work throughout, by number from 0, and for about how long not.
-
-    seconds, cpu_seconds, asleep_seconds: of each block, as Instant has them; None where they are not known.
-    """
-    if not seconds:
+def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
+    """Blocks of a window that the process did not work throughout: by number from 0, the seconds that it did not."""
+    if not blocks:
         return {}
-    usual = statistics.median(seconds)
-    busy = statistics.median(c / s for c, s in zip(cpu_seconds, seconds, strict=True)) if cpu_seconds else 0.0
+    usual = statistics.median(block.seconds for block in blocks)
+    used = [block.cpu_seconds / max(block.seconds, 1e-9) for block in blocks if block.cpu_seconds is not None]
+    busy = statistics.median(used) if len(used) == len(blocks) else 0.0
     found = {}
-    for block, lasted in enumerate(seconds):
-        over = lasted - usual
-        stood = lasted - cpu_seconds[block] / busy if cpu_seconds and busy else None
-        asleep = asleep_seconds[block] if asleep_seconds else 0.0
-        long = over > LEAST_SECONDS and lasted > LONGER * usual
-        if asleep > ASLEEP_SECONDS:
-            found[block] = asleep + max(0.0, over)
-        elif long and (stood > over / 2 if stood is not None else lasted > FAR_LONGER * usual):
-            found[block] = over
+    for number, block in enumerate(blocks):
+        over = block.seconds - usual
+        long = over > LEAST_SECONDS and block.seconds > LONGER * usual
+        idle = block.seconds - block.cpu_seconds / busy if busy > BUSY and block.cpu_seconds is not None else None
+        if (block.asleep_seconds or 0.0) > ASLEEP_SECONDS:
+            found[number] = (block.asleep_seconds or 0.0) + max(0.0, over)
+        elif long and (block.seconds > FAR_LONGER * usual if idle is None else idle > over / 2):
+            found[number] = over
     return found
+
+
+def told(blocks: Sequence[Instant], then: str) -> list[str]:
+    """A warning for each block that the process did not work throughout. then: what came of it."""
+    return [
+        f"{STOOD_STILL}: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run, "
+        f"for something stopped it or the machine slept; {then}"
+        for number, seconds in standstills(blocks).items()
+    ]
+
+
+STOOD_STILL = "stood still"
+"""Begins the warning of a process that did not run for a part of its window."""
+
+
+def _difference(later: float | None, earlier: float | None) -> float | None:
+    return None if later is None or earlier is None else max(0.0, later - earlier)
 
 
 def _asleep_seconds() -> float | None:
     """Seconds that the machine has slept since it started; from an arbitrary point, so only differences mean much."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, whose CLOCK_MONOTONIC stops meanwhile
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    if hasattr(time, "CLOCK_UPTIME_RAW"):  # macOS, whose CLOCK_MONOTONIC goes on
-        return time.clock_gettime(time.CLOCK_MONOTONIC) - time.clock_gettime(time.CLOCK_UPTIME_RAW)
+    if (uptime := getattr(time, "CLOCK_UPTIME_RAW", None)) is not None:  # macOS, whose CLOCK_MONOTONIC goes on
+        return time.clock_gettime(time.CLOCK_MONOTONIC) - time.clock_gettime(uptime)
     return None

@@ -32,6 +32,7 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Proof
 from bench.record import Kind, Outcome
 from bench.schedule import variant
+from bench.standstill import told
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
@@ -144,7 +145,16 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     if losses_only:
         window = first_losses(steps, device, PARITY_LOSSES)
     else:
-        window = measure(steps, device, ladder.protocol, data, agree=agree, progress=progress)
+        limit = ladder.protocol.timeout_seconds
+        window = measure(
+            steps,
+            device,
+            ladder.protocol,
+            data,
+            agree=agree,
+            progress=progress,
+            has_time=lambda seconds: _age() + 2 * seconds < limit,
+        )
     windows = gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
@@ -162,7 +172,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         "product_format": toggles.product_format(),
         **_peak_flops(machine, toggles, device, arguments.peak_tflops),
     }
-    warnings = [*batches.warnings, *_interruptions(window)]
+    warnings = [*batches.warnings, *_interruptions(window), *_standstills(windows)]
 
     def tell() -> Outcome:
         """Say, on rank 0, what is known by now."""
@@ -207,6 +217,20 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
 def _age() -> float:
     """Seconds since this process was started."""
     return time.time() - psutil.Process().create_time()
+
+
+def _standstills(windows: list[Window]) -> list[str]:
+    """Where some rank did not run for a part of a window, which all then waited for: once of each block."""
+    found = [
+        line
+        for window in windows
+        for blocks, then in (
+            (window.set_aside, "the window was taken once more"),
+            (window.blocks, "its tokens per second are too low: measure again"),
+        )
+        for line in told(blocks, then)
+    ]
+    return list(dict.fromkeys(found))
 
 
 def _interruptions(window: Window) -> list[str]:

@@ -130,6 +130,7 @@ def prepare(
                 corpus,
                 folder,
                 processes=processes,
+                warn=lambda line: typer.echo(f"gpt2: {line}", err=True),
                 text_column=text_column,
                 revision=revision,
                 val_corpus=val_corpus,

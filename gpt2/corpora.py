@@ -22,6 +22,7 @@ import numpy as np
 
 from gpt2 import data
 from gpt2.cache import sha256_of
+from gpt2.files import files_below
 from gpt2.hub import KNOWN, hub_files, import_datasets
 from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.shards import DataError
@@ -39,13 +40,15 @@ class Piece(NamedTuple):
     text: str
     begins: bool
     """Whether a document begins here; where not, the text goes on where the piece before ended."""
+    where: str = "a document"
+    """File, and line or row, for what is to be said of it."""
 
 
 class Documents:
     """The documents of one split of a corpus, in the order of its files, read as they are needed.
 
     Iterating begins at the loaded position, else at the first document, and raises DataError where the source is
-    damaged or, read over the network, does not answer any more after all the retries of `datasets`.
+    damaged, has no text at all, or does not answer over the network after all the retries of `datasets`.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Documents:
         self.name, self.split = name, split
         self.files = list(files)
         self.kind = _kind(name, self.files)
-        self.text_column = text_column_of(name, self.kind, self.files[0], column)
+        self.text_column = text_column_of(name, self.kind, self.files, column)
         self.origin = origin
         self._in_order = self.files
         self._at_start = True
@@ -94,11 +97,16 @@ class Documents:
         return KNOWN[self.name].tokens if known and self.name in KNOWN else None
 
     def __iter__(self) -> Iterator[Piece]:
+        blank = self._at_start
         for example in self._dataset:
             self._at_start = False
-            yield Piece(example[self.text_column] or "", self.kind != "text" or example["begins"])
+            text = example["text"] or ""
+            blank = blank and (not text or text.isspace())
+            yield Piece(text, example.get("begins", True), example["where"])
         if self._at_start:
             raise DataError(f"corpus {self.name!r} holds no document: {self.files[0]} is empty")
+        if blank:
+            raise DataError(f"corpus {self.name!r} holds no text: its documents are all blank")
 
     def state_dict(self) -> dict[str, Any]:
         """Position of the piece that comes next, as `datasets` gives it; JSON-able."""
@@ -133,8 +141,8 @@ def open_documents(
 
     A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such; a text file is one document, a line of
     JSON or a row of Parquet is one each, their text in `text_column`: text or content, or the only column of text,
-    where None. Which files of a folder are of a split, gpt2.splits tells. `revision` is that of a repository of the
-    hub, its newest where None; `origin` of the result says which it was.
+    where None. Which files of a folder are of a split, gpt2.splits tells; what is hidden is no data (see gpt2.files).
+    `revision` is that of a repository of the hub, its newest where None; `origin` of the result says which it was.
     Raises DataError, one line that says what to do.
     """
     import_datasets()
@@ -178,18 +186,20 @@ def _files_in(folder: Path, split: str) -> list[Path]:
 
 
 def _of_known_kind(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.rglob("*") if file.is_file() and _has_kind(file.name))
+    return [file for file in files_below(folder) if _has_kind(file.name)]
 
 
 def _has_kind(name: str) -> bool:
-    return name.endswith(tuple(FILE_KINDS))
+    return name.lower().endswith(tuple(FILE_KINDS))
 
 
 def _kind(name: str, files: Sequence[str]) -> str:
-    kinds = {kind for file in files for suffix, kind in FILE_KINDS.items() if file.split("?")[0].endswith(suffix)}
+    names = [file.split("?")[0].lower() for file in files]
+    kinds = {kind for each in names for suffix, kind in FILE_KINDS.items() if each.endswith(suffix)}
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
-        raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}")
+        hint = " (JSON Lines, an object on each line, are to be named .jsonl)" if names[0].endswith(".json") else ""
+        raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")
     return kinds.pop()

@@ -25,6 +25,8 @@ from gpt2.text import tokenise
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
 
 
+DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+"""Files whose texts gpt2.corpora reads; none is a text itself."""
 SPLITS = {"val": "validation", "test": "tests"}
 
 
@@ -126,7 +128,10 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
     """A folder's training shards, or one file of tokens or text."""
     if source.is_dir():
         return open_split(name, source, "train", vocab_size)
-    corpus = open_shards(name, [source if source.suffix == ".bin" else tokenise(source)], vocab_size)
+    is_tokens = source.suffix.lower() == ".bin"
+    if not is_tokens and source.name.lower().endswith(DOCUMENTS):
+        raise DataError(f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them")
+    corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
     if (said := split_of(Path(source.name))) in ("val", "test"):
         corpus.warnings += (f"{source.name} is trained on, which by its name is for {SPLITS[said]}",)
     return corpus

@@ -12,10 +12,9 @@ import os
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +22,8 @@ import numpy as np
 from gpt2.corpora import Documents, Piece
 from gpt2.documents import SEPARATOR
 from gpt2.shards import TOKEN, DataError
-from gpt2.text import gpt2_encoding
+from gpt2.text import TokeniseError, gpt2_encoding
+from gpt2.text import encode as encode_text
 
 BATCH_CHARS = 1 << 20
 """Characters encoded together: 250,000 tokens or so of English."""
@@ -41,34 +41,41 @@ class Batch(NamedTuple):
     """uint16; each document after its <|endoftext|>."""
 
 
+Encoded = tuple[np.ndarray, list[TokeniseError]]
+
+
 def processors() -> int:
     """Logical processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def encode(pieces: list[Piece]) -> np.ndarray:
-    """Token ids of these pieces, uint16; special tokens in the text are ordinary text."""
-    return np.concatenate([encode_one(piece) for piece in pieces])
+def encode(pieces: list[Piece]) -> Encoded:
+    """Token ids of these pieces, uint16, and what was wrong with those that had to be left out."""
+    found, errors = [np.empty(0, dtype=TOKEN)], []
+    for piece in pieces:
+        try:
+            found.append(encode_one(piece))
+        except TokeniseError as error:
+            errors.append(error)
+    return np.concatenate(found), errors
 
 
 def encode_one(piece: Piece) -> np.ndarray:
-    """Token ids of one piece, uint16, <|endoftext|> before them where it begins a document."""
-    try:
-        found = _encoding().encode_to_numpy(piece.text, disallowed_special=())  # other threads go on meanwhile
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold
-        found = _encoding().encode_ordinary(piece.text)
-    ids = np.empty(len(found) + piece.begins, dtype=TOKEN)
-    ids[: int(piece.begins)] = SEPARATOR
-    ids[int(piece.begins) :] = found
-    return ids
+    """Token ids of one piece, uint16, <|endoftext|> before them where it begins a document. Raises TokeniseError."""
+    found = encode_text(piece.text, piece.where)  # other threads go on meanwhile
+    return np.concatenate([np.array([SEPARATOR], dtype=TOKEN), found]) if piece.begins else found
 
 
 class Encoder:
     """Processes that encode, ended with the block; in this process where there is to be one."""
 
-    def __init__(self, processes: int | None = None) -> None:
-        _encoding()  # what is wrong with the vocabulary is said here, once
+    def __init__(self, processes: int | None = None, warn: Callable[[str], None] | None = None) -> None:
+        """warn: is told of each document that is left out; where None, such a one is an error."""
+        gpt2_encoding()  # what is wrong with the vocabulary is said here, once
         self.processes = processes or processors()
+        self.left_out = 0
+        """Documents that could not be tokenised, so far."""
+        self._warn = warn
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Encoder:
@@ -83,25 +90,37 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, documents: Documents, position: dict[str, Any] | None) -> Iterator[Batch]:
-        """The documents from `position` on, in their order. At most two batches per process are in memory."""
-        waiting: deque[tuple[dict[str, Any] | None, int, Future[np.ndarray] | list[Piece]]] = deque()
+        """The documents from `position` on, in their order. At most two batches per process are in memory.
+
+        A document that cannot be tokenised is left out, with a warning. A text file is one document, read in pieces:
+        it is not left out, nor a piece of it, but raises TokeniseError.
+        """
+        leave_out = self._warn is not None and documents.kind != "text"
+        waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
         try:
             for began, pieces in _batches(documents, position):
                 characters = sum(len(piece.text) for piece in pieces)
                 waiting.append((began, characters, self._pool.submit(encode, pieces) if self._pool else pieces))
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
-                    yield _finished(*waiting.popleft())
+                    yield self._finished(*waiting.popleft(), leave_out)
             while waiting:
-                yield _finished(*waiting.popleft())
+                yield self._finished(*waiting.popleft(), leave_out)
         except BrokenProcessPool:
             raise DataError(
                 "a process that tokenised was ended from outside (out of memory?); run the same again to go on, "
                 "with fewer processes"
             ) from None
 
-
-def _finished(position: dict[str, Any] | None, characters: int, work: Future[np.ndarray] | list[Piece]) -> Batch:
-    return Batch(position, characters, work.result() if isinstance(work, Future) else encode(work))
+    def _finished(
+        self, position: dict[str, Any] | None, characters: int, work: Future[Encoded] | list[Piece], leave_out: bool
+    ) -> Batch:
+        tokens, errors = work.result() if isinstance(work, Future) else encode(work)
+        for error in errors:
+            if not leave_out or self._warn is None:
+                raise error
+            self._warn(f"{error}; it is left out")
+            self.left_out += 1
+        return Batch(position, characters, tokens)
 
 
 def _batches(
@@ -171,14 +190,9 @@ class Tokens:
         }
 
 
-@lru_cache(maxsize=1)
-def _encoding() -> Any:
-    return gpt2_encoding()
-
-
 def _begin_worker() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers in order
-    _encoding()
+    gpt2_encoding()
     parent = multiprocessing.parent_process()
     assert parent is not None
 

@@ -77,7 +77,7 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
 def _shards(run: Run, source: Source) -> Data:
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
-    folder = source.path if source.path is not None else _prepared(name)
+    folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
     index = _whole(folder) if folder is not None and folder.is_dir() else None
     if index:
         name = index.corpus["corpus"]

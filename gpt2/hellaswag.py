@@ -129,8 +129,7 @@ class Choice:
 @cache  # a long training asks them again and again, and on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
     """The four texts of an example in one style. Raises DataError where the vocabulary cannot be had."""
-    encode = text.gpt2_encoding().encode_ordinary
-    return tuple(STYLES[style](example, encode))
+    return tuple(STYLES[style](example, text.encoded))
 
 
 def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:

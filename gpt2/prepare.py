@@ -74,13 +74,22 @@ class Settings:
         return {**vars(self), **{key: _last_part(value) for key, value in paths.items()}}
 
 
-def prepare(corpus: str, folder: Path, *, processes: int | None = None, **settings: Any) -> Iterator[Progress]:
+def prepare(
+    corpus: str,
+    folder: Path,
+    *,
+    processes: int | None = None,
+    warn: Callable[[str], None] | None = None,
+    **settings: Any,
+) -> Iterator[Progress]:
     """Write a corpus' tokens into shards, by `processes` processes (one per processor where None).
 
     Each document follows an <|endoftext|>; shards have `shard_tokens` tokens each, the last one what is left.
     Validation is the corpus' own split or `val_corpus`, at most `val_tokens` tokens of it (a shard where None); else
     the first `val_tokens` of the corpus, where None its first shard, or its first tenth where it ends within that.
     `max_tokens` of the corpus are taken, its validation included where it is cut from it. See Settings for the rest.
+    `warn` is told of each document that cannot be tokenised and is left out, and at the end of their number; where it
+    is None, such a document is an error.
 
     Killed at any moment, the same call goes on after the last whole shard and writes the same shards as a call never
     killed; once finished it does nothing. Raises DataError for other settings in the same folder, a damaged or
@@ -96,8 +105,10 @@ def prepare(corpus: str, folder: Path, *, processes: int | None = None, **settin
         job = _begin(asked, folder)
         if job is None:
             return
-        with Encoder(processes) as encoder:
+        with Encoder(processes, warn) as encoder:
             yield from job.run(encoder)
+        if encoder.left_out and warn is not None:
+            warn(f"{encoder.left_out:,} document(s) could not be tokenised and are left out")
 
 
 @dataclass

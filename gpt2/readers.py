@@ -1,20 +1,22 @@
 """What one file of a corpus holds, read document by document, and what is wrong with it. Imports no torch.
 
-gpt2.corpora hands read_text, read_json_lines and read_parquet to `datasets`.
+gpt2.corpora hands read_text, read_json_lines and read_parquet to `datasets`. Each gives its documents' text as "text",
+None where it is null, and as "where" the file, and the line or row in it.
 """
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import json
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import repeat
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
 from gpt2.shards import DataError
-from gpt2.text import pieces
+from gpt2.text import of_other_kind, pieces
 
 FILE_KINDS = {".txt": "text", ".jsonl": "json", ".jsonl.gz": "json", ".parquet": "parquet"}
 PIECE_CHARS = 1 << 20
@@ -22,25 +24,36 @@ PIECE_CHARS = 1 << 20
 ROWS = 1024
 """Of a Parquet file read at once."""
 USUAL_COLUMNS = ("text", "content")
+LOOKED_AT = 256
+"""Lines of JSON by which it is told which columns are text."""
+ONE_EACH = "a document is one object on one line (jq -c . OLD > NEW.jsonl for objects, jq -c '.[]' for an array)"
+BLANK = b" \t\r\n\0"
+"""What a line without a document is made of: NULs stand at the end of a file that was given its size beforehand."""
 
 
 def read_text(files: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Each file as one document, in pieces that can be tokenised one by one."""
     for file in files:
-        for number, text in enumerate(pieces(Path(file), PIECE_CHARS)):
-            yield {"text": text, "begins": number == 0}
+        try:
+            for number, text in enumerate(pieces(Path(file), PIECE_CHARS)):
+                yield {"text": text, "begins": number == 0, "where": file}
+        except OSError as error:
+            raise explain(file, error) from None
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
-    """Each line's `column` as one document."""
+    """Each line's `column` as one document; of two columns of one name the last.
+
+    A line without the column is an empty document, as one with null is, unless it has text by another name.
+    """
     for file in files:
-        for number, record in _records(file):
-            if column not in record:
-                raise DataError(f"{file}, line {number}: no column {column!r}, but {', '.join(record) or 'none'}")
-            text = record[column]
+        for where, record in _records(file):
+            if column not in record and any(isinstance(value, str) for value in record.values()):
+                raise DataError(f"{where}: no column {column!r}, but {', '.join(record)}")
+            text = record.get(column)
             if text is not None and not isinstance(text, str):
-                raise DataError(f"{file}, line {number}: {column!r} is no text but {type(text).__name__}")
-            yield {column: text}
+                raise DataError(f"{where}: {column!r} is no text but {type(text).__name__}")
+            yield {"text": text, "where": where}
 
 
 def read_parquet(files: Sequence[str], column: str, begun: str = "", skip: int = 0) -> Iterator[dict[str, Any]]:
@@ -64,67 +77,97 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
         parquet = pyarrow.parquet.ParquetFile(opened)
         if column not in parquet.schema_arrow.names:
             raise DataError(f"{file}: no column {column!r}, but {', '.join(parquet.schema_arrow.names)}")
+        before = 0
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
             if rows <= skip:
                 yield from repeat({}, rows)
             else:
-                for part in parquet.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False):
-                    for text in part.column(0).to_pylist():
-                        yield {column: text}
-            skip = max(0, skip - rows)
+                parts = parquet.iter_batches(ROWS, row_groups=[group], columns=[column], use_threads=False)
+                texts = chain.from_iterable(part.column(0).to_pylist() for part in parts)
+                for number, text in enumerate(texts, before + 1):
+                    yield {"text": text, "where": f"{file}, row {number}"}
+            skip, before = max(0, skip - rows), before + rows
 
 
-def _records(file: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    number = 0
+def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each object of a file of JSON Lines, and the line it is on. Lines of BLANK alone are passed over."""
+    number, first = 0, True
     try:
         with open_file(file) as lines:
             for number, line in enumerate(lines, 1):
-                if line.strip():
-                    record = json.loads(line)
-                    if not isinstance(record, dict):
-                        raise DataError(f"{file}, line {number}: no JSON object; each line is one document")
-                    yield number, record
-    except UnicodeDecodeError as error:
-        raise DataError(f"{file}, line {number}: no UTF-8 ({error.reason})") from None
-    except json.JSONDecodeError as error:
-        raise DataError(f"{file}, line {number}: no JSON ({error.msg} at column {error.colno})") from None
-    except (gzip.BadGzipFile, EOFError, zlib.error) as error:
+                line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+                if line.strip(BLANK):
+                    where = f"{file}, line {number}"
+                    yield where, _record(line, where, first)
+                    first = False
+    except gzip.BadGzipFile as error:
+        if number == 0 and "Not a gzipped file" in str(error):
+            raise DataError(f"{file} is not compressed by gzip; name it without .gz") from None
+        raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
+    except (EOFError, zlib.error) as error:
         raise DataError(f"{file}, after line {number}: damaged gzip data ({error})") from None
     except Exception as error:
         raise explain(file, error) from None
 
 
+def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
+    """A line's object. first: whether no line before had one, so that the whole file may be of another form."""
+    try:
+        text = line.decode().rstrip()
+    except UnicodeDecodeError as error:
+        other = of_other_kind(line) if first else ""
+        raise DataError(f"{where}: no UTF-8 ({error.reason} at byte {error.start + 1}){other}") from None
+    try:
+        record = json.loads(text)
+    except json.JSONDecodeError as error:
+        if first and error.pos >= len(text):  # it goes on in the next line
+            what = "an array over several lines" if text.lstrip().startswith("[") else "an object over several lines"
+            raise DataError(f"{where}: the beginning of {what}; {ONE_EACH}") from None
+        raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+        raise DataError(f"{where}: no JSON that can be read ({error})") from None
+    if not isinstance(record, dict):
+        what = "an array" if isinstance(record, list) else type(record).__name__
+        raise DataError(f"{where}: no JSON object but {what}; {ONE_EACH}")
+    return record
+
+
 def open_file(file: str) -> Any:
     """A file on the disk, at a URL or on the hub, for reading bytes; what is compressed is decompressed."""
     if "://" not in file:
-        return gzip.open(file, "rb") if file.endswith(".gz") else open(file, "rb")
+        return gzip.open(file, "rb") if file.lower().endswith(".gz") else open(file, "rb")
     from datasets.utils.file_utils import xopen  # tries again where the network fails
 
     opened = xopen(file, "rb")
-    return gzip.GzipFile(fileobj=opened) if file.endswith(".gz") else opened
+    return gzip.GzipFile(fileobj=opened) if file.lower().endswith(".gz") else opened
 
 
-def text_column_of(name: str, kind: str, file: str, asked: str | None) -> str:
+def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None) -> str:
     """The column of text: the one asked for if it is there, else the usual one, else the only one.
 
-    Raises DataError where it is not there or cannot be told.
+    Parquet's columns have types. Of JSON the first LOOKED_AT lines tell: a column is text if it has text on one of
+    them, and may be if it has null alone: it is taken by its name, or where no other column is text.
+    Raises DataError where the column is not there or cannot be told.
     """
     if kind == "text":
         return "text"
-    columns, texts = _parquet_columns(file) if kind == "parquet" else _json_columns(file)
+    file = files[0]
+    sought = asked or USUAL_COLUMNS[0]
+    columns, texts, empty = _parquet_columns(file) if kind == "parquet" else _json_columns(files, sought)
     if asked is not None and asked not in columns:
         raise DataError(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
-    if asked is not None and asked not in texts:
+    if asked is not None and asked not in (*texts, *empty):
         raise DataError(f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}")
-    usual = [asked] if asked else [column for column in USUAL_COLUMNS if column in texts] or texts
+    named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
+    usual = [asked] if asked else named or texts or empty
     if len(usual) != 1 and not set(usual) & set(USUAL_COLUMNS):
         many = f"columns of text {', '.join(texts)}; say which" if texts else "no column of text"
         raise DataError(f"corpus {name!r}: {file} has {many}{' with --text-column' if texts else ''}")
     return usual[0]
 
 
-def _parquet_columns(file: str) -> tuple[list[str], list[str]]:
+def _parquet_columns(file: str) -> tuple[list[str], list[str], list[str]]:
     import pyarrow.parquet
 
     try:
@@ -134,14 +177,26 @@ def _parquet_columns(file: str) -> tuple[list[str], list[str]]:
         raise explain(file, error) from None
     kinds = pyarrow.types
     texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
-    return schema.names, texts
+    return schema.names, texts, []
 
 
-def _json_columns(file: str) -> tuple[list[str], list[str]]:
-    _, record = next(_records(file), (0, None))
-    if record is None:
-        raise DataError(f"{file} holds no document")
-    return list(record), [column for column, value in record.items() if isinstance(value, str)]
+def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[str], list[str]]:
+    """All columns, those with text, and those with null alone, by what comes up to the first text of `sought`."""
+    kinds: dict[str, set[type]] = {}
+    looked_at = 0
+    for file in files:
+        for _, record in islice(_records(file), LOOKED_AT - looked_at):
+            looked_at += 1
+            for column, value in record.items():
+                kinds.setdefault(column, set()).add(type(value))
+            if str in kinds.get(sought, ()):
+                break
+        if looked_at == LOOKED_AT or any(str in each for each in kinds.values()):
+            break
+    if not looked_at:
+        raise DataError(f"{files[0]} holds no document")
+    texts = [column for column, each in kinds.items() if str in each]
+    return list(kinds), texts, [column for column, each in kinds.items() if each == {type(None)}]
 
 
 def parquet_rows(files: Sequence[str]) -> int:

@@ -1,12 +1,22 @@
-"""Text to token shards, with GPT-2's own vocabulary. Imports no torch."""
+"""Text to tokens of GPT-2's own vocabulary, and a text file to a token shard. Imports no torch.
+
+ids = encode("To be, or not to be")               # all text of this package becomes tokens by this function
+shard = tokenise(Path("input.txt"))               # the file's tokens, cached
+
+A long text is cut into parts that are encoded one by one. A cut stands where the tokenizer's own pattern always
+separates, so that no token changes: before white space that a visible character follows, and between a letter or
+digit and a punctuation mark. A stretch of more than LONGEST characters without such a place, such as a million
+letters, is cut every LONGEST characters from its beginning. That depends on the text alone, not on how it is read.
+"""
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
@@ -15,63 +25,146 @@ from gpt2.shards import HEADER_BYTES, TOKEN, DataError, cache_dir, replacing, sh
 if TYPE_CHECKING:
     import tiktoken
 
-# A single newline between two words is a token of its own in GPT-2's vocabulary, so text may be cut after it
-# without changing one token; anywhere else a cut could split what the tokenizer would have joined.
-CUT = re.compile(r"(?<=\S)\n(?=\S)")
+END_OF_TEXT = "<|endoftext|>"
+LONGEST = 1 << 18
+"""Characters encoded at once. tiktoken panics at a million blanks before a word; at 600,000 it does not yet."""
+BLANK, VISIBLE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
+"""White space as tiktoken has it, and all else: to Python the four separators of ASCII are white space too."""
+WORD = r"[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
+"""Letters and digits of every version of Unicode: not all, but those of writing without spaces among them."""
+MARK = r"[!-/:-@\[-`{-~\u3001-\u3003\u3008-\u3011\uff01\uff0c\uff1a\uff1b\uff1f]"
+"""Punctuation marks of every version of Unicode; these are most of them."""
+LAST_CUT = re.compile(rf"(?s:.+)(?:(?={BLANK}{VISIBLE})|(?<={WORD})(?={MARK}))")
+"""Matches up to the last place where a cut changes no token."""
+OTHER_FILES = {
+    b"\x1f\x8b": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "Parquet",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+
+
+class TokeniseError(DataError):
+    """A text that the tokenizer fails on."""
 
 
 def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     """Encode a UTF-8 text file with GPT-2's vocabulary; returns the cached shard, in llm.c's format.
 
-    The shard is named by the text's sha256. Text is read and encoded piece by piece, never held whole.
-    Special tokens in the text are encoded as ordinary text. Raises DataError where the text is not UTF-8 or
-    the vocabulary cannot be had.
+    The shard is named by the text's sha256. Text is read and encoded piece by piece, never held whole. A byte order
+    mark at its beginning is no text. Special tokens in the text are encoded as ordinary text. Raises DataError where
+    the text is not UTF-8 or blank, or the vocabulary cannot be had.
     """
     with path.open("rb") as file:
+        file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     target = cache_dir() / "tokens" / f"{digest}-gpt2.bin"
     if target.exists():
         return target
-    encode = gpt2_encoding().encode_ordinary
     with replacing(target) as file:
         file.write(bytes(HEADER_BYTES))
-        count = 0
+        count, blank = 0, True
         for text in pieces(path, piece_chars):
-            ids = np.array(encode(text), dtype=TOKEN)
+            blank = blank and text.isspace()
+            ids = encode(text, str(path))
             file.write(ids.tobytes())
             count += len(ids)
-        if not count:
+        if blank:
             raise DataError(f"{path} holds no text")
         file.seek(0)
         file.write(shard_header(count))
     return target
 
 
+def encode(text: str, where: str = "the text") -> np.ndarray:
+    """A text's tokens, uint16, as tiktoken has them but where a long stretch must be cut; see above.
+
+    Special tokens in the text are ordinary text; half a surrogate pair is U+FFFD. Raises TokeniseError, which begins
+    with `where`, or DataError where the vocabulary cannot be had.
+    """
+    encoding = gpt2_encoding()
+    try:
+        found = [encoding.encode_to_numpy(part, disallowed_special=()) for part in _parts(text)]
+    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold; what follows is tiktoken's own way
+        return encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), where)
+    except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
+        raise
+    except BaseException as error:  # a panic in tiktoken is no Exception
+        said = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise TokeniseError(f"{where} cannot be tokenised (tiktoken: {said})") from None
+    return np.concatenate(found, dtype=TOKEN, casting="unsafe")
+
+
 def encoded(prompt: str) -> list[int]:
     """A prompt as GPT-2's tokens; an empty one is <|endoftext|>, from which GPT-2 begins without a prompt.
 
     <|endoftext|> in a prompt is that token. In a corpus, whose text is somebody else's, it is ordinary text: see
-    tokenise(). Raises DataError where the vocabulary cannot be had.
+    encode(). Raises as encode() does.
     """
-    encoding = gpt2_encoding()
-    return encoding.encode(prompt, allowed_special="all") or [encoding.eot_token]
+    first, *others = (encode(part).tolist() for part in prompt.split(END_OF_TEXT))
+    tokens = first + [token for part in others for token in (gpt2_encoding().eot_token, *part)]
+    return tokens or [gpt2_encoding().eot_token]
+
+
+def _parts(text: str) -> Iterator[str]:
+    """A text in parts of at most LONGEST characters."""
+    start = 0
+    while len(text) - start > LONGEST:
+        found = LAST_CUT.match(text, start, start + LONGEST + 1)
+        end = found.end() if found else start + LONGEST
+        yield text[start:end]
+        start = end
+    yield text[start:]
 
 
 def pieces(path: Path, piece_chars: int) -> Iterator[str]:
-    """A text file in parts of about so many characters, cut where no token is. Raises DataError."""
+    """A text file in parts of about so many characters, whose tokens one by one are those of the whole.
+
+    At most two parts and LONGEST characters are held. Raises DataError.
+    """
     held = ""
     try:
-        with path.open(encoding="utf-8", newline="") as file:
-            while chunk := file.read(piece_chars):
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            while len(chunk := file.read(piece_chars)) == piece_chars:
                 held += chunk
-                cuts = [match.end() for match in CUT.finditer(held)]
-                if cuts:
-                    yield held[: cuts[-1]]
-                    held = held[cuts[-1] :]
+                found = LAST_CUT.match(held)
+                end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next may make a place
+                if end:
+                    yield held[:end]
+                    held = held[end:]
+            held += chunk
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {error.start})") from None
+        with path.open("rb") as file:
+            other = of_other_kind(file.read(4))
+            file.seek(0)
+            place = _first_undecodable(file)
+        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){other}") from None
     if held:
         yield held
+
+
+def of_other_kind(head: bytes) -> str:
+    """What a file that is not UTF-8 is, by its first bytes, to add to an error; empty where they do not say."""
+    for begins, what in OTHER_FILES.items():
+        if head.startswith(begins):
+            return f"; the file is {what}: make UTF-8 text of it"
+    return ""
+
+
+def _first_undecodable(file: IO[bytes]) -> int:
+    """Place in bytes of what is not UTF-8."""
+    decoder, before = codecs.getincrementaldecoder("utf-8")(), 0
+    while True:
+        chunk = file.read(1 << 20)
+        waiting = len(decoder.getstate()[0])
+        try:
+            decoder.decode(chunk, final=not chunk)
+        except UnicodeDecodeError as error:
+            return before - waiting + error.start
+        before += len(chunk)
 
 
 def gpt2_encoding() -> tiktoken.Encoding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import codecs
 import gzip
 import json
 import os
@@ -57,7 +58,7 @@ def server(tmp_path: Path, no_patience: None):
 def test_each_row_or_line_of_a_file_is_a_document(file: str, tmp_path: Path) -> None:
     write = streams.parquet if file == "a.parquet" else streams.json_lines
     opened = open_documents(str(write(tmp_path / file, TEXTS)))
-    assert list(opened) == [Piece(text, True) for text in TEXTS]
+    assert [(piece.text, piece.begins) for piece in opened] == [(text, True) for text in TEXTS]
     assert (opened.name, opened.text_column) == ("a", "text")
 
 
@@ -86,7 +87,9 @@ def test_a_text_file_is_one_document_that_is_never_held_whole(tmp_path: Path, mo
 def test_each_text_file_of_a_folder_is_a_document(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / f"{name}.txt").write_text(f"text {name}")
-    assert list(open_documents(str(tmp_path))) == [Piece("text a", True), Piece("text b", True)]
+    files = [str(tmp_path / name) for name in ("a.txt", "b.txt")]
+    found = [Piece("text a", True, files[0]), Piece("text b", True, files[1])]
+    assert list(open_documents(str(tmp_path))) == found
 
 
 def test_tiny_shakespeare_is_known_as_one_text(shakespeare: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,3 +464,200 @@ def test_a_file_of_no_known_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.pdf").write_text("a")
     with pytest.raises(DataError, match=r"a\.pdf, of no known kind; give files of one kind"):
         open_documents(str(tmp_path / "a.pdf"))
+
+
+@pytest.mark.parametrize("file", ["a.txt", "a.jsonl", "a.parquet"])
+def test_a_file_that_is_gone_since_it_was_opened_is_one_line(file: str, tmp_path: Path) -> None:
+    path = streams.WRITERS[file.split(".")[1]](tmp_path / file, TEXTS)
+    opened = open_documents(str(path))
+    path.unlink()
+    with pytest.raises(DataError, match=rf"{file} does not exist"):
+        list(opened)
+
+
+# --- JSON Lines of every form
+
+TITLED = '{"title": "t", "text": "a"}\n'
+FORMS = {
+    "null first": ('{"text": null}\n' + GOOD * 2, ["", "a", "a"]),
+    "null first, beside another text": ('{"title": "t", "text": null}\n' + TITLED, ["", "a"]),
+    "null first, beside an id of text": ('{"id": "1", "text": null}\n{"id": "2", "text": "a"}\n', ["", "a"]),
+    "null on 300 lines, beside an id of text": ('{"id": "1", "text": null}\n' * 300 + GOOD, [""] * 300 + ["a"]),
+    "no column first": ('{"id": 0}\n{}\n' + GOOD, ["", "", "a"]),
+    "an empty text first": ('{"text": ""}\n' + GOOD, ["", "a"]),
+    "content after null": ('{"content": null, "n": 1}\n{"content": "c", "n": 2}\n', ["", "c"]),
+    "a column of its own after null": ('{"story": null}\n{"story": "s"}\n', ["", "s"]),
+    "a byte order mark": (codecs.BOM_UTF8 + GOOD.encode(), ["a"]),
+    "a byte order mark and CRLF": (codecs.BOM_UTF8 + b'{"text": "a"}\r\n{"text": "b"}\r\n', ["a", "b"]),
+    "blank lines": ("\n\r\n" + GOOD + "  \n\n\t\n" + GOOD, ["a", "a"]),
+    "no newline at the end": (GOOD + '{"text": "b"}', ["a", "b"]),
+    "NULs at the end": (GOOD + "\0" * 5000, ["a"]),
+    "separators within": ('{"text": "a\u2028b\u0085c\u2029d"}\n' + GOOD, ["a\u2028b\u0085c\u2029d", "a"]),
+    "a NUL within": ('{"text": "a\\u0000b"}\n', ["a\0b"]),
+    "a column twice": ('{"text": "a", "text": "b"}\n', ["b"]),
+    "half a surrogate pair": ('{"text": "\\ud800"}\n' + GOOD, ["\ud800", "a"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_json_lines_of_every_form_are_read(form: str, tmp_path: Path) -> None:
+    content, expected = FORMS[form]
+    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert texts(open_documents(str(tmp_path / "a.jsonl"))) == expected
+
+
+@pytest.mark.parametrize("form", ["null first", "null on 300 lines, beside an id of text", "a byte order mark"])
+def test_json_lines_of_every_form_are_read_by_a_named_column(form: str, tmp_path: Path) -> None:
+    content, expected = FORMS[form]
+    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert texts(open_documents(str(tmp_path / "a.jsonl"), text_column="text")) == expected
+
+
+WRONG_FORMS = {
+    "pretty-printed": (
+        '{\n  "text": "a"\n}\n',
+        r"line 1: the beginning of an object over several lines; a",
+    ),
+    "an object broken within": ('{"text": "a",\n"n": 1}\n', r"line 1: the beginning of an object over several lines"),
+    "an array": (
+        '[{"text": "a"}, {"text": "b"}]',
+        r"line 1: no JSON object but an array; .*jq -c '\.\[\]'",
+    ),
+    "an array over lines": (
+        '[\n{"text": "a"},\n{"text": "b"}]',
+        r"line 1: the beginning of an array over",
+    ),
+    "an array, an object a line": ('\n[{"text": "a"},\n{"text": "b"}]', r"line 2: the beginning of an array"),
+    "a text": ('"a"\n', r"line 1: no JSON object but str"),
+    "a number first": ('{"text": 3}\n' + GOOD, r"line 1: 'text' is no text but int"),
+    "a list of texts": (GOOD + '{"text": ["a"]}\n', r"line 2: 'text' is no text but list"),
+    "true": (GOOD + '{"text": true}\n', r"line 2: 'text' is no text but bool"),
+    "text by another name": ('{"title": "t"}\n' + TITLED, r"line 1: no column 'text', but title"),
+    "a huge number": (GOOD + '{"n": ' + "1" * 5000 + "}\n", r"line 2: no JSON that can be read"),
+    "deep brackets": (GOOD + '{"n": ' + "[" * 200_000 + "}\n", r"line 2: no JSON"),
+    "NULs and no line": (GOOD + "\0\0" + GOOD, r"line 2: no JSON"),
+    "UTF-16": (GOOD.encode("utf-16"), r"line 1: no UTF-8 .*; the file is UTF-16"),
+    "gzip by another name": (gzip.compress(GOOD.encode()), r"line 1: no UTF-8 .*; the file is compressed by gzip"),
+    "half a surrogate pair's bytes": (GOOD.encode() + b'{"text": "\xed\xa0\x80"}\n', r"line 2: no UTF-8"),
+    "a byte order mark alone": (codecs.BOM_UTF8, r"a\.jsonl holds no document"),
+    "blank lines alone": ("\n \r\n\0", r"a\.jsonl holds no document"),
+    "blank texts alone": (
+        '{"text": " "}\n{"text": ""}\n{"text": null}\n',
+        r"'a' holds no text: .* all blank",
+    ),
+    "null alone": ('{"text": null}\n', r"'a' holds no text"),
+}
+
+
+@pytest.mark.parametrize("form", WRONG_FORMS)
+def test_json_of_a_wrong_form_is_one_line_that_says_so(form: str, tmp_path: Path) -> None:
+    content, complaint = WRONG_FORMS[form]
+    (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(DataError, match=complaint) as said:
+        list(open_documents(str(tmp_path / "a.jsonl")))
+    assert "\n" not in str(said.value)
+
+
+def test_lines_that_are_not_compressed_as_their_name_says_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl.gz").write_text(GOOD)
+    with pytest.raises(DataError, match=r"a\.jsonl\.gz is not compressed by gzip; name it without \.gz"):
+        open_documents(str(tmp_path / "a.jsonl.gz"))
+
+
+@pytest.mark.parametrize("file", ["A.JSONL", "a.Jsonl.GZ", "A.PARQUET", "A.TXT"])
+def test_a_suffix_in_capitals_is_the_same_kind(file: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+    if file == "A.TXT":
+        path.write_text("a b")
+    elif file == "A.PARQUET":
+        streams.parquet(path, ["a b"])
+    else:
+        line = b'{"text": "a b"}\n'
+        path.write_bytes(gzip.compress(line) if file.endswith("GZ") else line)
+    assert texts(open_documents(str(path))) == ["a b"]
+    assert texts(open_documents(str(tmp_path))) == ["a b"]
+
+
+def test_a_json_file_is_refused_with_the_name_that_json_lines_have(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(GOOD)
+    with pytest.raises(DataError, match=r"a\.json, of no known kind; .*\.jsonl"):
+        open_documents(str(tmp_path / "a.json"))
+
+
+def test_an_empty_first_file_does_not_decide_for_the_others(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.jsonl").write_text('{"text": null, "id": 1}\n')
+    (tmp_path / "c.jsonl").write_text('{"text": "c", "id": 2}\n')
+    assert texts(open_documents(str(tmp_path))) == ["", "c"]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "txt"])
+def test_a_document_knows_its_file_and_line_or_row(kind: str, tmp_path: Path) -> None:
+    path = streams.WRITERS[kind](tmp_path / f"a.{kind}", TEXTS[:120])
+    where = [piece.where for piece in open_documents(str(path))]
+    each = {"jsonl": ", line {}", "parquet": ", row {}", "txt": ""}[kind]
+    assert where == [f"{path}{each.format(n)}" for n in range(1, 2 if kind == "txt" else 121)]
+
+
+# --- which files of a folder are data
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        ".ipynb_checkpoints/a-checkpoint.txt",
+        "__MACOSX/a.txt",
+        "__MACOSX/deep/._a.txt",
+        ".git/a.txt",
+        "deep/.cache/b.txt",
+        "._a.txt",
+        ".hidden.txt",
+        "deep/.#a.txt",
+        "a.txt~",
+        "#a.txt#",
+        "a.txt.bak",
+        ".a.txt.swp",
+    ],
+)
+def test_hidden_files_and_copies_are_no_data(name: str, tmp_path: Path) -> None:
+    place = tmp_path / ".cache" / "mine"  # a hidden folder that is asked for is read
+    (place / name).parent.mkdir(parents=True, exist_ok=True)
+    (place / name).write_text("no data")
+    (place / "deep").mkdir(exist_ok=True)
+    (place / "a.txt").write_text("a")
+    (place / "deep" / "b.txt").write_text("b")
+    assert texts(open_documents(str(place))) == ["a", "b"]
+
+
+def test_hidden_validation_files_are_no_validation(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "._validation.txt").write_text("no data")
+    assert not has_validation(str(tmp_path))
+
+
+@pytest.mark.parametrize("link", ["file", "folder", "loop", "twice", "hidden"])
+def test_links_are_followed_and_nothing_comes_twice(link: str, tmp_path: Path) -> None:
+    place, other = tmp_path / "mine", tmp_path / "other"
+    for folder, text in ((place, "a"), (other, "b")):
+        folder.mkdir()
+        (folder / f"{text}.txt").write_text(text)
+    if link == "file":
+        (place / "link.txt").symlink_to(other / "b.txt")
+    else:
+        (place / "link").symlink_to(other)
+    if link == "loop":
+        (other / "back").symlink_to(place)
+        (place / "itself").symlink_to(place)
+    if link == "twice":
+        (place / "again").symlink_to(other)
+        (place / "z.txt").symlink_to(place / "a.txt")
+    if link == "hidden":
+        (place / ".link").symlink_to(other / "b.txt")
+    assert sorted(texts(open_documents(str(place)))) == ["a", "b"]
+
+
+def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
+    with pytest.raises(DataError, match=r"gone\.txt is a link to what is not there"):
+        open_documents(str(tmp_path))

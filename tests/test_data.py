@@ -2,20 +2,17 @@ import gzip
 import hashlib
 import os
 import pickle
-import tempfile
 import time
 from collections.abc import Callable
-from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpt2 import cache, shards
-from gpt2 import text as tokenising
 from gpt2.data import Batches, Corpus, DataError, open_corpus
 from gpt2.shards import Shards, shard_header
 from gpt2.text import tokenise
@@ -50,29 +47,6 @@ def test_tiny_shakespeare_has_338025_tokens_that_decode_to_its_text(shakespeare:
     assert corpus.warnings == ()
     text = tiktoken.get_encoding("gpt2").decode(corpus.read(0, 338_025).tolist())
     assert text == shakespeare.read_text(encoding="utf-8")
-
-
-@given(text=st.text(alphabet=st.sampled_from("ab 1.'\n\t\r é漢😀"), max_size=200), piece=st.integers(1, 40))
-@settings(deadline=None, max_examples=200)
-def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(text: str, piece: int) -> None:
-    cuts = [match.end() for match in tokenising.CUT.finditer(text)]
-    parts = [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "text.txt"
-        path.write_text(text, encoding="utf-8", newline="")
-        pieces = list(tokenising.pieces(path, piece))
-    assert "".join(pieces) == text
-    ends = {sum(map(len, parts[:n])) for n in range(len(parts) + 1)}
-    assert {sum(map(len, pieces[:n])) for n in range(1, len(pieces))} <= ends
-
-
-@given(text=st.text(alphabet=st.sampled_from("ab 1.'\n\t\r é漢"), max_size=120))
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_a_cut_never_changes_a_token(text: str, vocabulary: None) -> None:
-    encode = tokenising.gpt2_encoding().encode_ordinary
-    cuts = [0, *(match.end() for match in tokenising.CUT.finditer(text)), len(text)]
-    parts = [encode(text[a:b]) for a, b in pairwise(cuts)]
-    assert list(chain.from_iterable(parts)) == encode(text)
 
 
 def test_text_is_tokenised_once_and_found_again_by_content(tmp_path: Path, vocabulary: None) -> None:

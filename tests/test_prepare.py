@@ -137,6 +137,68 @@ def test_half_a_surrogate_pair_is_what_tiktoken_makes_of_it(tmp_path: Path, voca
     assert np.array_equal(np.concatenate(parts), expected(texts))
 
 
+@pytest.mark.parametrize("blanks", [" ", "\t", "\xa0", "\n", "a", "漢"])
+def test_a_document_with_a_million_of_one_character_is_tokenised(
+    blanks: str, tmp_path: Path, vocabulary: None
+) -> None:
+    texts = [*TEXTS[:20], "before" + blanks * 1_000_000 + "after", *TEXTS[20:40]]
+    said: list[str] = []
+    index = made(str(streams.json_lines(tmp_path / "mine.jsonl", texts)), tmp_path / "out", warn=said.append)
+    assert (index.documents, said) == (41, [])
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException is: no Exception."""
+
+
+@pytest.fixture
+def failing(vocabulary: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tokenizer that panics at a text with BAD in it."""
+    from types import SimpleNamespace
+
+    from gpt2 import text as tokenising
+
+    encoding = tokenising.gpt2_encoding()
+
+    def encode(text: str, **settings) -> np.ndarray:
+        if "BAD" in text:
+            raise Panic("RuntimeError(StackOverflow)")
+        return encoding.encode_to_numpy(text, **settings)
+
+    monkeypatch.setattr(tokenising, "gpt2_encoding", lambda: SimpleNamespace(encode_to_numpy=encode))
+
+
+@pytest.mark.parametrize("bad", [{0}, {7}, {199}, {3, 4, 150}, {198, 199}])
+@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
+def test_a_document_that_cannot_be_tokenised_is_left_out_named_and_counted(
+    kind: str, bad: set[int], tmp_path: Path, failing: None, small_batches: None
+) -> None:
+    texts = [f"BAD {text}" if number in bad else text for number, text in enumerate(TEXTS[:200])]
+    path = streams.WRITERS[kind](tmp_path / f"mine.{kind}", texts)
+    said: list[str] = []
+    index = made(str(path), tmp_path / "out", warn=said.append, val_tokens=1000)
+    kept = expected([text for number, text in enumerate(texts) if number not in bad])
+    assert (index.documents, index.tokens) == (200 - len(bad), len(kept))
+    row = {"jsonl": "line", "parquet": "row"}[kind]
+    named = [
+        f"{path}, {row} {number + 1} cannot be tokenised (tiktoken: RuntimeError(StackOverflow)); it is left out"
+        for number in sorted(bad)
+    ]
+    assert said == [*named, f"{len(bad)} document(s) could not be tokenised and are left out"]
+
+
+def test_without_a_way_to_warn_a_document_that_cannot_be_tokenised_is_an_error(tmp_path: Path, failing: None) -> None:
+    path = streams.json_lines(tmp_path / "mine.jsonl", ["a", "BAD"])
+    with pytest.raises(DataError, match=r"mine\.jsonl, line 2 cannot be tokenised"):
+        made(str(path), tmp_path / "out")
+
+
+def test_no_piece_of_a_text_is_left_out(tmp_path: Path, failing: None) -> None:
+    path = streams.text(tmp_path / "mine.txt", ["a", "BAD", "c"])
+    with pytest.raises(DataError, match=r"mine\.txt cannot be tokenised"):
+        made(str(path), tmp_path / "out", warn=lambda _: None)
+
+
 @pytest.mark.parametrize("name", ["train", "carnival", "val"])
 def test_a_corpus_named_like_a_split_is_not_mistaken_for_one(name: str, tmp_path: Path, vocabulary: None) -> None:
     index = made(str(streams.json_lines(tmp_path / f"{name}.jsonl", TEXTS[:100])), tmp_path / "out", shard_tokens=2000)

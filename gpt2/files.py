@@ -1,0 +1,51 @@
+"""Which files below a folder are data. Imports no torch.
+
+for path in files_below(Path("corpus")): ...
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from gpt2.shards import DataError
+
+
+def hidden(name: str) -> bool:
+    """Whether a file or folder of this name is nobody's data.
+
+    Such a name begins with a dot, as those of editors, notebooks, version control and macOS do, or is __MACOSX.
+    """
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def files_below(folder: Path) -> list[Path]:
+    """All files in a folder and its folders, in the order of their paths, without what is hidden.
+
+    Links are followed, and a file or folder that can be reached in several ways comes once, by the first path.
+    Raises DataError where a folder cannot be read, or a link leads to nothing.
+    """
+    found: list[Path] = []
+    seen = {folder.resolve()}
+    for at, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if not hidden(name) and _first(Path(at, name), seen)]
+        found += [Path(at, name) for name in files if not hidden(name)]
+    return [path for path in sorted(found) if _is_file(path) and _first(path, seen)]
+
+
+def _first(path: Path, seen: set[Path]) -> bool:
+    real = path.resolve()
+    if real in seen:
+        return False
+    seen.add(real)
+    return True
+
+
+def _is_file(path: Path) -> bool:
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to what is not there; remove it, or mend it")
+    return path.is_file()
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"cannot read folder {error.filename} ({error.strerror})")

@@ -1,0 +1,277 @@
+"""Text to tokens: cuts that change none, stretches that must be cut, files of every shape."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import random
+import re
+import tempfile
+import tracemalloc
+from itertools import pairwise
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpt2 import text as tokenising
+from gpt2.shards import HEADER_BYTES, DataError
+from gpt2.text import TokeniseError, encode, pieces, tokenise
+
+ODD = "ab 19.'sdlt!\n\t\r\x00\x1c\x1f\x85\xa0\u2028\u3000é漢字、。ぁ가😀\u0301²Ⅷ_\ufeff\u200b"
+TEXTS = st.text(alphabet=st.one_of(st.sampled_from(ODD), st.characters(codec="utf-8")), max_size=150)
+with_vocabulary = settings(
+    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+CUT = re.compile(tokenising.LAST_CUT.pattern.removeprefix("(?s:.+)"))
+"""Matches at every place of a cut."""
+
+
+def by_tiktoken(text: str) -> list[int]:
+    return tokenising.gpt2_encoding().encode_ordinary(text)
+
+
+def written(folder: Path | str, text: str) -> Path:
+    path = Path(folder) / "text.txt"
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+def tokens_of(shard: Path) -> list[int]:
+    return np.fromfile(shard, dtype="<u2", offset=HEADER_BYTES).tolist()
+
+
+def stretches(text: str) -> list[str]:
+    places = sorted({0, *(match.start() for match in CUT.finditer(text)), len(text)})
+    return [text[a:b] for a, b in pairwise(places)]
+
+
+# --- cuts
+
+
+@given(text=TEXTS)
+@with_vocabulary
+def test_a_cut_never_changes_a_token(text: str, vocabulary: None) -> None:
+    assert [token for part in stretches(text) for token in by_tiktoken(part)] == by_tiktoken(text)
+
+
+@given(text=TEXTS, longest=st.integers(2, 40))
+@with_vocabulary
+def test_a_text_without_a_long_stretch_has_the_tokens_of_tiktoken(text: str, longest: int, vocabulary: None) -> None:
+    longest = max([longest, *map(len, stretches(text))])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenising, "LONGEST", longest)
+        assert all(len(part) <= longest for part in tokenising._parts(text))
+        assert encode(text).tolist() == by_tiktoken(text)
+
+
+@given(text=TEXTS, longest=st.integers(2, 20), piece=st.integers(1, 40))
+@with_vocabulary
+def test_tokens_do_not_depend_on_the_pieces_that_text_is_read_in(
+    text: str, longest: int, piece: int, vocabulary: None
+) -> None:
+    text = text.removeprefix("\ufeff")  # at the beginning of a file it is no text
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenising, "LONGEST", longest)
+        found = list(pieces(written(folder, text), piece))
+        assert "".join(found) == text
+        assert [token for part in found for token in encode(part).tolist()] == encode(text).tolist()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one\r\ntwo\r\n\r\nthree  \r\n four",
+        "all of it on one line, and  two blanks;\ttabs \t mixed \u3000漢字",
+        "漢字、漢字。「漢字」\uff01かな\uff1bカナ",
+        "it's they'll we're 'tis ''s x'd' 'll 'lx",
+        "a\x1cb \x1f c\x85d\xa0e\u2028f",
+    ],
+)
+def test_texts_of_odd_shapes_are_cut_often_and_without_a_change(text: str, vocabulary: None) -> None:
+    parts = stretches(text)
+    assert len(parts) >= 4
+    assert [token for part in parts for token in by_tiktoken(part)] == by_tiktoken(text)
+
+
+# --- stretches that must be cut
+
+RUNS = {
+    "blanks": " ",
+    "newlines": "\n",
+    "carriage returns": "\r\n",
+    "tabs": "\t",
+    "no-break spaces": "\xa0",
+    "wide blanks": "\u3000",
+    "letters": "a",
+    "accented letters": "é",
+    "digits": "7",
+    "carets": "^",
+    "equal signs": "=",
+    "Chinese": "漢",
+    "emoji": "😀",
+    "combining marks": "\u0301",
+    "NULs": "\0",
+    "separators": "\x1c",
+    "letters of several kinds": "qZxj9",
+    "Thai": "กี",
+}
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("size", [100_000, 1_000_000])
+def test_a_run_of_any_one_class_is_tokenised(run: str, size: int, vocabulary: None) -> None:
+    text = "before" + RUNS[run] * (size // len(RUNS[run])) + "after"
+    found = encode(text).tolist()
+    assert tokenising.gpt2_encoding().decode(found) == text
+    if len(text) <= tokenising.LONGEST:
+        assert found == by_tiktoken(text)
+
+
+def test_several_long_runs_in_a_text_leave_the_rest_as_it_was(vocabulary: None) -> None:
+    some = " Some words, of which none may change.\n"
+    text = some.join(mark * 300_000 for mark in " x^")
+    found = encode(text).tolist()
+    kept = by_tiktoken(some[:-1])
+    assert sum(found[at : at + len(kept)] == kept for at in range(len(found)) if found[at] == kept[0]) == 2
+    assert tokenising.gpt2_encoding().decode(found) == text
+
+
+@pytest.mark.parametrize("text", ["", "\ud800", "a\udc00b", " \ud800" * 3])
+def test_half_a_surrogate_pair_is_what_tiktoken_makes_of_it(text: str, vocabulary: None) -> None:
+    assert encode(text).tolist() == by_tiktoken(text)
+
+
+def test_half_a_surrogate_pair_in_a_long_text_is_what_tiktoken_makes_of_it(vocabulary: None) -> None:
+    text = "some words " * 40_000 + "\ud800" + " and others" * 10
+    assert encode(text).tolist() == by_tiktoken(text)
+
+
+class Panic(BaseException):
+    """As pyo3's PanicException is: no Exception."""
+
+
+@pytest.mark.parametrize("error", [Panic("StackOverflow\nand a trace"), ValueError("Regex error"), RuntimeError()])
+def test_whatever_tiktoken_fails_with_is_one_line_that_names_the_text(
+    error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tokenising, "gpt2_encoding", lambda: SimpleNamespace(encode_to_numpy=fail))
+    with pytest.raises(TokeniseError, match=r"^a\.jsonl, line 3 cannot be tokenised \(tiktoken: \w+") as said:
+        encode("text", "a.jsonl, line 3")
+    assert "\n" not in str(said.value)
+    with pytest.raises(TokeniseError, match=r"text\.txt cannot be tokenised"):
+        tokenise(written(tmp_path, "text"))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError, GeneratorExit])
+def test_what_is_not_the_tokenizers_fault_passes_through(
+    error: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(tokenising, "gpt2_encoding", lambda: SimpleNamespace(encode_to_numpy=fail))
+    with pytest.raises(error):
+        encode("text")
+
+
+# --- files
+
+SIZE = 1 << 20
+WORDS = ["the", "of", "and", "to", "in", "is", "was", "for", "as", "with", "by", "that"]
+
+
+def shaped(shape: str) -> str:
+    rng = random.Random(7)
+    lines = [" ".join(rng.choices(WORDS, k=12)) + "." for _ in range(SIZE // 50)]
+    if shape in {"\n", "\r\n", "\r", "\u2028", "\n\n", " "}:
+        return shape.join(lines)
+    return shape * (SIZE // len(shape))
+
+
+@pytest.mark.parametrize(
+    "shape", ["\n", "\r\n", "\r", "\u2028", "\n\n", " ", "漢字", "漢字、", " \t", "a", "^", "aB3+/"]
+)
+def test_a_text_of_any_shape_is_never_held_whole(
+    shape: str, tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenising, "LONGEST", 1 << 14)
+    text = shaped(shape)
+    path = written(tmp_path, text)
+    pieces_of_it = [len(piece) for piece in pieces(path, 1 << 14)]
+    assert sum(pieces_of_it) == len(text)
+    assert max(pieces_of_it) <= 1 << 15
+    tracemalloc.start()
+    for _ in pieces(path, 1 << 14):
+        pass
+    held = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert held < SIZE // 2
+
+
+@pytest.mark.parametrize("shape", ["\n", "\r\n", " ", "漢字、"])
+def test_the_shard_of_a_text_of_any_shape_is_what_tiktoken_makes_of_the_whole(
+    shape: str, tmp_path: Path, vocabulary: None
+) -> None:
+    text = shaped(shape)
+    assert tokens_of(tokenise(written(tmp_path, text), 1 << 14)) == by_tiktoken(text)
+
+
+def test_a_short_file_is_one_piece(tmp_path: Path) -> None:
+    assert list(pieces(written(tmp_path, "a few words\nand lines\n"), 1 << 20)) == ["a few words\nand lines\n"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path, vocabulary: None) -> None:
+    plain, marked = tmp_path / "plain.txt", tmp_path / "marked.txt"
+    plain.write_bytes(b"To be\r\nor not")
+    marked.write_bytes(codecs.BOM_UTF8 + plain.read_bytes())
+    assert tokens_of(tokenise(marked)) == by_tiktoken("To be\r\nor not")
+    assert tokenise(plain) == tokenise(marked)
+
+
+@pytest.mark.parametrize("content", [b"", b" \n\t \r\n", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n", "\u3000".encode()])
+def test_a_blank_file_holds_no_text(content: bytes, tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.txt holds no text"):
+        tokenise(tmp_path / "a.txt")
+
+
+def test_nul_characters_are_text(tmp_path: Path, vocabulary: None) -> None:
+    assert tokens_of(tokenise(written(tmp_path, "a\0\0b"))) == by_tiktoken("a\0\0b")
+
+
+@pytest.mark.parametrize(
+    ("content", "place"),
+    [
+        (b"abc\xff\xfe", 3),
+        (codecs.BOM_UTF8 + b"ab\xc3(", 5),
+        ("é".encode() * (3 << 19) + b"\xe6\xbc", 3 << 20),
+        (b"a " * (1 << 20) + b"\xed\xa0\x80", 2 << 20),
+    ],
+)
+def test_what_is_not_utf8_is_named_by_its_byte_in_the_file(
+    content: bytes, place: int, tmp_path: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=rf"a\.txt is not UTF-8 text \(.* at byte {place}\)$"):
+        tokenise(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("text".encode("utf-16"), "UTF-16"),
+        (gzip.compress(b"text"), "compressed by gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+    ],
+)
+def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=rf"is not UTF-8 text .*; the file is .*{what}"):
+        tokenise(tmp_path / "a.txt")
