@@ -117,12 +117,15 @@ def prepare(
 
     Example: gpt2 prepare tinyshakespeare
     """
+    from gpt2.corpora import not_taken
     from gpt2.data import DataError
     from gpt2.display import preparing
     from gpt2.feed import prepared_folder
     from gpt2.index import read_index, to_nanogpt
     from gpt2.prepare import prepare
 
+    if other := not_taken(corpus):
+        typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else Path(corpus).resolve().name.split(".")[0])
     try:
         preparing(

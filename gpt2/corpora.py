@@ -170,6 +170,14 @@ def open_documents(
     raise _unknown(name)
 
 
+def not_taken(name: str) -> Path | None:
+    """A file or folder of texts in the working directory that a known corpus' name does not mean; None where none."""
+    path = Path(name)
+    if name not in (*KNOWN, *TEXTS) or not path.exists() or (path / "index.json").exists():
+        return None
+    return path if path.is_file() or _of_known_kind(path) else None
+
+
 def has_validation(name: str) -> bool:
     """Whether the corpus has a validation split of its own."""
     if name in KNOWN:

@@ -20,7 +20,7 @@ import numpy as np
 from gpt2.shards import DataError, Shards, cache_dir, open_shards, replacing
 from gpt2.splits import open_split, split_of
 from gpt2.synthetic import Synthetic
-from gpt2.text import tokenise
+from gpt2.text import end_of_text_written, tokenise
 
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
 
@@ -132,6 +132,8 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
     if not is_tokens and source.name.lower().endswith(DOCUMENTS):
         raise DataError(f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them")
     corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
+    if not is_tokens and (written := end_of_text_written(source)):
+        corpus.warnings += (written,)
     if (said := split_of(Path(source.name))) in ("val", "test"):
         corpus.warnings += (f"{source.name} is trained on, which by its name is for {SPLITS[said]}",)
     return corpus

@@ -7,7 +7,6 @@ import hashlib
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -52,10 +51,10 @@ def library() -> ctypes.CDLL:
 
     home = Path(torch.__file__).parent
     command = [
-        *(*shlex.split(os.environ.get("CXX") or "g++"), *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
+        *(os.environ.get("CXX") or "g++", *FLAGS, f"-I{home / 'include'}", str(SOURCE)),
         *(f"-L{home / 'lib'}", "-ltorch_cpu", "-lc10"),
     ]
-    made_of = [*command, torch.__version__, SOURCE.read_text(), *sorted(cpu_flags())]
+    made_of = [*command, torch.__version__, SOURCE.read_text(encoding="utf-8"), *sorted(cpu_flags())]
     name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
     folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # where torch.compile's code lies
     if not os.path.exists(folder / name):  # which is False of a folder that cannot be looked into, too

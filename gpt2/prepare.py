@@ -29,6 +29,7 @@ from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, damaged, read_index, writing
 from gpt2.lock import Locked, alone
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, shard_header
+from gpt2.text import end_of_text_written
 from gpt2.workload import TEXT_VOCABULARY
 
 SHARD_TOKENS = 100_000_000
@@ -89,7 +90,7 @@ def prepare(
     the first `val_tokens` of the corpus, where None its first shard, or its first tenth where it ends within that.
     `max_tokens` of the corpus are taken, its validation included where it is cut from it. See Settings for the rest.
     `warn` is told of each document that cannot be tokenised and is left out, and at the end of their number; where it
-    is None, such a document is an error.
+    is None, such a document is an error. It is told, too, of a text that holds <|endoftext|> in writing.
 
     Killed at any moment, the same call goes on after the last whole shard and writes the same shards as a call never
     killed; once finished it does nothing. Raises DataError for other settings in the same folder, a damaged or
@@ -105,6 +106,9 @@ def prepare(
         job = _begin(asked, folder)
         if job is None:
             return
+        if warn is not None and job.training.kind == "text":
+            for line in filter(None, map(end_of_text_written, map(Path, job.training.files))):
+                warn(line)
         with Encoder(processes, warn) as encoder:
             yield from job.run(encoder)
         if encoder.left_out and warn is not None:

@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
+from gpt2.cache import remembered
 from gpt2.shards import HEADER_BYTES, TOKEN, DataError, cache_dir, replacing, shard_header
 
 if TYPE_CHECKING:
@@ -77,6 +78,27 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
         file.seek(0)
         file.write(shard_header(count))
     return target
+
+
+def end_of_text_written(path: Path) -> str | None:
+    """A warning where a text file holds <|endoftext|> in writing, as if to part documents; None where it does not."""
+    count = remembered([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})["count"]
+    if not count:
+        return None
+    return (
+        f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no documents; give "
+        "these as lines of JSON (.jsonl) to have them parted"
+    )
+
+
+def _count(path: Path, what: bytes) -> int:
+    with path.open("rb") as file:
+        held, count = b"", 0
+        while chunk := file.read(1 << 24):
+            held += chunk
+            count += held.count(what)
+            held = held[-len(what) + 1 :]  # too short to hold it whole
+    return count
 
 
 def encode(text: str, where: str = "the text") -> np.ndarray:
