@@ -1,4 +1,7 @@
+import bz2
+import gzip
 import json
+import lzma
 import math
 from pathlib import Path
 
@@ -32,9 +35,38 @@ def test_a_loss_that_is_not_finite_survives_the_file(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record(measurement=measurement(losses=[10.0, math.nan, math.inf])))
     ((found,), _) = read(tmp_path / "r.jsonl")
     assert found.measurement is not None
-    assert math.isnan(found.measurement.losses[1])
-    assert found.measurement.losses[2] == math.inf
-    json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found.measurement.losses[0] == 10.0
+    assert all(math.isnan(loss) for loss in found.measurement.losses[1:])
+    written = json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name}"))
+    assert written["measurement"]["losses"] == [10.0, None, None]
+
+
+@pytest.mark.parametrize("spelled", ["null", "NaN", "Infinity", "-Infinity", '"NaN"', '"Infinity"', '"-Infinity"'])
+def test_a_loss_that_is_not_finite_is_read_however_older_files_spell_it(spelled: str, tmp_path: Path) -> None:
+    line = record(measurement=measurement(losses=[123.0, 10.0])).model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(f"{line.replace('123.0', spelled)}\n")
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert [math.isfinite(loss) for loss in found.measurement.losses] == [False, True]
+
+
+@pytest.mark.parametrize(("difference", "finite"), [(None, None), (1e-7, True), (math.nan, False), (math.inf, False)])
+def test_a_gradient_difference_that_is_not_finite_is_told_from_one_that_was_not_taken(
+    difference: float | None, finite: bool | None, tmp_path: Path
+) -> None:
+    append(tmp_path / "r.jsonl", record(measurement=measurement(gradient_difference=difference)))
+    assert "NaN" not in (tmp_path / "r.jsonl").read_text()
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert found.measurement.gradients_finite is finite
+
+
+def test_an_older_file_s_gradient_difference_that_is_not_finite_means_the_same(tmp_path: Path) -> None:
+    line = record(measurement=measurement(gradient_difference=123.0)).model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(line.replace("123.0", '"NaN"').replace(',"gradients_finite":true', "") + "\n")
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert (found.measurement.gradient_difference, found.measurement.gradients_finite) == (None, False)
 
 
 def test_a_line_torn_within_a_character_is_left_out_as_any_torn_one(tmp_path: Path) -> None:
@@ -76,8 +108,18 @@ def test_a_torn_last_line_is_left_out_with_a_warning(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("not json", r"r\.jsonl:2"),
-        ('{"schema": 2}', r"r\.jsonl:2: no record of schema 1"),
+        ('{"schema": 2}', r"r\.jsonl:2: schema 2: written by a newer gpt2-bench; upgrade"),
+        ('{"schema": 0}', r"r\.jsonl:2: no record of schema 1: schema: "),
+        ('{"schema": "2"}', r"r\.jsonl:2: no record of schema 1: schema: "),
         ("{}", r"r\.jsonl:2"),
+        ("[]", r"r\.jsonl:2: a list, no record"),
+        ("3.5", r"r\.jsonl:2: a single value, no record"),
+        ("null", r"r\.jsonl:2: a single value, no record"),
+        ('"text"', r"r\.jsonl:2: a single value, no record"),
+        ("{} {}", r"r\.jsonl:2: something follows the record"),
+        ("{},", r"r\.jsonl:2: something follows the record"),
+        ('{"kind": ', r"r\.jsonl:2: the line is cut off; delete this line"),
+        ("<<<<<<< HEAD", r"r\.jsonl:2: no result of bench run; delete this line"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: Path) -> None:
@@ -92,8 +134,88 @@ def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: 
 def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**json.loads(record().model_dump_json(by_alias=True)), "surprise": 1}) + "\n")
-    with pytest.raises(RecordError, match="surprise"):
+    with pytest.raises(RecordError, match=r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"):
         read(path)
+
+
+def test_a_field_that_is_unknown_further_down_is_named_with_its_place(tmp_path: Path) -> None:
+    line = json.loads(record().model_dump_json(by_alias=True))
+    line["environment"]["colour"] = "red"
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecordError, match=r"unknown field 'environment\.colour'"):
+        read(tmp_path / "r.jsonl")
+
+
+def lines(count: int = 2) -> list[bytes]:
+    return [record(repetition=n).model_dump_json(by_alias=True).encode() for n in range(1, count + 1)]
+
+
+EDITED = {
+    "CRLF": lambda a, b: a + b"\r\n" + b + b"\r\n",
+    "a byte order mark": lambda a, b: b"\xef\xbb\xbf" + a + b"\n" + b + b"\n",
+    "blank lines": lambda a, b: b"\n" + a + b"\n \t\n\r\n" + b + b"\n\n",
+    "no end of the last line": lambda a, b: a + b"\n" + b,
+    "blanks around": lambda a, b: b"  " + a + b" \n\t" + b + b"\n  ",
+    "all at once": lambda a, b: b"\xef\xbb\xbf\r\n" + a + b"\r\n\r\n" + b,
+}
+
+
+@pytest.mark.parametrize("how", EDITED)
+def test_what_an_editor_does_to_a_file_changes_no_record(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content := EDITED[how](*lines()))
+    assert read(path) == ([record(repetition=1), record(repetition=2)], [])
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"%b\n%b\n" + bytes(100),
+        b"%b\n" + bytes(8) + b"%b\n",
+        b"%b\n%b" + bytes(3),
+        b"%b\n%b\n" + bytes(3) + b"\n",
+    ],
+)
+def test_nuls_that_a_crash_leaves_are_left_out_with_a_warning(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content % tuple(lines()))
+    records, (warning,) = read(path)
+    assert len(records) == 2
+    assert "holds NULs" in warning
+
+
+def pretty(*values: bytes) -> bytes:
+    return b"\n".join(json.dumps(json.loads(value), indent=2).encode() for value in values)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (pretty(*lines()), "r.jsonl:1: JSON over several lines"),
+        (pretty(lines()[0]).replace(b"\n", b"\r\n"), "r.jsonl:1: JSON over several lines"),
+        (b"\xef\xbb\xbf" + pretty(lines()[0]), "r.jsonl:1: JSON over several lines"),
+        (b"[\n" + b",\n".join(lines()) + b"\n]\n", "r.jsonl:1: JSON over several lines"),
+        (b"[" + b", ".join(lines()) + b"]\n", "r.jsonl:1: a list, no record"),
+        (b"\n".join(lines()).decode().encode("utf-16"), "r.jsonl: is UTF-16 text; save it as UTF-8"),
+        (gzip.compress(lines()[0]), "r.jsonl: is compressed (gzip); unpack it first"),
+        (bz2.compress(lines()[0]), "r.jsonl: is compressed (bzip2); unpack it first"),
+        (lzma.compress(lines()[0]), "r.jsonl: is compressed (xz); unpack it first"),
+        (lines()[0] + b'\n{"rung": "\xe9"}\n', "r.jsonl:2: is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_json_lines_is_told_in_one_line(content: bytes, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(content)
+    with pytest.raises(RecordError) as caught:
+        read(tmp_path / "r.jsonl")
+    assert str(caught.value).startswith(f"{tmp_path}/{complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_file_is_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"r\.jsonl: Is a directory"):
+        read(tmp_path / "r.jsonl")
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import unicodedata
 from collections.abc import Sequence
@@ -29,6 +30,11 @@ def training_time(tokens: float, tps: float) -> str:
 def letter(place: int) -> str:
     """By which tables call a run or a side: A to Z, then AA."""
     return (letter(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
+
+
+def loss(value: float | None) -> str:
+    """In nats per token."""
+    return DASH if value is None else f"{value:.4f}" if math.isfinite(value) else "not finite"
 
 
 def percent(share: float | None) -> str:
