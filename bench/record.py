@@ -262,6 +262,36 @@ def reserved(path: Path) -> Iterator[None]:
                 path.unlink()
 
 
+def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
+    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it has one.
+
+    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their names.
+    warnings: takes those about folders that cannot be read.
+    """
+    root, seen, found = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
+    folders, links, files = [folder], list[Path](), list[Path]()
+    while folders or links:
+        place = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(place)
+        if real in seen or (place != folder and root.is_relative_to(real)):
+            continue
+        seen.add(real)
+        try:
+            inside = sorted(each for each in place.iterdir() if not each.name.startswith("."))
+        except OSError as error:
+            if warnings is not None:
+                warnings.append(f"{place}: {error.strerror}; left out")
+            continue
+        for each in inside:
+            if each.is_dir():
+                (links if each.is_symlink() else folders).append(each)
+            elif each.suffix == ".jsonl" and not (place / "run.json").exists():
+                files.append(each)
+    for file in sorted(files, key=lambda each: each.is_symlink()):
+        found.setdefault(os.path.realpath(file), file)
+    return sorted(file for file in found.values() if file.name.startswith(prefix))
+
+
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a results file, and warnings about what was left out. Raises RecordError, see read_lines()."""
     return read_lines(path, Record, "record")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.ladder import Ladder
 from bench.machine import Difference, Environment, differences
-from bench.record import BLANK, NUL, RUNGS, Record, RecordError, read, torn
+from bench.record import BLANK, NUL, RUNGS, Record, RecordError, read, results_files, torn
 
 
 class ResumeError(Exception):
@@ -38,14 +38,14 @@ def unfinished(
     machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
-    for path in out.glob(f"*/{ladder.file_name}-*.jsonl"):
+    for path in results_files(out, f"{ladder.file_name}-"):
         with contextlib.suppress(RecordError):  # foreign, and of no use here
             records = read(path)[0]
             if records and records[0].ladder == ladder.name:
                 found.append((path, records))
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
-    found.sort(key=lambda run: (run[0].parent.name == machine.machine, run[1][-1].time), reverse=True)
+    found.sort(key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True)
     reasons: list[str] = []
     complete: list[Path] = []
     for path, records in found:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import RecordError, append, read, reserved
+from bench.record import RecordError, append, read, reserved, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -259,3 +259,61 @@ def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path
     with reserved(tmp_path / "r.jsonl"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def tree(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}\n")
+
+
+def names(root: Path, prefix: str = "") -> list[str]:
+    return [file.relative_to(root).as_posix() for file in results_files(root, prefix)]
+
+
+def test_results_are_found_at_any_depth_sorted_without_hidden_ones_and_metrics(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        "b/c/d.jsonl",
+        "b/a.jsonl",
+        "z.jsonl",
+        "b/notes.txt",
+        ".git/x.jsonl",
+        "b/.x.jsonl",
+        "run/metrics.jsonl",
+    )
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert names(tmp_path) == ["b/a.jsonl", "b/c/d.jsonl", "z.jsonl"]
+    assert names(tmp_path, "d") == ["b/c/d.jsonl"]
+    assert names(tmp_path / "nowhere") == []
+
+
+def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
+    tree(tmp_path, "disk/m/a.jsonl", "disk/b.jsonl", "results/own/c.jsonl")
+    (tmp_path / "results" / "linked").symlink_to("../disk/m")
+    (tmp_path / "results" / "own" / "d.jsonl").symlink_to("../../disk/b.jsonl")
+    assert names(tmp_path / "results") == ["linked/a.jsonl", "own/c.jsonl", "own/d.jsonl"]
+    (tmp_path / "all").symlink_to("results")
+    assert names(tmp_path / "all") == ["linked/a.jsonl", "own/c.jsonl", "own/d.jsonl"]
+
+
+def test_a_file_that_links_lead_to_again_is_found_once_by_its_own_path(tmp_path: Path) -> None:
+    tree(tmp_path, "m/a.jsonl", "m/b/c.jsonl")
+    (tmp_path / "a-link").symlink_to("m")
+    (tmp_path / "a.jsonl").symlink_to("m/a.jsonl")
+    (tmp_path / "m" / "b" / "deeper").symlink_to("..")
+    assert names(tmp_path) == ["m/a.jsonl", "m/b/c.jsonl"]
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "/", "loop"])
+def test_links_that_lead_back_or_out_of_the_folder_end(target: str, tmp_path: Path) -> None:
+    tree(tmp_path, "out/results/m/a.jsonl", "out/stranger.jsonl")
+    (tmp_path / "out" / "results" / "loop").symlink_to(target)
+    assert names(tmp_path / "out" / "results") == ["m/a.jsonl"]
+
+
+def test_a_link_to_nothing_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to("nowhere.jsonl")
+    (file,) = results_files(tmp_path)
+    with pytest.raises(RecordError, match=r"a\.jsonl: No such file"):
+        read(file)
