@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import TYPE_CHECKING, NoReturn
 
 import typer
@@ -13,9 +14,17 @@ if TYPE_CHECKING:
     from bench.runner import Run
 
 
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
 def fail(error: Exception) -> NoReturn:
-    typer.echo(f"bench: {error}", err=True)
+    say(str(error))
     raise typer.Exit(2) from None
+
+
+def say(text: str) -> None:
+    """A line to stderr; no name from a file may steer the terminal."""
+    typer.echo(f"bench: {CONTROL.sub(' ', text)}", err=True)
 
 
 def console() -> Console:

@@ -80,7 +80,7 @@ def plain(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, in a table cell too."""
-    escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
+    escaped = re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", plain(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
