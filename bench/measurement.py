@@ -1,6 +1,6 @@
 """What one process measured: times, losses, memory, and what it saw its toggles do. Imports no torch.
 
-What was not measured is null, never 0.
+What was not measured is null, never 0. In losses and grad_norms null is a value that was no finite number.
 """
 
 from __future__ import annotations

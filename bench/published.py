@@ -75,7 +75,8 @@ def is_published(path: Path) -> bool:
     """Whether a results file holds figures of others; of one that cannot be read, read() will tell why."""
     try:
         with path.open("rb") as file:
-            return MARK in file.readline().replace(b" ", b"")
+            first = next((line for line in file if line.strip()), b"")
+            return MARK in first.replace(b" ", b"")
     except OSError:
         return False
 

@@ -1,6 +1,7 @@
 """What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
 
-Everything a report shows is computed from these records. What was not measured is null, never 0.
+Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists of
+losses and gradient norms null is what was no finite number, which JSON cannot say.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
 
 from bench.ladder import Protocol
 from bench.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -341,7 +343,7 @@ def read_lines(path: Path, kind: type[Line], noun: str) -> tuple[list[Line], lis
 def torn(last: bytes) -> bool:
     """Whether a file's last line, which has no end, is the beginning of an object alone."""
     try:
-        json.loads(last)
+        json.loads(last.decode())
     except ValueError:
         return last.startswith(b"{")
     return False
@@ -362,7 +364,7 @@ def _complaint(path: Path, number: int, line: str, error: ValidationError, noun:
             return f"{path}:{number}: something follows the {noun}; write each on a line of its own"
         what = "the line is cut off" if cut else "no result of bench run"
         return f"{path}:{number}: {what}; delete this line, or name other files"
-    value = json.loads(line)
+    value = from_json(line)
     if not isinstance(value, dict):
         what = "a list" if isinstance(value, list) else "a single value"
         return f"{path}:{number}: {what}, no {noun}, which is a JSON object on one line"

@@ -166,7 +166,7 @@ def read(folder: Path) -> Iterator[Event]:
         if not line.strip(b" \t\r\0"):  # an editor's, or what a crash of the machine left
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
             yield Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
         except (ValueError, KeyError, AttributeError):
             if number == len(lines):  # cut off

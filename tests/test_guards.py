@@ -86,7 +86,7 @@ def held(losses: list[float], first: list[float] | None = None) -> list[Row]:
     """A baseline with these first losses, and a rung with these."""
     own = measurement(losses=first) if first else measurement()
     other = record("b", 1, toggles=FUSED, measurement=measurement(losses=losses))
-    return scoreboard([record(measurement=own), other]).rows
+    return list(scoreboard([record(measurement=own), other]).rows)
 
 
 SOUND = [10.9, 10.5, 10.2, 10.0]
