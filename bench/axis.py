@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import yaml
-
 from bench.validation import LadderError, near, validate
+from gpt2 import yaml_files
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -35,7 +34,7 @@ class Axis:
 
     def written(self, value: Any) -> str:
         """key=value, as YAML reads it again."""
-        return f"{self.key}={yaml.safe_dump(value).splitlines()[0]}"
+        return f"{self.key}={yaml_files.dump(value).splitlines()[0]}"
 
 
 def parse(text: str) -> Axis:
@@ -56,7 +55,7 @@ def parse(text: str) -> Axis:
         raise LadderError(f"--over {text}: there is no value before or after a comma; null stands for none")
     if dots := [word for word in words if word in DOTS]:
         raise LadderError(f"--over {text}: {dots[0]} stands for all that follow, so nothing comes after it")
-    values = [_value(word, text) for word in words]
+    values = [yaml_files.value(word, f"--over {text}") for word in words]
     for value in values:
         if section == "toggles":  # whether a workload's value fits the others, only the ladder can tell
             validate(Toggles, {key: value}, f"--over {text}", "toggle")
@@ -69,13 +68,6 @@ def parse(text: str) -> Axis:
     return Axis(
         section="toggles" if section == "toggles" else "workload", key=key, values=tuple(values), doubling=doubling
     )
-
-
-def _value(word: str, text: str) -> Any:
-    try:
-        return yaml.safe_load(word)
-    except yaml.YAMLError:
-        raise LadderError(f"--over {text}: {word!r} is no YAML value") from None
 
 
 def parse_all(texts: list[str]) -> list[Axis]:

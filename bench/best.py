@@ -7,14 +7,13 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-import yaml
-
 from bench.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from bench.report.row import Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import number, plain, ratio, with_interval
 from bench.report.warnings import disturbed, ended_early
+from gpt2 import yaml_files
 from gpt2.toggles import Toggles
 
 
@@ -48,7 +47,7 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         f"From {source}, torch {board.environment.torch}.",
     ]
     lines = "".join(f"# {plain(line)}\n" for line in head)
-    return lines + yaml.safe_dump(content, sort_keys=False, allow_unicode=True, width=119)
+    return lines + yaml_files.dump(content)
 
 
 def _chosen(winner: Row, board: Scoreboard) -> str:

@@ -9,16 +9,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
-
 from bench.peers import PEERS, PeerRung
 from bench.validation import LadderError, near, near_file, validate
-from gpt2 import peaks
+from gpt2 import peaks, yaml_files
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import STRICT, Workload
 
@@ -250,34 +248,11 @@ def _hashed(rung: Rung) -> list[Any]:
     return [*told, [external.peer, external.tokens_per_step, external.command]] if external else told
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML as usual, but a key given twice is an error instead of the last one silently winning."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.MarkedYAMLError(problem=f"key {key!r} is given twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        return yaml_files.mapping(path, "a ladder has the keys name, workload, protocol and rungs")
     except OSError as error:
         raise LadderError(f"{path}: {error.strerror or error}{near_file(path)}") from None
-    except UnicodeDecodeError:
-        raise LadderError(f"{path}: is not UTF-8 text") from None
-    except yaml.MarkedYAMLError as error:
-        line = f" line {error.problem_mark.line + 1}:" if error.problem_mark else ""
-        raise LadderError(f"{path}:{line} {error.problem or error}") from None
-    except yaml.YAMLError as error:
-        raise LadderError(f"{path}: {' '.join(str(error).split())}") from None
-    except RecursionError:
-        raise LadderError(f"{path}: is nested too deeply") from None
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise LadderError(f"{path}: a ladder has the keys name, workload, protocol and rungs")
-    return content
 
 
 def _parsed(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -294,7 +269,4 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     section, dot, key = path.partition(".")
     if not (equals and dot and key and section in ("workload", "protocol", "toggles")):
         raise LadderError(f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE")
-    try:
-        return section, key, yaml.safe_load(value)
-    except yaml.YAMLError:
-        raise LadderError(f"--set {override}: {value!r} is no YAML value") from None
+    return section, key, yaml_files.value(value, f"--set {override}")

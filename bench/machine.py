@@ -11,15 +11,14 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-12, le=1e24)]
-"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was measured.
-Losses alone may be infinite or no number."""
+"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was measured."""
 
 
 class Plain(BaseModel):
     """A part of a record, or the whole: read-only, and with no field that is not declared."""
 
     # A field that comes later needs a default of None or empty, so that older files stay readable.
-    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="strings", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", populate_by_name=True)
 
 
 class Environment(Plain):

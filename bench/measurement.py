@@ -1,15 +1,24 @@
 """What one process measured: times, losses, memory, and what it saw its toggles do. Imports no torch.
 
-What was not measured is null, never 0.
+What was not measured is null, never 0. In losses and grad_norms null is a value that was no finite number.
 """
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from bench.machine import Amount, AtLeastOne, ChipState, Count, Plain, Rate
+
+Computed = Annotated[
+    float,
+    BeforeValidator(lambda value: math.nan if value is None else value),
+    PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None),
+]
+"""What training came to at a step: null in a file, which is JSON by RFC 8259, where that was no finite number. Older
+files have NaN or Infinity there."""
 
 
 class Proof(Plain):
@@ -72,9 +81,10 @@ class Measurement(Plain):
     """State of the compiler's cache at the start; null where nothing was compiled."""
     warmup_steps: Count
     """Untimed steps before the window, the first one included."""
-    losses: list[float] = Field(min_length=1)
-    """Of every step from step 0, mean over ranks; of an external rung those that it printed, one per progress line."""
-    grad_norms: list[float]
+    losses: list[Computed] = Field(min_length=1)
+    """Of every step from step 0, mean over ranks; of an external rung those that it printed, one per progress line.
+    Null at its step is a loss that was taken and was no finite number: training diverged, or float16 overflowed."""
+    grad_norms: list[Computed]
     """Likewise; empty where an external rung prints none."""
     peak_memory_bytes: AtLeastOne | None
     """Of the window, on the rank that needed most."""
@@ -109,7 +119,10 @@ class Measurement(Plain):
     """With what is computed a second time to save memory; null where nothing is."""
     gradient_difference: float | None = None
     """As trained against eager code of torch's own functions (of the same functions in older records), on the same
-    weights and batch: the largest relative difference of a parameter's gradient."""
+    weights and batch: the largest relative difference of a parameter's gradient. Null where it was not taken, and
+    where gradients_finite is false."""
+    gradients_finite: bool | None = None
+    """Whether that difference was a finite number; null where it was not taken, and in older records."""
     ranks_agree: bool | None = None
     """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
     skipped_steps: Count | None = None
@@ -132,6 +145,18 @@ class Measurement(Plain):
     """Just after it."""
     proofs: dict[str, Proof] | None = None
     """By toggle, from one profiled step after the window; null where none was taken."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _told_apart(cls, values: Any) -> Any:
+        """A difference that is no finite number becomes null, and gradients_finite says that it was taken."""
+        if not isinstance(values, dict) or values.get("gradient_difference") is None:
+            return values
+        try:
+            finite = math.isfinite(float(values["gradient_difference"]))  # "NaN" in older records
+        except (TypeError, ValueError, OverflowError):  # which its own field complains of
+            return values
+        return {**values, "gradients_finite": finite} | ({} if finite else {"gradient_difference": None})
 
     @property
     def lacks(self) -> str | None:

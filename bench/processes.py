@@ -7,7 +7,6 @@ import re
 import shlex
 import sys
 import time
-import traceback
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -91,7 +90,6 @@ class Processes:
         except Exception as error:
             if (outcome := said(self._out(task))) is None:
                 raise
-            traceback.print_exc()
             lacking = f"what surrounded the process could not be recorded ({cause(error)}); what it measured stands"
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, lacking]})
             return self._record(task, started, 1, Observed(outcome=outcome), bare=True)

@@ -8,10 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
 from bench.machine import Amount, AtLeastOne, Plain, Rate
-from bench.record import SCHEMA, RecordError, first_problem, whole_lines
+from bench.record import SCHEMA, read_lines
 
 MARK = b'"kind":"published"'
 """In the first line of a file of such figures."""
@@ -75,7 +75,8 @@ def is_published(path: Path) -> bool:
     """Whether a results file holds figures of others; of one that cannot be read, read() will tell why."""
     try:
         with path.open("rb") as file:
-            return MARK in file.readline().replace(b" ", b"")
+            first = next((line for line in file if line.strip()), b"")
+            return MARK in first.replace(b" ", b"")
     except OSError:
         return False
 
@@ -85,14 +86,7 @@ def read_published(path: Path, warnings: list[str] | None = None) -> list[Publis
 
     warnings: takes that about a last line that is cut off, which is left out. Raises RecordError.
     """
-    found = []
-    lines, torn = whole_lines(path)
+    found, left_out = read_lines(path, Published, "published figure")
     if warnings is not None:
-        warnings += torn
-    for number, line in enumerate(lines, start=1):
-        try:
-            found.append(Published.model_validate_json(line))
-        except ValidationError as error:
-            what = f"no published figure of schema {SCHEMA}: {first_problem(error)}"
-            raise RecordError(f"{path}:{number}: {what}") from None
+        warnings += left_out
     return found

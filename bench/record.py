@@ -1,10 +1,12 @@
 """What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
 
-Everything a report shows is computed from these records. What was not measured is null, never 0.
+Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists of
+losses and gradient norms null is what was no finite number, which JSON cannot say.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import fcntl
 import json
@@ -13,9 +15,10 @@ from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import from_json
 
 from bench.ladder import Protocol
 from bench.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -261,42 +264,127 @@ def reserved(path: Path) -> Iterator[None]:
                 path.unlink()
 
 
-def first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong with a line, and in which field."""
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    return f"{where}: {first['msg']}" if where else first["msg"]
+def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
+    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it has one.
 
-
-def whole_lines(path: Path) -> tuple[list[str], list[str]]:
-    """The lines of a file, and a warning where the last has no newline and was left out. Raises RecordError."""
-    try:
-        *whole, torn = path.read_bytes().split(b"\n")  # torn perhaps within a character
-        lines = [line.decode() for line in whole]
-    except (OSError, UnicodeDecodeError) as error:
-        raise RecordError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8 text'}") from None
-    return lines, [f"{path}: the last line is cut off and was left out"] if torn else []
+    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their names.
+    warnings: takes those about folders that cannot be read.
+    """
+    root, seen, found = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
+    folders, links, files = [folder], list[Path](), list[Path]()
+    while folders or links:
+        place = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(place)
+        if real in seen or (place != folder and root.is_relative_to(real)):
+            continue
+        seen.add(real)
+        try:
+            inside = sorted(each for each in place.iterdir() if not each.name.startswith("."))
+        except OSError as error:
+            if warnings is not None:
+                warnings.append(f"{place}: {error.strerror}; left out")
+            continue
+        for each in inside:
+            if each.is_dir():
+                (links if each.is_symlink() else folders).append(each)
+            elif each.suffix == ".jsonl" and not (place / "run.json").exists():
+                files.append(each)
+    for file in sorted(files, key=lambda each: each.is_symlink()):
+        found.setdefault(os.path.realpath(file), file)
+    return sorted(file for file in found.values() if file.name.startswith(prefix))
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """The records of a results file, and warnings about what was left out.
+    """The records of a results file, and warnings about what was left out. Raises RecordError, see read_lines()."""
+    return read_lines(path, Record, "record")
 
-    A last line without its newline is what a killed run leaves and is left out with a warning. Anything else
-    that is no record raises RecordError.
+
+Line = TypeVar("Line", bound=Plain)
+NUL = b"\0"
+BLANK = b" \t\r\0"
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How text begins that an editor saved as UTF-16."""
+
+
+def read_lines(path: Path, kind: type[Line], noun: str) -> tuple[list[Line], list[str]]:
+    """What a file holds, a JSON object a line, and warnings about what was left out.
+
+    Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last line that
+    has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine does: left out
+    with a warning. Anything else that is none of `kind` raises RecordError, with file and line.
     """
-    lines, warnings = whole_lines(path)
-    records = []
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from None
+    if packed := next((name for magic, name in PACKED.items() if content.startswith(magic)), None):
+        raise RecordError(f"{path}: is compressed ({packed}); unpack it first")
+    if content.startswith(WIDE):
+        raise RecordError(f"{path}: is UTF-16 text; save it as UTF-8")
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    found, warnings = [], [f"{path}: holds NULs, as a crash leaves them; they were left out"] if NUL in content else []
     for number, line in enumerate(lines, start=1):
+        text = line.strip(BLANK)
+        if not text:
+            continue
+        if number == len(lines) and torn(text):
+            warnings.append(f"{path}: the last line is cut off and was left out")
+            continue
         try:
-            records.append(Record.model_validate_json(line))
+            found.append(kind.model_validate_json(text.decode()))
+        except UnicodeDecodeError:
+            raise RecordError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
         except ValidationError as error:
-            if error.errors()[0]["type"] == "json_invalid":
-                if path.suffix == ".json":
-                    raise RecordError(f"{path}: no results of bench run; bench turns keeps its own as JSON") from None
-                if path.suffix != ".jsonl":
-                    raise RecordError(f"{path}: no results of bench run, which are .jsonl; name others") from None
-                cut = line.startswith("{") and "EOF" in error.errors()[0]["msg"]
-                what = "the line is cut off" if cut else "no result of bench run"
-                raise RecordError(f"{path}:{number}: {what}; delete this line, or name other files") from None
-            raise RecordError(f"{path}:{number}: no record of schema {SCHEMA}: {first_problem(error)}") from None
-    return records, warnings
+            raise RecordError(_complaint(path, number, text.decode(), error, noun)) from None
+    return found, warnings
+
+
+def torn(last: bytes) -> bool:
+    """Whether a file's last line, which has no end, is the beginning of an object alone."""
+    try:
+        json.loads(last.decode())
+    except ValueError:
+        return last.startswith(b"{")
+    return False
+
+
+def _complaint(path: Path, number: int, line: str, error: ValidationError, noun: str) -> str:
+    """What is wrong with a line, and what to do."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        if path.suffix == ".json":
+            return f"{path}: no results of bench run; bench turns keeps its own as JSON"
+        if path.suffix != ".jsonl":
+            return f"{path}: no results of bench run, which are .jsonl; name others"
+        cut = line[0] in "{[" and "EOF" in first["msg"]
+        if cut and _spread(path):
+            return f"{path}:{number}: JSON over several lines, as an editor prints it; write each {noun} on one line"
+        if line.startswith("{") and "trailing" in first["msg"]:
+            return f"{path}:{number}: something follows the {noun}; write each on a line of its own"
+        what = "the line is cut off" if cut else "no result of bench run"
+        return f"{path}:{number}: {what}; delete this line, or name other files"
+    value = from_json(line)
+    if not isinstance(value, dict):
+        what = "a list" if isinstance(value, list) else "a single value"
+        return f"{path}:{number}: {what}, no {noun}, which is a JSON object on one line"
+    schema = value.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:
+        return f"{path}:{number}: schema {schema}: written by a newer gpt2-bench; upgrade"
+    where = ".".join(str(part) for part in first["loc"])
+    if all(each["type"] == "extra_forbidden" for each in error.errors()):
+        return f"{path}:{number}: unknown field {where!r}: written by a newer gpt2-bench (upgrade), or edited"
+    said = f"{where}: {first['msg']}" if where else first["msg"]
+    return f"{path}:{number}: no {noun} of schema {SCHEMA}: {said}"
+
+
+def _spread(path: Path) -> bool:
+    """Whether a file as a whole is JSON, though its lines are not."""
+    text, at = path.read_bytes().decode("utf-8-sig", errors="replace").strip(), 0
+    try:
+        while at < len(text):
+            at = json.JSONDecoder().raw_decode(text, at)[1]
+            at += len(text) - at - len(text[at:].lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return True

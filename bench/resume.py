@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.ladder import Ladder
 from bench.machine import Difference, Environment, differences
-from bench.record import RUNGS, Record, RecordError, read
+from bench.record import BLANK, NUL, RUNGS, Record, RecordError, read, results_files, torn
 
 
 class ResumeError(Exception):
@@ -38,14 +38,14 @@ def unfinished(
     machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
-    for path in out.glob(f"*/{ladder.file_name}-*.jsonl"):
+    for path in results_files(out, f"{ladder.file_name}-"):
         with contextlib.suppress(RecordError):  # foreign, and of no use here
             records = read(path)[0]
             if records and records[0].ladder == ladder.name:
                 found.append((path, records))
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
-    found.sort(key=lambda run: (run[0].parent.name == machine.machine, run[1][-1].time), reverse=True)
+    found.sort(key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True)
     reasons: list[str] = []
     complete: list[Path] = []
     for path, records in found:
@@ -128,9 +128,16 @@ def _asked(
 
 
 def repair(path: Path) -> None:
-    """Cut off a torn last line, so that the next record begins a line of its own."""
+    """Let the next record begin a line of its own: a last line that is cut off goes, a whole one gets its end."""
     content = path.read_bytes()
-    whole = content.rfind(b"\n") + 1
-    if whole != len(content):
+    end = content.rfind(b"\n") + 1
+    last = content[end:].rstrip(NUL)  # which a crash of the machine leaves
+    if not last.strip() or torn(last.strip(BLANK)):
+        last = b""
+    else:
+        last += b"\n"
+    if last != content[end:]:
         with path.open("r+b") as file:
-            file.truncate(whole)
+            file.seek(end)
+            file.write(last)
+            file.truncate()

@@ -52,9 +52,8 @@ def measure(
 
 def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | None, str]:
     """What earlier runs of a ladder on this machine measured, and a line that says where that is from."""
-    where = results / machine if (results / machine).is_dir() else results
     try:
-        boards, _ = load_boards([where])
+        boards, _ = load_boards([results])
     except RecordError:
         boards = []
     here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder.name, machine)]
@@ -62,6 +61,6 @@ def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | 
     if board is None or board.source is None:
         return (
             None,
-            f"Measured: nothing of {ladder.name} on this machine in {where.as_posix()}; bench run measures it.",
+            f"Measured: nothing of {ladder.name} on this machine in {results.as_posix()}; bench run measures it.",
         )
     return board, f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today."

@@ -10,7 +10,7 @@ import typer
 
 from bench import complete
 from bench.options import Price
-from bench.terminal import console, fail
+from bench.terminal import console, fail, say
 
 if TYPE_CHECKING:
     from bench.published import Published
@@ -70,7 +70,7 @@ def report(
     except RecordError as error:
         fail(error)
     for warning in (*left_out, *warnings):
-        typer.echo(f"bench: {warning}", err=True)
+        say(warning)
     if not (markdown or csv or json or out or update):
         return show(boards, price_per_hour, figures, chained)
     texts = {"md": _markdown(boards, figures, price_per_hour, chained)}
@@ -202,7 +202,7 @@ def compare(
     except (RecordError, ValueError) as error:
         fail(error)
     for warning in left_out:
-        typer.echo(f"bench: {warning}", err=True)
+        say(warning)
     found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     terminal = console()
     for comparisons in found:
@@ -218,5 +218,5 @@ def compare(
         except ValueError as error:
             fail(error)
         for line in said:
-            typer.echo(f"bench: {line}", err=True)
+            say(line)
         raise typer.Exit(code)

@@ -158,10 +158,11 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
 def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
     """A run for each task, within one budget; the last may be cut short, and those after it not begun."""
     from bench.progress import Progress
+    from bench.record import results_files
     from bench.runner import check_data, run
     from bench.search import Search
 
-    begun = [any(options.out.glob(f"*/{task.candidates.file_name}-*.jsonl")) for task in tasks]
+    begun = [bool(results_files(options.out, f"{task.candidates.file_name}-")) for task in tasks]
     for task in tasks:  # before the first takes its time
         check_data(task.candidates, task.candidates.rungs, options.data)
     runs: list[Run] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import traceback
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -18,9 +18,17 @@ if TYPE_CHECKING:
     from bench.runner import Run
 
 
+CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
+
+
 def fail(error: Exception) -> NoReturn:
-    typer.echo(f"bench: {error}", err=True)
+    say(str(error))
     raise typer.Exit(2) from None
+
+
+def say(text: str) -> None:
+    """A line to stderr; no name from a file may steer the terminal."""
+    typer.echo(f"bench: {CONTROL.sub(' ', text)}", err=True)
 
 
 def console() -> Console:
@@ -43,11 +51,8 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        traceback.print_exc()
-        again = " ".join(map(str, paths))
-        typer.echo(
-            f"bench: the table could not be shown; all that was measured is kept: bench report {again}", err=True
-        )
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        say(f"the table could not be shown ({why}); what was measured is kept in {' and '.join(map(str, paths))}")
 
 
 def report_end(run: Run) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 import tempfile
 from collections.abc import Sequence
@@ -18,6 +17,7 @@ from bench.options import Corpus, LadderFile, Overrides, ResultsFolder, RungName
 from bench.stop import interruptible
 from bench.terminal import console, fail
 from gpt2.stages import plain_folder
+from gpt2.strict_json import dumps
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -86,7 +86,8 @@ def turns(
     def keep() -> None:
         part = path.with_suffix(".part")
         try:
-            part.write_text(json.dumps(content(asked, parts, environment, begun, data_sha256), indent=1) + "\n")
+            kept = dumps(content(asked, parts, environment, begun, data_sha256), indent=1)
+            part.write_text(f"{kept}\n", encoding="utf-8")
             part.replace(path)
         except OSError as error:
             part.unlink(missing_ok=True)

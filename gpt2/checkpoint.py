@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
+from gpt2.strict_json import dumps
 from gpt2.workload import GPT2Config
 
 FORMAT = "gpt2-bench checkpoint"
@@ -69,7 +70,7 @@ class Saved:
     looked: bool = True
     """Whether the evaluations that are due at this step were done before it was kept."""
     val_loss: float | None = None
-    """Of this very step, in nats per token."""
+    """Of this very step, in nats per token; null, too, where it was no finite number, which is never the lowest."""
     looking_seconds: float = 0.0
     """That the evaluations of a step took at most, for a leg of limited time that has made none yet."""
     files: dict[str, int] = field(default_factory=dict)
@@ -124,7 +125,7 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
     sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir())}
     content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
     with (part / FACTS).open("w", encoding="utf-8") as file:
-        json.dump(content, file, indent=1)
+        file.write(dumps(content, indent=1))
         file.flush()
         os.fsync(file.fileno())
     shutil.rmtree(folder, ignore_errors=True)

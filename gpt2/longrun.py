@@ -36,6 +36,7 @@ from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
 from gpt2.shards import replacing
 from gpt2.signals import ending
+from gpt2.strict_json import dumps
 from gpt2.toggle import UnsupportedToggle
 from gpt2.validation import ConfigError
 
@@ -172,7 +173,7 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
     known = json.loads(about.read_text(encoding="utf-8")) if step and about.exists() else {}
     run_id = known.get("id", uuid.uuid4().hex)
     with replacing(about) as file:
-        file.write(json.dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
+        file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(place.folder, step, looked=not leg.look_first)
     if files.set_aside:
         _say(f"the metrics that were there have no checkpoint to go on from, or are damaged: now {files.set_aside}", 0)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import csv
 import json
-import math
 import os
+from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
+
+from gpt2.strict_json import dumps
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
@@ -157,18 +159,21 @@ def read(folder: Path) -> Iterator[Event]:
     """What a run wrote down, in order; a last line that was cut off is left out. Raises MetricsError."""
     path = folder / "metrics.jsonl"
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last line's end was cut off
+    for number, line in enumerate(lines, start=1):
+        if not line.strip(b" \t\r\0"):  # an editor's, or what a crash of the machine left
+            continue
         try:
-            row = json.loads(line)
+            row = json.loads(line.decode())
             yield Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
         except (ValueError, KeyError, AttributeError):
+            if number == len(lines):  # cut off
+                return
             raise MetricsError(f"{path}: line {number} is damaged") from None
 
 
 def _json(event: Event) -> str:
-    """A line of JSON, which knows no numbers that are not finite: these become null."""
-    row = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in event.row().items()}
-    return json.dumps(row, ensure_ascii=False, allow_nan=False)
+    """A line of metrics.jsonl."""
+    return dumps(event.row())

@@ -9,14 +9,12 @@ evaluation: {val_every: 50, sample_every: 500}
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import yaml
-
+from gpt2 import yaml_files
 from gpt2.guard import Policy
 from gpt2.toggles import Toggles, resolve
 from gpt2.validation import ConfigError, near, validate
@@ -101,16 +99,6 @@ class Run:
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML that takes 1e-3 for a number, as everybody means it; YAML 1.1 asks for 1.0e-3."""
-
-
-_Loader.yaml_implicit_resolvers = {key: list(found) for key, found in yaml.SafeLoader.yaml_implicit_resolvers.items()}
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?\d+(\.\d*)?[eE][-+]?\d+"), list("-+0123456789")
-)
-
-
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
     """A Run by its file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
 
@@ -118,13 +106,9 @@ def load(config: str, overrides: Sequence[str] = ()) -> Run:
     """
     path = find(config)
     try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = yaml_files.mapping(path, "a run has the keys name, steps, workload and toggles")
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is no YAML ({' '.join(str(error).split())})") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path}: should be a mapping with name, steps, workload and toggles")
     content.setdefault("name", path.stem)
     for override in overrides:
         _set(content, override)
@@ -164,7 +148,4 @@ def _set(content: dict[str, Any], override: str) -> None:
         place = place.setdefault(parent, {})
         if not isinstance(place, dict):
             raise ConfigError(f"--set {override}: {parent} has no keys")
-    try:
-        place[key] = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"--set {override}: {text!r} is no YAML value") from None
+    place[key] = yaml_files.value(text, f"--set {override}")

@@ -23,11 +23,11 @@ OTHER_WORDS = {"gpu": "; NVIDIA's and AMD's are cuda, Apple's mps", "tpu": "; TP
 def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
     """`value` as a `kind`, else a ConfigError with the first thing that is wrong."""
     try:
-        # By way of JSON, because only there do strict dataclasses take mappings; YAML's dates become text.
+        # By way of JSON, because only there do strict dataclasses take mappings.
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
-    except (ValueError, RecursionError):  # JSON's words for YAML aliases that contain themselves
+    except (ValueError, RecursionError):  # JSON's words for what contains itself
         raise ConfigError(f"{where}: is nested too deeply or contains itself") from None
 
 
@@ -61,6 +61,8 @@ def _yaml(value: object) -> str:
     """What YAML made of a value that looks right to a person."""
     if isinstance(value, bool):
         return "; YAML reads on, off, yes and no as true and false"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+        return f"; write {int(value)}"
     if isinstance(value, str):
         with contextlib.suppress(ValueError):
             number = float(value)

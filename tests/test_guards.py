@@ -79,7 +79,50 @@ def test_compiled_gradients_beyond_their_tolerance_fail_parity() -> None:
     ):
         found = record("b", 1, toggles=compiled, measurement=measurement(gradient_difference=difference))
         assert second(found).status == status
-    assert "gradients by" in (second(found).error or "")
+        assert "gradients" in (second(found).error or "gradients")
+
+
+def held(losses: list[float], first: list[float] | None = None) -> list[Row]:
+    """A baseline with these first losses, and a rung with these."""
+    own = measurement(losses=first) if first else measurement()
+    other = record("b", 1, toggles=FUSED, measurement=measurement(losses=losses))
+    return list(scoreboard([record(measurement=own), other]).rows)
+
+
+SOUND = [10.9, 10.5, 10.2, 10.0]
+
+
+@pytest.mark.parametrize(
+    ("first", "says"),
+    [
+        ([10.9, math.nan, math.nan, math.nan], "the baseline diverged: its loss is not finite from step 2 on"),
+        ([10.9, 10.5, 10.2, math.inf], "the baseline diverged: its loss is not finite from step 4 on"),
+        ([math.nan] * 4, "the baseline diverged: its loss is not finite from step 1 on"),
+        ([10.9, math.inf, 10.2, 10.0], "the baseline diverged: its loss is not finite at step 2"),
+    ],
+)
+def test_a_baseline_that_diverged_is_said_to_have_and_fails_what_is_held_to_it(first: list[float], says: str) -> None:
+    rows = held(SOUND, first)
+    assert [(row.status, row.error) for row in rows] == [("parity_failed", says)] * 2
+    assert exit_code([record(measurement=measurement(losses=first))]) == 4
+
+
+def test_a_rung_that_diverged_from_a_sound_baseline_is_the_one_that_did() -> None:
+    baseline, row = held([10.9, 10.5, math.nan, math.nan])
+    assert baseline.status == "ok"
+    assert (row.status, row.error) == ("parity_failed", "it diverged: its loss is not finite from step 3 on")
+
+
+def test_a_first_gradient_that_is_not_finite_is_named() -> None:
+    found = measurement(grad_norms=[math.nan, 1.0, 1.0, 1.0])
+    row = second(record("b", 1, toggles=FUSED, measurement=found))
+    assert (row.status, row.error) == ("parity_failed", "it diverged: its gradient norm is not finite at step 1")
+
+
+def test_a_loss_that_is_not_finite_is_shown_as_that() -> None:
+    text = to_markdown(scoreboard([record(measurement=measurement(losses=[10.9, math.nan, math.nan, math.nan]))]))
+    assert "| not finite |" in text
+    assert "inf%" not in text
 
 
 def test_a_larger_step_is_held_to_the_rung_before_accumulating_as_many_tokens() -> None:

@@ -88,8 +88,11 @@ BAD = {
         "rung 'b': micro_batch_size 100000000000000000000 is too large",
     ),
     "a percentage": ("protocol: {until: 5%}\nrungs: [{name: b}]", "key 'until': '5%' should be a number; write 0.05"),
-    "an alias that contains itself": ("workload: &a {model: *a}\nrungs: [{name: b}]", "contains itself"),
-    "endless nesting": ("rungs: " + "[" * 5000, "nested too deeply"),
+    "an alias that contains itself": (
+        "workload: &a {model: *a}\nrungs: [{name: b}]",
+        "line 2: *a stands within what it names",
+    ),
+    "endless nesting": ("rungs: " + "[" * 5000, "line 2: is nested too deeply"),
     "a word for a device": (
         "rungs: [{name: b, set: {device: gpu}}]",
         "'gpu' is not one of cpu, cuda, mps, xla; NVIDIA's and AMD's are cuda",
@@ -103,12 +106,16 @@ BAD = {
         "rungs: [{name: b, set: {micro_batch_size: '4'}}]",
         "rung 'b': toggle 'micro_batch_size': '4' should be a whole number; YAML reads it as text here, write 4",
     ),
-    "a number that YAML reads as text": (
-        "workload: {lr: 6e-4}\nrungs: [{name: b}]",
+    "a number in quotes": (
+        "workload: {lr: '6e-4'}\nrungs: [{name: b}]",
         "workload: key 'lr': '6e-4' should be a number; YAML reads it as text here, write 0.0006",
     ),
+    "a fraction's notation for a whole number": (
+        "workload: {tokens_per_step: 1e3}\nrungs: [{name: b}]",
+        "workload: key 'tokens_per_step': 1000.0 should be a whole number; write 1000",
+    ),
     "a wrong type": ("workload: {lr: [1]}\nrungs: [{name: b}]", "workload: key 'lr': [1] should be a number"),
-    "not a number": ("workload: {lr: .nan}\nrungs: [{name: b}]", "key 'lr': nan should be a finite number"),
+    "not a number": ("workload: {lr: .nan}\nrungs: [{name: b}]", "line 2: .nan is no finite number"),
     "an empty ladder": ("rungs: []", "rungs is empty"),
     "no rungs": ("workload: {}", "key 'rungs' is missing"),
     "rungs that are no list": ("rungs: {b: 1}", "key 'rungs': {'b': 1} should be a list"),
@@ -116,7 +123,7 @@ BAD = {
     "a rung without a name": ("rungs: [{set: {}}]", "rung 1: key 'name' is missing"),
     "a rung's name that no table holds": (f"rungs: [{{name: {'b' * 101}}}]", "some text of at most 100 characters"),
     "duplicate rung names": ("rungs: [{name: b}, {name: b}]", "rung 'b': name is used twice"),
-    "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "key 'rungs' is given twice"),
+    "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "line 3: key 'rungs' is given twice"),
     "tokens that do not divide": (
         "workload: {tokens_per_step: 1000}\nrungs: [{name: b}]",
         "rung 'b': workload.tokens_per_step 1000 is not a multiple of 1024",

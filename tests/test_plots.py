@@ -6,6 +6,7 @@ import re
 from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from xml.etree import ElementTree
 
@@ -17,7 +18,8 @@ from matplotlib.text import Text
 from samples import MACHINE, measurement, record
 
 from bench.machine import Ceiling, Matmul
-from bench.report.plots import draw
+from bench.report.page import page
+from bench.report.plots import draw, style
 from bench.report.plots.alike import by_batch
 from bench.report.plots.boards import hardware, merged, summary
 from bench.report.plots.curves import (
@@ -31,9 +33,10 @@ from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
+from bench.report.plots.style import fallbacks, shortened, with_room
 from bench.report.plots.style import names as labelled
-from bench.report.plots.style import shortened, with_room
 from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.tables import to_markdown
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -619,3 +622,79 @@ def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_pat
             ElementTree.fromstring(text)
             assert "\x1b" not in text
     assert any(r"$\frac{1$" in file.read_text() for file in tmp_path.rglob("*.svg"))
+
+
+NAMES = {
+    "Chinese": "基线 快速注意力",
+    "Arabic": "خط الأساس",
+    "Devanagari": "आधार रेखा",
+    "emoji": "fast 🚀🔥",
+    "family": "👩\u200d💻 rung",
+    "mathtext": r"$\frac{1}{0$ ^_{",
+    "an underscore": "_first",
+    "a table's bars": "a | b || `c` *d* _e_ [f](g)",
+    "markup": "<b>&amp;</b><!-- --><script>alert(1)</script>",
+    "escapes": "\x1b[31mred\x1b[0m\x07\x00\u202e",
+    "lines": "one\ntwo\r\nthree\u2028four",
+    "braces": "{0} %s {x}",
+}
+
+
+@pytest.mark.parametrize("kind", NAMES)
+@pytest.mark.filterwarnings("error")
+def test_a_rung_of_any_name_is_drawn_without_a_warning_and_stands_in_every_output(kind: str, tmp_path: Path) -> None:
+    records = [
+        record(name, n, r, toggles=toggles, measurement=measurement(tps), ladder=NAMES[kind])
+        for n, (name, toggles, tps) in enumerate(
+            [(NAMES[kind], CUDA, 1e3), (f"{NAMES[kind]} 2", replace(CUDA, micro_batch_size=2), 2e3)]
+        )
+        for r in (1, 2, 3)
+    ]
+    run = scoreboard(records)
+    files = draw([run, run], tmp_path)
+    for file in files:
+        if file.suffix == ".svg":
+            ElementTree.parse(file)
+    climbed = next(file for file in files if file.name.endswith("-climb.svg"))
+    if kind in ("Chinese", "Arabic", "Devanagari", "emoji", "mathtext", "an underscore", "braces"):
+        assert NAMES[kind].split()[0] in "".join(ElementTree.parse(climbed).getroot().itertext())
+    table = to_markdown(run)
+    rows = table.split("\n\n")[1].splitlines()
+    assert len(rows) == 4
+    assert len({line.replace(r"\|", "").count("|") for line in rows}) == 1
+    assert "\x1b" not in table
+    assert "<script>" not in table
+    assert "\x1b" not in (shown := page([run]))
+    assert "<script>alert" not in shown
+
+
+def test_a_legend_has_a_rung_whose_name_begins_with_an_underscore(tmp_path: Path) -> None:
+    records = [record(name, n, measurement=measurement(1e3 + 500 * n)) for n, name in enumerate(("_first", "_second"))]
+    (file,) = (file for file in draw([scoreboard(records)], tmp_path) if file.name.endswith("-loss-by-step.svg"))
+    text = "".join(ElementTree.parse(file).getroot().itertext())
+    assert "_first" in text
+    assert "_second" in text
+
+
+def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    fallbacks.cache_clear()
+    usual = style.findfont(style.FontProperties(family=["DejaVu Sans"]))
+    have = {
+        usual: frozenset(map(ord, "abc")),
+        "/cjk.ttf": frozenset(map(ord, "基线")),
+        "/ar.ttf": frozenset(map(ord, "خط")),
+    }
+    fonts = [
+        SimpleNamespace(name=name, fname=file, style="normal")
+        for name, file in (("Arab", "/ar.ttf"), ("Han", "/cjk.ttf"), ("Last Resort", "/all.ttf"))
+    ]
+    monkeypatch.setattr(style, "_letters", lambda file: have.get(file, frozenset(range(0x110000))))
+    monkeypatch.setattr(style.fontManager, "ttflist", fonts)
+    monkeypatch.setattr(style, "findfont", lambda _: usual)
+    try:
+        assert fallbacks("abc") == ()
+        assert fallbacks("abc 基线".replace(" ", "")) == ("Han",)
+        assert fallbacks("基خ") == ("Arab", "Han")
+        assert fallbacks("ж") == ()
+    finally:
+        fallbacks.cache_clear()

@@ -1,11 +1,14 @@
+import bz2
+import gzip
 import json
+import lzma
 import math
 from pathlib import Path
 
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import RecordError, append, read, reserved
+from bench.record import RecordError, append, read, reserved, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
@@ -32,9 +35,38 @@ def test_a_loss_that_is_not_finite_survives_the_file(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record(measurement=measurement(losses=[10.0, math.nan, math.inf])))
     ((found,), _) = read(tmp_path / "r.jsonl")
     assert found.measurement is not None
-    assert math.isnan(found.measurement.losses[1])
-    assert found.measurement.losses[2] == math.inf
-    json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
+    assert found.measurement.losses[0] == 10.0
+    assert all(math.isnan(loss) for loss in found.measurement.losses[1:])
+    written = json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name}"))
+    assert written["measurement"]["losses"] == [10.0, None, None]
+
+
+@pytest.mark.parametrize("spelled", ["null", "NaN", "Infinity", "-Infinity", '"NaN"', '"Infinity"', '"-Infinity"'])
+def test_a_loss_that_is_not_finite_is_read_however_older_files_spell_it(spelled: str, tmp_path: Path) -> None:
+    line = record(measurement=measurement(losses=[123.0, 10.0])).model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(f"{line.replace('123.0', spelled)}\n")
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert [math.isfinite(loss) for loss in found.measurement.losses] == [False, True]
+
+
+@pytest.mark.parametrize(("difference", "finite"), [(None, None), (1e-7, True), (math.nan, False), (math.inf, False)])
+def test_a_gradient_difference_that_is_not_finite_is_told_from_one_that_was_not_taken(
+    difference: float | None, finite: bool | None, tmp_path: Path
+) -> None:
+    append(tmp_path / "r.jsonl", record(measurement=measurement(gradient_difference=difference)))
+    assert "NaN" not in (tmp_path / "r.jsonl").read_text()
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert found.measurement.gradients_finite is finite
+
+
+def test_an_older_file_s_gradient_difference_that_is_not_finite_means_the_same(tmp_path: Path) -> None:
+    line = record(measurement=measurement(gradient_difference=123.0)).model_dump_json(by_alias=True)
+    (tmp_path / "r.jsonl").write_text(line.replace("123.0", '"NaN"').replace(',"gradients_finite":true', "") + "\n")
+    ((found,), _) = read(tmp_path / "r.jsonl")
+    assert found.measurement is not None
+    assert (found.measurement.gradient_difference, found.measurement.gradients_finite) == (None, False)
 
 
 def test_a_line_torn_within_a_character_is_left_out_as_any_torn_one(tmp_path: Path) -> None:
@@ -76,8 +108,18 @@ def test_a_torn_last_line_is_left_out_with_a_warning(tmp_path: Path) -> None:
     ("line", "complaint"),
     [
         ("not json", r"r\.jsonl:2"),
-        ('{"schema": 2}', r"r\.jsonl:2: no record of schema 1"),
+        ('{"schema": 2}', r"r\.jsonl:2: schema 2: written by a newer gpt2-bench; upgrade"),
+        ('{"schema": 0}', r"r\.jsonl:2: no record of schema 1: schema: "),
+        ('{"schema": "2"}', r"r\.jsonl:2: no record of schema 1: schema: "),
         ("{}", r"r\.jsonl:2"),
+        ("[]", r"r\.jsonl:2: a list, no record"),
+        ("3.5", r"r\.jsonl:2: a single value, no record"),
+        ("null", r"r\.jsonl:2: a single value, no record"),
+        ('"text"', r"r\.jsonl:2: a single value, no record"),
+        ("{} {}", r"r\.jsonl:2: something follows the record"),
+        ("{},", r"r\.jsonl:2: something follows the record"),
+        ('{"kind": ', r"r\.jsonl:2: the line is cut off; delete this line"),
+        ("<<<<<<< HEAD", r"r\.jsonl:2: no result of bench run; delete this line"),
     ],
 )
 def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: Path) -> None:
@@ -92,8 +134,88 @@ def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: 
 def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**json.loads(record().model_dump_json(by_alias=True)), "surprise": 1}) + "\n")
-    with pytest.raises(RecordError, match="surprise"):
+    with pytest.raises(RecordError, match=r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"):
         read(path)
+
+
+def test_a_field_that_is_unknown_further_down_is_named_with_its_place(tmp_path: Path) -> None:
+    line = json.loads(record().model_dump_json(by_alias=True))
+    line["environment"]["colour"] = "red"
+    (tmp_path / "r.jsonl").write_text(json.dumps(line) + "\n")
+    with pytest.raises(RecordError, match=r"unknown field 'environment\.colour'"):
+        read(tmp_path / "r.jsonl")
+
+
+def lines(count: int = 2) -> list[bytes]:
+    return [record(repetition=n).model_dump_json(by_alias=True).encode() for n in range(1, count + 1)]
+
+
+EDITED = {
+    "CRLF": lambda a, b: a + b"\r\n" + b + b"\r\n",
+    "a byte order mark": lambda a, b: b"\xef\xbb\xbf" + a + b"\n" + b + b"\n",
+    "blank lines": lambda a, b: b"\n" + a + b"\n \t\n\r\n" + b + b"\n\n",
+    "no end of the last line": lambda a, b: a + b"\n" + b,
+    "blanks around": lambda a, b: b"  " + a + b" \n\t" + b + b"\n  ",
+    "all at once": lambda a, b: b"\xef\xbb\xbf\r\n" + a + b"\r\n\r\n" + b,
+}
+
+
+@pytest.mark.parametrize("how", EDITED)
+def test_what_an_editor_does_to_a_file_changes_no_record(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content := EDITED[how](*lines()))
+    assert read(path) == ([record(repetition=1), record(repetition=2)], [])
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"%b\n%b\n" + bytes(100),
+        b"%b\n" + bytes(8) + b"%b\n",
+        b"%b\n%b" + bytes(3),
+        b"%b\n%b\n" + bytes(3) + b"\n",
+    ],
+)
+def test_nuls_that_a_crash_leaves_are_left_out_with_a_warning(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl"
+    path.write_bytes(content % tuple(lines()))
+    records, (warning,) = read(path)
+    assert len(records) == 2
+    assert "holds NULs" in warning
+
+
+def pretty(*values: bytes) -> bytes:
+    return b"\n".join(json.dumps(json.loads(value), indent=2).encode() for value in values)
+
+
+@pytest.mark.parametrize(
+    ("content", "complaint"),
+    [
+        (pretty(*lines()), "r.jsonl:1: JSON over several lines"),
+        (pretty(lines()[0]).replace(b"\n", b"\r\n"), "r.jsonl:1: JSON over several lines"),
+        (b"\xef\xbb\xbf" + pretty(lines()[0]), "r.jsonl:1: JSON over several lines"),
+        (b"[\n" + b",\n".join(lines()) + b"\n]\n", "r.jsonl:1: JSON over several lines"),
+        (b"[" + b", ".join(lines()) + b"]\n", "r.jsonl:1: a list, no record"),
+        (b"\n".join(lines()).decode().encode("utf-16"), "r.jsonl: is UTF-16 text; save it as UTF-8"),
+        (gzip.compress(lines()[0]), "r.jsonl: is compressed (gzip); unpack it first"),
+        (bz2.compress(lines()[0]), "r.jsonl: is compressed (bzip2); unpack it first"),
+        (lzma.compress(lines()[0]), "r.jsonl: is compressed (xz); unpack it first"),
+        (lines()[0] + b'\n{"rung": "\xe9"}\n', "r.jsonl:2: is not UTF-8 text"),
+    ],
+)
+def test_a_file_that_is_no_json_lines_is_told_in_one_line(content: bytes, complaint: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_bytes(content)
+    with pytest.raises(RecordError) as caught:
+        read(tmp_path / "r.jsonl")
+    assert str(caught.value).startswith(f"{tmp_path}/{complaint}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_in_place_of_a_file_is_told_by_name(tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").mkdir()
+    with pytest.raises(RecordError, match=r"r\.jsonl: Is a directory"):
+        read(tmp_path / "r.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -137,3 +259,61 @@ def test_a_results_file_that_nothing_was_written_to_is_taken_away(tmp_path: Path
     with reserved(tmp_path / "r.jsonl"):
         pass
     assert not list(tmp_path.iterdir())
+
+
+def tree(root: Path, *files: str) -> None:
+    for file in files:
+        (root / file).parent.mkdir(parents=True, exist_ok=True)
+        (root / file).write_text("{}\n")
+
+
+def names(root: Path, prefix: str = "") -> list[str]:
+    return [file.relative_to(root).as_posix() for file in results_files(root, prefix)]
+
+
+def test_results_are_found_at_any_depth_sorted_without_hidden_ones_and_metrics(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        "b/c/d.jsonl",
+        "b/a.jsonl",
+        "z.jsonl",
+        "b/notes.txt",
+        ".git/x.jsonl",
+        "b/.x.jsonl",
+        "run/metrics.jsonl",
+    )
+    (tmp_path / "run" / "run.json").write_text("{}")
+    assert names(tmp_path) == ["b/a.jsonl", "b/c/d.jsonl", "z.jsonl"]
+    assert names(tmp_path, "d") == ["b/c/d.jsonl"]
+    assert names(tmp_path / "nowhere") == []
+
+
+def test_links_to_folders_and_files_are_followed(tmp_path: Path) -> None:
+    tree(tmp_path, "disk/m/a.jsonl", "disk/b.jsonl", "results/own/c.jsonl")
+    (tmp_path / "results" / "linked").symlink_to("../disk/m")
+    (tmp_path / "results" / "own" / "d.jsonl").symlink_to("../../disk/b.jsonl")
+    assert names(tmp_path / "results") == ["linked/a.jsonl", "own/c.jsonl", "own/d.jsonl"]
+    (tmp_path / "all").symlink_to("results")
+    assert names(tmp_path / "all") == ["linked/a.jsonl", "own/c.jsonl", "own/d.jsonl"]
+
+
+def test_a_file_that_links_lead_to_again_is_found_once_by_its_own_path(tmp_path: Path) -> None:
+    tree(tmp_path, "m/a.jsonl", "m/b/c.jsonl")
+    (tmp_path / "a-link").symlink_to("m")
+    (tmp_path / "a.jsonl").symlink_to("m/a.jsonl")
+    (tmp_path / "m" / "b" / "deeper").symlink_to("..")
+    assert names(tmp_path) == ["m/a.jsonl", "m/b/c.jsonl"]
+
+
+@pytest.mark.parametrize("target", [".", "..", "../..", "/", "loop"])
+def test_links_that_lead_back_or_out_of_the_folder_end(target: str, tmp_path: Path) -> None:
+    tree(tmp_path, "out/results/m/a.jsonl", "out/stranger.jsonl")
+    (tmp_path / "out" / "results" / "loop").symlink_to(target)
+    assert names(tmp_path / "out" / "results") == ["m/a.jsonl"]
+
+
+def test_a_link_to_nothing_is_not_passed_over_in_silence(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").symlink_to("nowhere.jsonl")
+    (file,) = results_files(tmp_path)
+    with pytest.raises(RecordError, match=r"a\.jsonl: No such file"):
+        read(file)

@@ -203,3 +203,35 @@ def test_a_file_without_a_torn_line_is_left_as_it_is(ladder: Ladder, tmp_path: P
     whole = path.read_bytes()
     repair(path)
     assert path.read_bytes() == whole
+
+
+@pytest.mark.parametrize(
+    ("turned", "repaired"),
+    [
+        (lambda whole: whole.rstrip(b"\n"), lambda whole: whole),
+        (lambda whole: whole.rstrip(b"\n") + bytes(9), lambda whole: whole),
+        (lambda whole: whole + bytes(9), lambda whole: whole),
+        (lambda whole: whole + b" \t", lambda whole: whole),
+        (lambda whole: whole + whole[:80] + bytes(9), lambda whole: whole),
+        (lambda whole: b"\xef\xbb\xbf" + whole.replace(b"\n", b"\r\n"), lambda w: b"\xef\xbb\xbf" + w[:-1] + b"\r\n"),
+        (lambda whole: whole + whole.rstrip(b"\n") + b" ", lambda whole: whole + whole[:-1] + b" \n"),
+    ],
+)
+def test_no_whole_line_is_lost_by_going_on_with_an_edited_file(
+    turned, repaired, ladder: Ladder, tmp_path: Path
+) -> None:
+    path = results(tmp_path, ladder)
+    whole = path.read_bytes()
+    path.write_bytes(turned(whole))
+    before = read(path)[0]
+    repair(path)
+    assert path.read_bytes() == repaired(whole)
+    append(path, record())
+    assert read(path)[0] == [*before, record()]
+
+
+def test_results_behind_a_link_are_gone_on_with(ladder: Ladder, tmp_path: Path) -> None:
+    path = results(tmp_path / "disk", ladder)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "linked").symlink_to(path.parent)
+    assert unfinished(tmp_path / "results", ladder, MACHINE) == tmp_path / "results" / "linked" / path.name

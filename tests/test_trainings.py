@@ -185,3 +185,44 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
         file.write('{"kind": "step", "step": 4, "lo')
     (run,) = load([folder])
     assert len(run.of("step")) == 3
+
+
+@pytest.mark.parametrize(
+    "turned",
+    [
+        lambda text: b"\xef\xbb\xbf" + text,
+        lambda text: text.replace(b"\n", b"\r\n"),
+        lambda text: b"\n" + text.replace(b"\n", b"\n\n \n"),
+        lambda text: text.rstrip(b"\n"),
+        lambda text: text + bytes(20),
+    ],
+    ids=["BOM", "CRLF", "blank lines", "no last newline", "NULs"],
+)
+def test_what_an_editor_or_a_crash_does_to_metrics_loses_no_event(turned, tmp_path: Path) -> None:
+    folder = written(tmp_path / "mine", LEG, *map(step, range(1, 4)))
+    path = folder / "metrics.jsonl"
+    path.write_bytes(turned(path.read_bytes()))
+    (run,) = load([folder])
+    assert len(run.of("step")) == 3
+
+
+def test_metrics_in_another_encoding_are_named(tmp_path: Path) -> None:
+    folder = written(tmp_path / "mine", LEG, step(1))
+    path = folder / "metrics.jsonl"
+    path.write_bytes(path.read_text().encode("utf-16-le"))
+    with pytest.raises(RecordError, match=r"metrics\.jsonl: line 1 is damaged"):
+        load([folder])
+
+
+@pytest.mark.parametrize(
+    ("losses", "lowest"), [([3.0, None], "3.0000"), ([None, 2.0], "2.0000"), ([None], "not finite")]
+)
+def test_a_validation_loss_that_is_not_finite_is_shown_as_that(losses: list, lowest: str, tmp_path: Path) -> None:
+    vals = [
+        Event(kind="val", step=n, values={"loss": loss, "corpus": "c", "tokens": 9, "elapsed_seconds": 1.0})
+        for n, loss in enumerate(losses)
+    ]
+    (run,) = load([written(tmp_path / "mine", LEG, step(1), *vals)])
+    row = sheets([run])[0].rows[0]
+    assert row[-2] == ("not finite (c)" if losses[-1] is None else f"{losses[-1]:.4f} (c)")
+    assert row[-1] == lowest

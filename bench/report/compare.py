@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from bench.machine import differences
 from bench.record import Record, RecordError
 from bench.report.caption import status_of
-from bench.report.guards import other_loss
+from bench.report.guards import diverged, other_loss
 from bench.report.load import load_named, names
 from bench.report.row import Row
 from bench.report.rungs import measured, tps_by_round
@@ -51,7 +51,7 @@ class Pair:
     """Why the two speeds do not rank."""
     memory_flaw: str | None
     loss_flaw: str | None
-    """How its losses differ by more than number formats explain."""
+    """How the other trains otherwise than number formats explain."""
     maths_flaw: str | None
     """Where two rungs are a pair by name: how their maths is unlike, so that more speed is no gain."""
 
@@ -155,7 +155,7 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
         memory=memory,
         flaw=flaw,
         memory_flaw=memory_flaw,
-        loss_flaw=_loss_flaw(one, two),
+        loss_flaw=_loss_flaw(first, one, other, two),
         maths_flaw=None if None in (a.maths, b.maths) or a.maths == b.maths else f"{b.maths} against {a.maths}",
     )
 
@@ -182,7 +182,7 @@ def _unlike(first: Side, a: Row, other: Side, b: Row) -> str | None:
     return None
 
 
-def _loss_flaw(one: Sequence[Record], two: Sequence[Record]) -> str | None:
+def _loss_flaw(first: Side, one: Sequence[Record], other: Side, two: Sequence[Record]) -> str | None:
     """Only where both had to compute the same."""
     mine, theirs = measured(one), measured(two)
     alike = ("model", "data", "seq_len", "seed", "lr")
@@ -192,7 +192,11 @@ def _loss_flaw(one: Sequence[Record], two: Sequence[Record]) -> str | None:
         return None
     if any(one[0].workload[key] != two[0].workload[key] for key in alike) or one[0].data_sha256 != two[0].data_sha256:
         return None
-    return other_loss(two, one)
+    flaw = other_loss(two, one)
+    for side, records in ((first, one), (other, two)):
+        if flaw and (since := diverged(records)):
+            return f"{side.letter} diverged: {since}"
+    return f"it differs in {flaw}" if flaw else None
 
 
 ROUNDS = ("repeats", "until")

@@ -95,5 +95,5 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
             if pair.maths_flaw:
                 lines.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_flaw}.")
             if pair.loss_flaw:
-                lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: it differs in {pair.loss_flaw}.")
+                lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: {pair.loss_flaw}.")
     return lines

@@ -96,14 +96,36 @@ def other_loss(rung: Sequence[Record], reference: Sequence[Record] | None) -> st
     for what, difference in parity(rung, reference).items():
         allowed = max(getattr(each, what) for each in classes)
         if not difference <= allowed:
-            whose = reference[0].rung
-            if reference[0].kind == "parity":
-                one = "the rung before" if reference[0].rung_index else "one rank"
-                one = "the first candidate" if rung[0].kind == "sweep" else one
-                whose = f"{one}, accumulating as many tokens"
-            name = {"first_loss": "the first loss", "first_grad_norm": "the first gradient norm", "losses": "a loss"}
+            whose = _whose(rung, reference)
+            first = "the baseline" if whose == reference[0].rung and not reference[0].rung_index else whose
+            for name, records in ((first, reference), ("it", rung)):
+                if since := diverged(records):
+                    return f"{name} diverged: {since}"
             shares = [f"{100 * share:.2g}%" for share in (difference, allowed)]
-            return f"{name[what]} by {shares[0]} from {whose}'s; the number formats explain {shares[1]}"
+            return f"{NAMES[what]} by {shares[0]} from {whose}'s; the number formats explain {shares[1]}"
+    return None
+
+
+NAMES = {"first_loss": "the first loss", "first_grad_norm": "the first gradient norm", "losses": "a loss"}
+
+
+def _whose(rung: Sequence[Record], reference: Sequence[Record]) -> str:
+    """Those that a rung's losses are held to, as a reader knows them."""
+    if reference[0].kind != "parity":
+        return reference[0].rung
+    one = "the rung before" if reference[0].rung_index else "one rank"
+    one = "the first candidate" if rung[0].kind == "sweep" else one
+    return f"{one}, accumulating as many tokens"
+
+
+def diverged(rung: Sequence[Record]) -> str | None:
+    """Since when a rung computed what is no finite number; None where it did not, among the steps that are held."""
+    for found in (record.measurement for record in rung if record.measurement):
+        for what, values in (("loss", found.losses[:PARITY_STEPS]), ("gradient norm", found.grad_norms[:1])):
+            step = next((n for n, x in enumerate(values, 1) if not math.isfinite(x)), None)
+            if step is not None:
+                on = what == "loss" and not any(map(math.isfinite, found.losses[step:]))
+                return f"its {what} is not finite {f'from step {step} on' if on else f'at step {step}'}"
     return None
 
 
@@ -111,6 +133,8 @@ def _other_gradients(rung: Sequence[Record]) -> str | None:
     allowed = GRADIENT_TOLERANCE[toggles_of(rung).precision_class()]
     for record in rung:
         difference = record.measurement.gradient_difference if record.measurement else None
+        if record.measurement and record.measurement.gradients_finite is False:
+            return "its gradients, or those of eager code, are not finite"
         if difference is not None and not difference <= allowed:
             return f"gradients by {difference:.2%} from those of eager code; the number formats explain {allowed:.2%}"
     return None
@@ -196,7 +220,9 @@ def doubts(
         result.append(
             f"its losses are held to others for {held} steps only: float16's scaler skipped the last of them"
         )
-    if toggles_of(rung).compile != "eager" and all(each.gradient_difference is None for each in found):
+    if toggles_of(rung).compile != "eager" and all(
+        each.gradient_difference is None and each.gradients_finite is None for each in found
+    ):
         result.append("its gradients were not held to those of eager code")
     return tuple(result)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.published import Published, is_published, read_published
-from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read
+from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read, results_files
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
@@ -35,11 +35,9 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     return found, warnings
 
 
-def _files(path: Path) -> list[Path]:
-    """Those of a folder; a long run's metrics, which lie beside its run.json, are for bench trainings."""
-    if not path.is_dir():
-        return [path]
-    return sorted(file for file in path.rglob("*.jsonl") if not (file.parent / "run.json").exists())
+def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
+    """Those of a folder, or the file itself."""
+    return results_files(path, warnings=warnings) if path.is_dir() else [path]
 
 
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
@@ -60,7 +58,7 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     rooflines: dict[Path, list[Record]] = {}  # by folder, read once
     for path in paths:
         contents: dict[Path, list[Record]] = {}
-        for file in _files(path):
+        for file in _files(path, warnings):
             if is_published(file):
                 continue
             try:
@@ -177,7 +175,9 @@ def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
 def _rooflines(folder: Path) -> list[Record]:
     """What `bench roofline` left in a folder, the newest last."""
     found: list[Record] = []
-    for file in sorted(folder.glob("roofline-*.jsonl")):
+    for file in results_files(folder, "roofline-"):
+        if file.parent != folder:  # another machine's
+            continue
         with contextlib.suppress(RecordError):  # another's trouble
             found += [record for record in read(file)[0] if record.ceiling]
     return found

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
@@ -24,7 +23,8 @@ from bench.report.rungs import tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.tables import sheets
-from bench.report.text import gib, number, percent, plain
+from bench.report.text import gib, loss, number, percent, plain
+from gpt2.strict_json import dumps
 
 HERE = Path(__file__).parent
 
@@ -63,7 +63,7 @@ def page(
     sections += [_section(board, inliner, figures, price_per_hour) for board in boards]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
-    data = json.dumps(rungs, ensure_ascii=False).replace("<", "\\u003c")  # no text may end the script
+    data = dumps(rungs).replace("<", "\\u003c")  # no text may end the script
     # Only this page's own script may run, and a hash of what it shows is as good as a random number for that.
     nonce = sha256(data.encode()).hexdigest()[:24]
     template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
@@ -81,7 +81,7 @@ def _section(
         title=plain(f"{board.ladder} on {board.environment.machine}"),
         tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
         pictures=_pictures(pictures(board), board.ladder, inliner),
-        environment=json.dumps(board.environment.model_dump(mode="json"), indent=2, ensure_ascii=False),
+        environment=dumps(board.environment.model_dump(mode="json"), indent=2),
         samples=_samples(board),
     )
 
@@ -138,7 +138,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "MFU (bf16)": percent(row.mfu),
         "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
         "peak memory is": row.peak_memory_method,
-        "loss at step": f"{board.loss_step}: {row.loss:.4f}" if row.loss is not None else None,
+        "loss at step": f"{board.loss_step}: {loss(row.loss)}" if row.loss is not None else None,
         "code (hash)": machine.code_hash[:12],
         "from": board.source.as_posix() if board.source else None,
     }

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
@@ -80,8 +81,8 @@ class Sheet:
         """
         cells = {place: [self.head[place], *(row[place] for row in self.rows)] for place in self.shown}
         words = {place: [word for cell in column for word in WHOLE.findall(cell)] for place, column in cells.items()}
-        least = {place: min(LONGEST, max(map(len, each))) for place, each in words.items()}
-        most = {place: max(len(cell) for cell in column) for place, column in cells.items()}
+        least = {place: min(LONGEST, max(map(cell_len, each))) for place, each in words.items()}
+        most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
         left = []
         for title in self.dispensable:
             place = next((place for place in least if self.head[place].startswith(title)), None)

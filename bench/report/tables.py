@@ -23,7 +23,7 @@ from bench.report.row import EQUAL, Row
 from bench.report.scoreboard import Scoreboard
 from bench.report.sheet import Sheet
 from bench.report.spent import spent
-from bench.report.text import DASH, floor, gib, number, percent, plain, ratio, with_interval
+from bench.report.text import DASH, floor, gib, loss, number, percent, plain, ratio, with_interval
 from bench.report.timing import Timing, timing, timing_notes
 
 TOKENS = 10_000_000_000
@@ -75,7 +75,6 @@ def sheets(board: Scoreboard, price_per_hour: float | None = None, figures: Sequ
 
 
 def _scoreboard(board: Scoreboard, name: str) -> Sheet:
-    loss = f"Loss at step {board.loss_step}" if board.loss_step else "Loss"
     peak = ", derived peak" if derived_peak(board) else ""
     head = ["Rung", "Changed", "Maths", "TPS", "Speed-up", "Over rung before", "TPS per device", "Efficiency"]
     head += [
@@ -85,7 +84,7 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
         "Of measured ceiling",
         "Peak memory (GiB)",
         "Memory over rung before",
-        loss,
+        f"Loss at step {board.loss_step}" if board.loss_step else "Loss",
         "Hours to 10B tokens",
         "Status",
     ]
@@ -97,7 +96,6 @@ def _scoreboard(board: Scoreboard, name: str) -> Sheet:
 
 def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
     """One row as plain text, a dash for what was not measured. several: whether some rung has several ranks."""
-    loss = f"{row.loss:.4f}" if row.loss is not None else DASH
     return [
         plain(row.rung),
         plain(", ".join(row.changed)) or DASH,
@@ -113,7 +111,7 @@ def _cells(row: Row, board: Scoreboard, several: bool) -> list[str]:
         percent(row.ceiling_share),
         f"{gib(row.peak_memory_bytes)}{' ‡' if other_method(row, board) else ''}",
         _memory_over_before(row, board),
-        f"{loss} †" if other_step(row, board) else loss,
+        f"{loss(row.loss)} †" if other_step(row, board) else loss(row.loss),
         number(hours_to_10b(row.tps.value)) if row.tps else DASH,
         status_of(row),
     ]

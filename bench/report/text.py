@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
+import math
+import os
 import re
+import tempfile
 import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +33,11 @@ def training_time(tokens: float, tps: float) -> str:
 def letter(place: int) -> str:
     """By which tables call a run or a side: A to Z, then AA."""
     return (letter(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
+
+
+def loss(value: float | None) -> str:
+    """In nats per token."""
+    return DASH if value is None else f"{value:.4f}" if math.isfinite(value) else "not finite"
 
 
 def percent(share: float | None) -> str:
@@ -71,7 +80,7 @@ def plain(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Plain text that Markdown shows as it is, in a table cell too."""
-    escaped = re.sub(r"([\\`*_\[\]|#~])", r"\\\1", plain(text))
+    escaped = re.sub(r"([\\`*_\[\]|#~$])", r"\\\1", plain(text))
     return escaped.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -83,10 +92,62 @@ def listed(names: Sequence[str]) -> str:
 MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
 
 
+FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
+
+
 def rewrite(path: Path, text: str) -> None:
-    """Put `text` between the two markers of a file. Raises ValueError where it has none, OSError."""
-    before, start, rest = path.read_text(encoding="utf-8").partition(MARKERS[0])
-    _, end, after = rest.partition(MARKERS[1])
-    if not (start and end):
+    """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
+
+    The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link. Raises
+    ValueError where the markers are not so, OSError.
+    """
+    target = Path(os.path.realpath(path))
+    content = target.read_bytes()
+    lines = content.splitlines(keepends=True)
+    begin, end = _marked(path, lines)
+    ending = lines[begin][len(lines[begin].rstrip(b"\r\n")) :]
+    block = f"\n{text}\n".encode().replace(b"\n", ending)
+    written = b"".join([*lines[: begin + 1], block, *lines[end:]])
+    if written == content:
+        return
+    try:
+        with target.open("r+b"):  # a file that may not be written is not replaced either
+            pass
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}-", delete=False) as file:
+            try:
+                file.write(written)
+                file.flush()
+                os.fsync(file.fileno())
+                os.chmod(file.name, target.stat().st_mode & 0o7777)
+                os.replace(file.name, target)
+            except BaseException:
+                Path(file.name).unlink(missing_ok=True)
+                raise
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
+    """The places of the lines that are markers, of which those in a code block are none. Raises ValueError."""
+    places: list[list[int]] = [[], []]
+    fence = b""
+    for place, line in enumerate(lines):
+        text = line.removeprefix(codecs.BOM_UTF8) if place == 0 else line
+        if opened := FENCE.match(text):
+            if not fence:
+                fence = opened[1]
+            elif opened[1].startswith(fence) and text.strip() == opened[1]:
+                fence = b""
+        elif not fence and not text.startswith((b"    ", b"\t")):
+            for marker, found in zip(MARKERS, places, strict=True):
+                found += [place] if text.strip() == marker.encode() else []
+    for marker, found in zip(MARKERS, places, strict=True):
+        if len(found) > 1:
+            both = " and ".join(str(place + 1) for place in found)
+            raise ValueError(f"{path}: the line {marker} stands there {len(found)} times (lines {both}); leave one")
+    if not all(places):
         raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
-    path.write_text(f"{before}{start}\n\n{text}\n{end}{after}", encoding="utf-8")
+    (begin,), (end,) = places
+    if end < begin:
+        raise ValueError(f"{path}:{end + 1}: the line {MARKERS[1]} stands before {MARKERS[0]}; put it after")
+    return begin, end

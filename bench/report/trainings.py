@@ -15,7 +15,7 @@ from typing import Any
 
 from bench.record import RecordError
 from bench.report.sheet import Sheet
-from bench.report.text import DASH, duration, gib, number, percent
+from bench.report.text import DASH, duration, gib, loss, number, percent
 from gpt2.hellaswag import PUBLISHED
 from gpt2.metrics import Event, MetricsError, read
 from gpt2.toggles import Toggles
@@ -103,7 +103,7 @@ class LongRun:
     @property
     def losses(self) -> list[float]:
         """Not a number where a step's was not."""
-        return [math.nan if (loss := event.values["loss"]) is None else loss for event in self.of("step")]
+        return [loss_of(event) for event in self.of("step")]
 
     @property
     def seconds(self) -> float:
@@ -115,6 +115,11 @@ class LongRun:
         """Median over steps: evaluations, checkpoints and compilation are between them, or in few of them."""
         steps = self.of("step")
         return median(event.values["tps"] for event in steps) if steps else None
+
+
+def loss_of(event: Event) -> float:
+    """Not a number where a file, which is JSON, has null for it."""
+    return math.nan if event.values["loss"] is None else event.values["loss"]
 
 
 def load(folders: Sequence[Path]) -> list[LongRun]:
@@ -175,9 +180,9 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
                 percent(median(mfu)) if mfu else DASH,
                 gib(max(memory)) if memory else DASH,
                 percent(waited / busy) if busy else DASH,
-                f"{fmean(run.losses[-SMOOTHED:]):.4f}" if steps else DASH,
-                f"{vals[-1].values['loss']:.4f} ({vals[-1].values['corpus']})" if vals else DASH,
-                f"{min(v.values['loss'] for v in vals):.4f}" if vals else DASH,
+                loss(fmean(run.losses[-SMOOTHED:])) if steps else DASH,
+                f"{loss(loss_of(vals[-1]))} ({vals[-1].values['corpus']})" if vals else DASH,
+                loss(min(map(loss_of, vals), key=lambda each: (math.isnan(each), each))) if vals else DASH,
             ]
         )
     published = [_as_row(each) for each in PUBLISHED_RUNS if each.like(runs)]

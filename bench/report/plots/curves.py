@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from bench.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import look, shortened
+from bench.report.plots.style import labelled, look
 from bench.report.row import Row
 from bench.report.rungs import measured
 from bench.report.scoreboard import Scoreboard
@@ -139,7 +139,7 @@ def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
         style = "-" if curve.found.tokens_per_step == first else "--"
         more = "" if style == "-" else f" ({curve.found.tokens_per_step:,} tokens per step)"
         every = max(1, len(steps) // 12)
-        label = f"{shortened(curve.label, NARROW * 3 // columns)}{more}"
+        label = f"{labelled(curve.label, NARROW * 3 // columns)}{more}"
         # Curves that lie on one another shine through: the first is the widest.
         beneath = min(3, sum(_coincide(curve, other) for other in curves[place + 1 :]))
         width = 1.3 + 2.2 * beneath if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves)

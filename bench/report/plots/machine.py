@@ -8,7 +8,7 @@ from statistics import median
 from matplotlib.figure import Figure
 
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import look, shortened
+from bench.report.plots.style import labelled, look
 from bench.report.rungs import cumulative
 from bench.report.scoreboard import Scoreboard
 
@@ -36,7 +36,7 @@ def block_times(board: Scoreboard) -> Figure | None:
             for seconds in found.block_seconds:
                 points.append((begun, seconds / middle))
                 begun += seconds / 60
-        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=shortened(rung[0].rung, 64), **look(place))
+        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=labelled(rung[0].rung, 64), **look(place))
         shown = True
     if not shown:
         return None

@@ -6,16 +6,19 @@ import io
 import math
 import re
 import textwrap
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import rc_context, rcParams
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.font_manager import FontProperties, findfont, fontManager, get_font
 from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
@@ -80,9 +83,17 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """As PNG and SVG, without the moment at which they were drawn. Raises OSError."""
     _purge(figure)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    figure.savefig(files[0], dpi=150, metadata={"Software": None})
+    _write(figure, files[0], dpi=150, metadata={"Software": None})
     files[1].write_text(svg(figure), encoding="utf-8")
     return files
+
+
+def _write(figure: Figure, to: Path | io.StringIO, **how: Any) -> None:
+    """Without a warning for letters that no font here has: tables and the SVG have them as text all the same."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
+        warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
+        figure.savefig(to, **how)
 
 
 def _purge(figure: Figure) -> None:
@@ -90,6 +101,35 @@ def _purge(figure: Figure) -> None:
     for words in figure.findobj(Text):
         assert isinstance(words, Text)
         words.set_text(_printable(words.get_text()))
+        if more := fallbacks(words.get_text()):
+            words.set_fontfamily([*rcParams["font.family"], *more])
+
+
+@lru_cache(maxsize=1024)
+def fallbacks(text: str) -> tuple[str, ...]:
+    """Fonts installed here that have the letters of a text that the usual one lacks; none where that is nothing."""
+    missing = {ord(letter) for letter in text} - _letters(findfont(FontProperties(family=rcParams["font.family"])))
+    found = []
+    for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)) if missing else ():
+        if font.name in found or font.name.startswith(PLACEHOLDERS) or not missing & _letters(font.fname):
+            continue
+        missing -= _letters(font.fname)
+        found.append(font.name)
+    return tuple(found)
+
+
+PLACEHOLDERS = "Last Resort"
+"""A font that has a frame for every letter and comes last by itself."""
+
+
+@cache
+def _letters(file: str) -> frozenset[int]:
+    """That a font can draw; none where its letters are bitmaps, as of coloured emoji."""
+    try:
+        font = get_font(file)
+    except (OSError, RuntimeError):
+        return frozenset()
+    return frozenset(font.get_charmap()) if font.scalable else frozenset()
 
 
 def _printable(text: str) -> str:
@@ -101,7 +141,7 @@ def svg(figure: Figure) -> str:
     """As a document of its own."""
     _purge(figure)
     text = io.StringIO()
-    figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
+    _write(figure, text, format="svg", metadata={"Date": None, "Creator": None})
     return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
 
 
@@ -204,6 +244,11 @@ def wrapped(name: str, most: int = 32) -> str:
 def height(rungs: Sequence[str], least: float) -> float:
     """Inches for their names beneath one another, each rung having `least` or more."""
     return len(rungs) * max([least, *(0.1 + 0.155 * len(wrapped(rung).split("\n")) for rung in rungs)])
+
+
+def labelled(name: str, most: int = 28) -> str:
+    """For a legend, which leaves out what begins with an underscore."""
+    return f"{' ' if name.startswith('_') else ''}{shortened(name, most)}"
 
 
 def shortened(name: str, most: int = 28) -> str:

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.plots.style import COLOURS, THEMES, save, shortened, theme
+from bench.report.plots.style import COLOURS, THEMES, labelled, save, theme
 from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
@@ -34,7 +34,7 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
         steps = run.of("step")
         axes.plot([e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour)
         smooth = pd.Series([e.values["tps"] for e in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([e.step for e in steps], smooth, line, color=colour, label=shortened(run.name))
+        axes.plot([e.step for e in steps], smooth, line, color=colour, label=labelled(run.name))
     speeds = [run.tps for run in runs if run.tps]
     if max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
@@ -53,7 +53,7 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
     for run, (colour, line) in zip(scored, _styles(scored), strict=True):
         found = [e for e in run.of("hellaswag") if e.values["style"] == style]
         shares = [e.values["acc_norm"] for e in found]
-        axes.plot([e.step for e in found], shares, f"o{line}", color=colour, label=shortened(run.name))
+        axes.plot([e.step for e in found], shares, f"o{line}", color=colour, label=labelled(run.name))
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
             axes.axhline(share, ls="--", lw=1, color="#8A8F98")
@@ -105,7 +105,7 @@ def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
             losses = pd.Series([e.values["loss"] for e in found], dtype=float)
             if kind == "step":
                 smooth = losses.rolling(SMOOTHED, min_periods=1).mean()
-                axes.plot(x, smooth, line, color=colour, label=shortened(run.name))
+                axes.plot(x, smooth, line, color=colour, label=labelled(run.name))
             else:
                 axes.plot(x, losses, "o", ms=4, color=colour)
     axes.legend()
