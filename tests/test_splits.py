@@ -64,7 +64,8 @@ def test_no_token_is_on_both_sides_and_none_of_the_tests_on_either(kind: str, tm
             shard(tmp_path / name, first)
     training = open_corpus("mine", vocab_size=V, path=tmp_path)
     validation = open_validation("mine", tmp_path, vocab_size=V)
-    assert training.tokens and validation.tokens
+    assert training.tokens
+    assert validation.tokens
     assert training.tokens == 600 * len(FOLDERS[kind][0])
     assert validation.tokens == 600 * len(FOLDERS[kind][1])
     assert training.read(0, training.tokens).max() < VALIDATION
