@@ -5,6 +5,7 @@ import pytest
 
 from bench import environment
 from bench.environment import describe, highest_cpu_mhz
+from bench.state import variables
 from gpt2.code import code_hash
 from gpt2.device import Cpu
 
@@ -24,6 +25,70 @@ def test_variables_that_the_toggles_set_are_not_recorded_as_the_users() -> None:
 @pytest.mark.usefixtures("preloaded")
 def test_variables_that_the_user_set_are_recorded() -> None:
     assert describe(Cpu()).variables == {"LD_PRELOAD": "libjemalloc.so.2:mine.so", "MALLOC_CONF": "thp:always"}
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in variables():
+        monkeypatch.delenv(name)
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("TORCHINDUCTOR_COORDINATE_DESCENT_TUNING", "1"),
+        ("TORCHINDUCTOR_MAX_AUTOTUNE_GEMM_BACKENDS", "ATEN,TRITON"),
+        ("TORCHINDUCTOR_PROFILE", "1"),
+        ("TORCHINDUCTOR_AUTOTUNE_CHOICE_NAME_REGEX", r"triton_mm_\d+"),
+        ("TORCHINDUCTOR_FILE_LOCK_TIMEOUT", "60"),
+        ("TRITON_INTERPRET", "1"),
+        ("TRITON_DEFAULT_FP_FUSION", "0"),
+        ("ENABLE_PERSISTENT_TMA_MATMUL", "1"),
+        ("TORCH_BLAS_PREFER_CUBLASLT", "1"),
+        ("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1"),
+        ("CUBLAS_WORKSPACE_CONFIG", ":4096:8"),
+        ("CUBLASLT_WORKSPACE_SIZE", "32768"),
+        ("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
+        ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".9"),
+        ("XLA_FLAGS", "--xla_gpu_autotune_level=4 --xla_gpu_enable_triton_gemm=false"),
+        ("CUDA_VISIBLE_DEVICES", "MIG-GPU-5ebe9c5a-d0f1/1/0"),
+    ],
+)
+def test_a_variable_that_changes_the_speed_is_recorded(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(name, value)
+    assert describe(Cpu()).variables == {name: value}
+    assert describe(Cpu(), {name: value}).variables == {}
+
+
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize(
+    ("name", "value", "recorded"),
+    [
+        ("TORCHINDUCTOR_CACHE_DIR", "/home/someone/inductor", None),
+        ("TORCHINDUCTOR_CACHE_DIR", "inductor", None),
+        ("TRITON_CACHE_DIR", "~/triton", None),
+        ("TRITON_HOME", "someone", None),
+        ("TRITON_PTXAS_PATH", "ptxas", None),
+        ("TORCHINDUCTOR_WORKER_LOGPATH", "workers.log", None),
+        ("TORCHINDUCTOR_PROFILE_OUTPUT", "profile.txt", None),
+        ("TORCHINDUCTOR_REDIS_HOST", "cache.someone.example", None),
+        ("TORCHINDUCTOR_NEW", "/home/some one/a folder", None),
+        ("TRITON_NEW", r"C:\Users\someone", None),
+        ("MALLOC_CONF", "prof_prefix:/home/someone/heap,thp:always", None),
+        ("XLA_FLAGS", "--xla_dump_to=/home/someone/dump --xla_gpu_autotune_level=4", "--xla_gpu_autotune_level=4"),
+        ("XLA_FLAGS", "--xla_dump_to=/home/some one/dump", None),
+        ("XLA_FLAGS", "/home/someone/flags", None),
+        ("LIBTPU_INIT_ARGS", "--a=1 --b=~/c --d=e/f", "--a=1"),
+        ("LD_PRELOAD", "/usr/lib/libjemalloc.so.2:/home/someone/mine.so", "libjemalloc.so.2:mine.so"),
+        ("LD_PRELOAD", "/home/someone/mine.so libother.so", "mine.so:libother.so"),
+    ],
+)
+def test_where_a_user_keeps_something_is_never_recorded(
+    name: str, value: str, recorded: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert describe(Cpu()).variables == ({name: recorded} if recorded else {})
 
 
 @pytest.mark.parametrize("source", ["gpt2/train.py", "gpt2/device/cpu.py", "gpt2/attention.cpp", "bench/runner.py"])

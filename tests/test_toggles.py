@@ -152,7 +152,7 @@ def test_each_value_of_compile_tunes_what_its_name_says_and_no_more(
     )
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")  # which torch sets under CUDA graphs
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
-    toggles = Toggles(device="cuda", compile=value, compile_region=region)
+    toggles = replace(Toggles(device="cuda"), compile=value, compile_region=region)
     wrap_model(toggles, build(model_config(toggles, PRESETS["tiny"]), 0, torch.device("cpu")), Cpu())
     assert told == [config] * (1 if region == "model" else 4)  # two blocks, embedding and loss
 
