@@ -16,6 +16,7 @@ from bench.machine import Environment
 from bench.state import SYSTEM, cpu_flags, cpu_mhz, read, variables
 from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
+from gpt2.device.cpu import identity
 from gpt2.stages import usable_cores
 
 
@@ -32,6 +33,7 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
         cpu_mhz=highest_cpu_mhz(),
+        cpu_identity=identity(read(SYSTEM / "proc/cpuinfo")),
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),

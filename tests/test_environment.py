@@ -5,9 +5,13 @@ import pytest
 
 from bench import environment
 from bench.environment import describe, highest_cpu_mhz
+from bench.machine import Environment
 from bench.state import variables
+from bench.worker import _peak_flops
 from gpt2.code import code_hash
 from gpt2.device import Cpu
+from gpt2.stages import usable_cores
+from gpt2.toggles import Toggles
 
 
 @pytest.fixture
@@ -101,6 +105,49 @@ def test_the_hash_of_the_code_changes_with_any_source(source: str, tmp_path: Pat
     assert code_hash() == before
     (tmp_path / source).write_text("x = 2;")
     assert code_hash() != before
+
+
+EPYC = "vendor_id\t: AuthenticAMD\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\nstepping\t: 1\n"
+GENOA = {"vendor": "AuthenticAMD", "family": "25", "model": "17", "stepping": "1"}
+GRAVITON = "processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\nCPU part\t: 0xd40\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (EPYC, GENOA),
+        (EPYC + "\n" + EPYC.replace("17", "97"), GENOA),
+        (GRAVITON, {"implementer": "0x41", "part": "0xd40"}),
+        ("", {}),
+    ],
+    ids=["AMD", "the first of two", "ARM", "a system that does not tell"],
+)
+def test_a_record_holds_what_a_cpu_says_it_is(
+    cpuinfo: str, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/cpuinfo").write_text(cpuinfo)
+    monkeypatch.setattr(environment, "SYSTEM", tmp_path)
+    found = describe(Cpu())
+    assert found.cpu_identity == expected
+    assert Environment.model_validate_json(found.model_dump_json()) == found
+
+
+def test_a_record_from_before_it_was_kept_is_read() -> None:
+    older = describe(Cpu()).model_dump(exclude={"cpu_identity"})
+    assert Environment.model_validate(older).cpu_identity == {}
+
+
+def test_a_worker_s_peak_is_that_of_the_very_cpu_in_its_environment() -> None:
+    machine = describe(Cpu()).model_copy(
+        update={
+            "cpu_flags": ["avx2", "avx512f", "avx512_bf16"],
+            "cpu_mhz": 1000.0,
+            "cpu_identity": GENOA,
+        }
+    )
+    found = _peak_flops(machine, Toggles(), Cpu(), None)
+    assert found["peak_flops_bf16"] == 2 * (found["peak_flops_dtype"] or 0) == usable_cores() * 64e9
 
 
 CPUINFO = "flags\t\t: fpu amx_tile{}\ncpu MHz\t\t: 2000.000\n"
