@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,12 +179,12 @@ def variables() -> list[Finding]:
     return [
         Finding(
             name="environment",
-            value=f"{name}={os.environ[name]}",
+            value=f"{name}={value}",
             ok=False if name in SLOWING else None,
             advice=f"unset {name} unless you mean it" if name in SLOWING else "",
         )
-        for name in machine.VARIABLES
-        if os.environ.get(name) and (name not in SLOWING or os.environ[name] != "0")
+        for name, value in machine.variables().items()
+        if name not in SLOWING or value != "0"
     ]
 
 

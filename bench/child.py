@@ -26,6 +26,8 @@ MOST_OUTPUT = 2**20
 """Bytes of what a process printed last that are kept."""
 MARK = "BENCH_OUT"
 """Environment variable by which all processes of one rung are known, whoever started them."""
+CACHE = "TORCHINDUCTOR_CACHE_DIR"
+"""Environment variable that names the folder in which a rung's compiler keeps what it has compiled."""
 
 
 @dataclass(frozen=True, kw_only=True)

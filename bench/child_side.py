@@ -17,6 +17,7 @@ from typing import Literal
 
 import psutil
 
+from bench.child import CACHE
 from bench.record import Outcome, progress_path
 
 
@@ -48,7 +49,7 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
 
 def compile_cache() -> Literal["cold", "warm"] | None:
     """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
-    cache = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    cache = os.environ.get(CACHE)
     if cache is None:
         return None
     return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"

@@ -13,9 +13,10 @@ import psutil
 import torch
 
 from bench.machine import Environment
-from bench.state import SYSTEM, VARIABLES, cpu_flags, cpu_mhz, read
+from bench.state import SYSTEM, cpu_flags, cpu_mhz, read, variables
 from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
+from gpt2.device.cpu import identity
 from gpt2.stages import usable_cores
 
 
@@ -32,24 +33,18 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
         cpu_mhz=highest_cpu_mhz(),
+        cpu_identity=identity(read(SYSTEM / "proc/cpuinfo")),
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
         torch=torch.__version__,
         versions=device.versions(),
-        variables=_variables(given or {}),
+        variables=variables(given),
         load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         code_hash=code_hash(),
         commit=commit,
         dirty=dirty,
     )
-
-
-def _variables(given: Mapping[str, str]) -> dict[str, str]:
-    preloaded = given.get("LD_PRELOAD", "").split(":")[0]  # the allocator; what is behind it is the user's
-    found = {name: value for name in VARIABLES if (value := os.environ.get(name, "")) != given.get(name)}
-    others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each != preloaded]
-    return {name: value for name, value in {**found, "LD_PRELOAD": ":".join(others)}.items() if value}
 
 
 def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:

@@ -20,7 +20,7 @@ import psutil
 
 from bench.arrivals import ArrivalError, Arrivals
 from bench.checkout import MissingPeer, found, origin
-from bench.child import MARK
+from bench.child import CACHE, MARK
 from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
@@ -108,6 +108,7 @@ class Watch:
                 wanted = f"{self.external.tokens_per_step:,}"
                 raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
             self.told = self.peer.version_of(text) or self.told
+            self.usage.hear(self.peer.memory_of(text))
 
     def _heed(self, line: Line) -> None:
         """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
@@ -132,7 +133,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
     mark = os.environ.get(MARK, f"{out.resolve()} {os.getpid()}")  # the runner's; alone, one of its own
-    environ = {**os.environ, **variables(rung.toggles), MARK: mark}
+    environ = {**os.environ, **variables(rung.toggles, peer, os.environ.get(CACHE)), MARK: mark}
     begun = time.time() - psutil.Process().create_time()
     deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
     cache, started = compile_cache(), time.perf_counter()
@@ -213,7 +214,7 @@ def _measurement(
     startup_seconds: float,
     cache: Literal["cold", "warm"] | None,
 ) -> Measurement:
-    seconds, peak = arrivals.block_seconds, usage.peak_memory_bytes
+    seconds, peak = arrivals.block_seconds, usage.peak
     norms = [line.grad_norm for line in arrivals.lines if line.grad_norm is not None]
     workload = ladder.workload
     return Measurement(
@@ -231,7 +232,7 @@ def _measurement(
         peak_memory_bytes=peak,
         peak_memory_method=usage.method,
         reserved_memory_bytes=None,
-        run_peak_memory_bytes=usage.run_peak_memory_bytes,
+        run_peak_memory_bytes=usage.told_bytes or usage.run_peak_memory_bytes,
         alloc_retries=None,
         recompiles=None,
         other_cores=usage.other_cores,

@@ -36,6 +36,7 @@ LONGEST_LINE = 4096
 VM_HWM = "resident, window (VmHWM)"
 """As bench.worker's processes on a CPU call the same thing: the most that one process held since the window began."""
 NVML = "whole GPU, beyond what was used before (NVML, sampled)"
+TOLD = "allocated, whole run (by its own log)"
 NOT_MEASURED = "not measured"
 
 
@@ -177,6 +178,8 @@ class Usage:
     """Of all up to the end of the window."""
     other_cores: float | None = None
     """Cores that other processes kept busy during the window, on average."""
+    told_bytes: int | None = None
+    """The most that its allocator has had in use so far, by its own log; on a CPU the system tells better."""
 
     def __post_init__(self) -> None:
         self._gpu_before = gpu_memory_used() if self.on_gpu else None
@@ -184,8 +187,15 @@ class Usage:
         self._cleared = False
 
     @property
+    def peak(self) -> int | None:
+        """By the program's own account, where it gives one: what its allocator keeps unused does not count there."""
+        return self.told_bytes or self.peak_memory_bytes
+
+    @property
     def method(self) -> str:
-        """Of peak_memory_bytes."""
+        """Of peak."""
+        if self.told_bytes:
+            return TOLD
         if self.peak_memory_bytes is None:
             return NOT_MEASURED
         return NVML if self.on_gpu else VM_HWM
@@ -199,6 +209,11 @@ class Usage:
             self._cleared = self._clear()
         self._times, self._own = cpu_times(), self._cpu_seconds()
         self.look()
+
+    def hear(self, told: int | None) -> None:
+        """What a line of the program's log says of its memory, if it does."""
+        if told and self.on_gpu:
+            self.told_bytes = told
 
     def look(self) -> None:
         """A block has ended; the program may be gone when the next one should."""

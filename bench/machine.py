@@ -38,6 +38,9 @@ class Environment(Plain):
     """Instruction sets that matter to matrix products."""
     cpu_mhz: Amount | None = None
     """Its highest clock, or the one that a virtual machine says it has; null where the system does not tell."""
+    cpu_identity: dict[str, str] = {}
+    """What the CPU says it is, where the system tells: vendor, family, model and stepping, or ARM's implementer and
+    part; empty in older records."""
     memory_bytes: AtLeastOne
     """Of the machine."""
     os: str

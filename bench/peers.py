@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from bench.validation import near
 from gpt2.workload import STRICT
@@ -48,6 +49,12 @@ class Peer:
     """Of Python that it needs beside our own."""
     heeds_threads: bool = True
     """Whether it has as many threads as OMP_NUM_THREADS says; else one for each processor that it may use."""
+    memory: str | None = None
+    """Of the line by which it tells the most bytes that its allocator has had in use."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Of the environment, that it is given."""
+    cache_variable: str | None = None
+    """Of the environment, that names the folder in which its compiler keeps what it has compiled."""
 
     def read(self, text: str, at: float) -> Line | None:
         """What a line of its log says; None where that is no progress line."""
@@ -74,6 +81,11 @@ class Peer:
         match = re.search(self.version, text) if self.version else None
         return match.group(1) if match else None
 
+    def memory_of(self, text: str) -> int | None:
+        """The most that its allocator has had in use, in bytes, where a line of its log says so."""
+        match = re.search(self.memory, text) if self.memory else None
+        return int(match.group(1)) if match else None
+
 
 NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
 
@@ -86,7 +98,7 @@ def _pattern(text: str) -> str:
     return f"^{text}"
 
 
-def _plain(title: str, get: str, *, modules: tuple[str, ...] = (), heeds_threads: bool = True) -> Peer:
+def _plain(title: str, get: str, **others: Any) -> Peer:
     """One that prints as the scripts in ladders/peers do, and as any trainer may."""
     return Peer(
         title=title,
@@ -94,8 +106,8 @@ def _plain(title: str, get: str, *, modules: tuple[str, ...] = (), heeds_threads
         lines=(_pattern(r"step (STEP): loss (LOSS)"),),
         tokens=r"^tokens per step (\d+)$",
         version=r"^version (.+)$",
-        modules=modules,
-        heeds_threads=heeds_threads,
+        memory=r"^peak bytes (\d+)$",
+        **others,
     )
 
 
@@ -137,6 +149,8 @@ PEERS: dict[str, Peer] = {
         "JAX",
         "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
         heeds_threads=False,
+        variables={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # else it takes three quarters of a GPU at its start
+        cache_variable="JAX_COMPILATION_CACHE_DIR",
     ),
 }
 

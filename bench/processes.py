@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
 
-from bench.child import classify, said, supervise
+from bench.child import CACHE, classify, said, supervise
 from bench.child_side import cause
 from bench.command import Options, anonymous, ceiling_command, external_command, worker_command
 from bench.doctor import warnings
@@ -145,7 +145,7 @@ class Processes:
             **environment(toggles, nodes),
             **(part.environment if part else {}),
             # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
-            "TORCHINDUCTOR_CACHE_DIR": str(self.scratch / f"inductor-{task.kind}-{task.rung.index}"),
+            CACHE: str(self.scratch / f"inductor-{task.kind}-{task.rung.index}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }

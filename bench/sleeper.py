@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 
 from bench.checkout import MissingPeer, found, origin
-from bench.child import MARK
+from bench.child import CACHE, MARK
 from bench.foreign import Program
 from bench.ladder import Ladder, Rung
 from bench.peers import CANNOT_RUN, PEERS, Line
@@ -152,18 +152,19 @@ def started(
         own, words = own_variables(), [*python("bench.steps"), str(ladder.path), rung.name]
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
-    environ = {
-        **os.environ,
-        **own,
-        **variables(rung.toggles),
-        MARK: f"{scratch} {name}",
-        "TMPDIR": str(scratch),
-    }
     with contextlib.ExitStack() as stack:
         # Empty for each: a process that compiled its code has it otherwise in memory than one that found it compiled.
-        environ["TORCHINDUCTOR_CACHE_DIR"] = stack.enter_context(
+        cache = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="inductor-", dir=scratch, ignore_cleanup_errors=True)
         )
+        environ = {
+            **os.environ,
+            **own,
+            **variables(rung.toggles, PEERS[peer], cache),
+            MARK: f"{scratch} {name}",
+            "TMPDIR": str(scratch),
+            CACHE: cache,
+        }
         program = stack.enter_context(Program(words, folder, environ, cpus))
         sleeper = Sleeper(program, peer, tokens_per_step(ladder, rung), ladder.protocol.timeout_seconds, version)
         with contextlib.suppress(OSError):  # where memory runs out, all give way as those of bench run do

@@ -7,10 +7,11 @@ that read them take `root`, so that a test can show them another machine.
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,9 +21,9 @@ import psutil
 from bench.machine import GpuState, State
 
 SYSTEM = Path("/")
-# Not those that the harness sets itself, nor any that holds a path of the user's but the preloaded libraries.
+PRELOAD = "LD_PRELOAD"
 VARIABLES = (
-    "LD_PRELOAD",
+    PRELOAD,
     "MALLOC_ARENA_MAX",
     "MALLOC_CONF",
     "KMP_AFFINITY",
@@ -55,7 +56,19 @@ VARIABLES = (
     "XLA_DOWNCAST_BF16",
     "LIBTPU_INIT_ARGS",
     "TPU_VISIBLE_CHIPS",
+    "TORCHINDUCTOR_*",
+    "TRITON_*",
+    "ENABLE_PERSISTENT_TMA_MATMUL",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "CUBLAS*_WORKSPACE*",
+    "XLA_PYTHON_CLIENT_*",
 )
+"""Names, and patterns of names, of environment variables that can change the speed."""
+PLACES = re.compile(r"(_DIRS?|PATHS?|_FILES?|_HOME|_OUTPUT|_HOST|_URL|_PORT)$")
+"""In the name of a variable that says where something lies, the folder that the harness gives each rung included."""
+PATH = re.compile(r"^~|^(?!MIG-).*(/|\b[A-Za-z]:\\)", re.DOTALL)
+"""In a value that tells where this user keeps something; slices of GPUs have slashes, too."""
 # Why a GPU's clock is held down, by the bits of nvml.h. Bit 0, idle, is no reason.
 THROTTLE_REASONS = {
     0x2: "application clocks",
@@ -84,6 +97,35 @@ def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
         memory_available_bytes=memory_available(root),
         gpus=gpus(own_pids),
     )
+
+
+def variables(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of VARIABLES that are set, as a record may hold them: without what tells of places.
+
+    given: what the harness set, which is not the user's.
+    """
+    given = given or {}
+    named = {name: "" for pattern in VARIABLES for name in sorted(fnmatch.filter(os.environ, pattern))}
+    for name in named:
+        value = os.environ[name]
+        if name == PRELOAD:
+            named[name] = _libraries(value, given.get(name, ""))
+        elif value != given.get(name) and not PLACES.search(name):
+            named[name] = without_places(value)
+    return {name: value for name, value in named.items() if value}
+
+
+def _libraries(value: str, given: str) -> str:
+    """Names of preloaded libraries. given: a value by the harness, the first of which is the allocator."""
+    others = [each for each in re.split(r"[:\s]+", value) if each not in ("", given.split(":")[0])]
+    return ":".join(each.rpartition("/")[2] for each in others)
+
+
+def without_places(value: str) -> str:
+    """A variable's value, of options those that hold no path; empty where it is or holds one."""
+    if value.startswith("-"):
+        return " ".join(word for word in value.split() if word.startswith("-") and not PATH.search(word))
+    return "" if PATH.search(value) else value
 
 
 def read(path: Path) -> str:

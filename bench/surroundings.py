@@ -12,9 +12,11 @@ from gpt2.stages import environment, one_cpu_per_core, threads
 from gpt2.toggles import HOST, Toggles
 
 
-def variables(toggles: Toggles) -> dict[str, str]:
-    """That a peer gets beside the user's."""
-    plain = {"PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1"}
+def variables(toggles: Toggles, peer: Peer, cache: str | None) -> dict[str, str]:
+    """That a peer gets beside the user's. cache: the folder for its compiler; None: it keeps nothing."""
+    plain = {"PYTHONUNBUFFERED": "1", "TERM": "dumb", "NO_COLOR": "1", **peer.variables}
+    if peer.cache_variable:
+        plain[peer.cache_variable] = cache or ""  # never the user's, who may have compiled the same before
     if toggles.device != HOST:  # one GPU, as a rung says; a trainer may take all that it sees
         plain["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     return {**environment(toggles), **plain}

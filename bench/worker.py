@@ -310,7 +310,7 @@ def _peak_flops(
         own = given_tflops * 1e12 if number_format == "bfloat16" else None
         source = "given with --peak-tflops"
         return _peaks(given_tflops * 1e12, own, source, devices)
-    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz)
+    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, machine.cpu_identity)
     if chip is None:
         why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
         return _peaks(None, None, why, devices)

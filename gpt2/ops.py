@@ -73,16 +73,18 @@ def ops_of(recorded: Recorded) -> list[Op]:
     An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept.
     """
     events = recorded.events
-    within: dict[int, list] = {}  # per thread, the events that have not ended yet
+    within: dict[int, list] = {}  # per thread, the host's events that have not ended yet
     outer: set[int] = set()
     for index, event in enumerate(events):
-        stack = within.setdefault(event.start_thread_id(), [])
-        while stack and stack[-1][0].end_ns() <= event.start_ns():
-            stack.pop()
-        outer.update(number for enclosing, number in stack if enclosing.name() == event.name())
-        if any(enclosing.name().startswith("gpt2::") for enclosing, _ in stack):  # an operator of ours counts as one
+        if on_accelerator(event):  # it bears the thread that launched it, and goes on without it
+            continue
+        thread, end = event.start_thread_id(), event.end_ns()
+        running = [each for each in within.get(thread, []) if each[0].end_ns() > event.start_ns()]
+        enclosing = [each for each in running if each[0].end_ns() >= end]  # an exchange may outlast who asked for it
+        outer.update(number for other, number in enclosing if other.name() == event.name())
+        if any(other.name().startswith("gpt2::") for other, _ in enclosing):  # an operator of ours counts as one
             outer.add(index)
-        stack.append((event, index))
+        within[thread] = [*running, (event, index)]
     return [
         Op(event.name(), list(event.dtypes()), list(event.shapes()), on_accelerator(event))
         for index, event in enumerate(events)
@@ -170,8 +172,12 @@ def attention_kernel(ops: Sequence[Op]) -> str | None:
     return ", ".join(fused_attention(ops) or [kind for kind, name in others.items() if name in names]) or None
 
 
-ATTENTION_KERNELS = {"cudnn": r"cudnn.*sdpa", "flash": r"flash", "efficient": r"fmha"}
-"""What the names of NVIDIA's kernels hold; the first that fits, for cuDNN's hold the word flash too."""
+ATTENTION_KERNELS = {"cudnn": r"cudnn.*(sdpa|fmha|flash|fusion)", "flash": r"flash", "efficient": r"fmha"}
+"""What the names of NVIDIA's kernels hold; the first that fits, for cuDNN's hold the words of the others too.
+
+cuDNN's backward pass has helpers beside its kernel, such as cudnn::fusion::compute_dot_do_o_specialized,
+convert_dq_to_16bits and fmha_reduce_head.
+"""
 OTHER_ATTENTION = {
     "aten::_scaled_dot_product_attention_math_for_mps",
     "aten::_scaled_dot_product_fused_attention_overrideable",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
@@ -178,17 +178,43 @@ def named(name: str) -> Chip:
     raise ValueError(f"no chip is called {name!r}; {'did you mean' if alike else 'known are'}: {known}")
 
 
-def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip | None:
+ZEN = {
+    1: {23: (range(0x00, 0x30), range(0x50, 0x60))},
+    4: {25: (range(0x10, 0x20), range(0x60, 0xB0))},
+}
+"""Those of AMD's cores whose units are half as wide as their widest instructions, by family, as ranges of models.
+
+They are those of Linux (arch/x86/kernel/cpu/amd.c); 1 has Zen+, too.
+"""
+
+
+def _zen(identity: Mapping[str, str]) -> int | None:
+    """The generation of a core that is in ZEN. identity: as of gpt2.device.cpu."""
+    if identity.get("vendor") != "AuthenticAMD":
+        return None
+    family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
+    return next((zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ()))), None)
+
+
+def derived_cpu(
+    cores: int, mhz: float | None, flags: Collection[str], identity: Mapping[str, str] | None = None
+) -> Chip | None:
     """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
 
-    `cores` are physical ones, `flags` those of bench.environment. The units per core, which flags do not tell, are
-    taken to be a server core's, and the clock to hold under load: to be shown as derived, and never ranked.
+    `cores` are physical ones, `flags` and `identity` those of bench.environment. The units per core, which flags do
+    not tell, are taken to be a server core's, and the clock to hold under load: to be shown as derived, and never
+    ranked.
     """
     if mhz is None or mhz <= 0 or cores < 1:
         return None
     # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. No rate from asimd or sve: Arm cores have one to four
     # such units, of a width that the flag does not tell.
-    if "avx512f" in flags:
+    zen = _zen(identity or {})
+    if zen == 4 and "avx512f" in flags:
+        float32, vectors = 2 * 2 * 8, "AVX-512 on two multiply-add units of 256 bits"
+    elif zen == 1 and "avx2" in flags:
+        float32, vectors = 2 * 2 * 4, "AVX2 on two multiply-add units of 128 bits"
+    elif "avx512f" in flags:
         float32, vectors = 2 * 2 * 16, "AVX-512 with two multiply-add units"
     elif "avx2" in flags:
         float32, vectors = 2 * 2 * 8, "AVX2 with two multiply-add units"
@@ -196,6 +222,10 @@ def derived_cpu(cores: int, mhz: float | None, flags: Collection[str]) -> Chip |
         return None
     if "amx_tile" in flags and "amx_bf16" in flags:
         bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a product of 16 x 32 and 32 x 16 every 16 cycles
+    elif zen == 4 and "avx512_bf16" in flags:
+        # Two products a lane, and VDPBF16PS runs as often as VFMADD231PS: of both 3.2 per nanosecond of 256 bits, and
+        # 1.6 of 512, measured on a core of family 25, model 17.
+        bfloat16, tiles = 2 * float32, "AVX-512 BF16 on the same units"
     else:
         bfloat16, tiles = None, ""
     if bfloat16:

@@ -146,14 +146,15 @@ class Seen:
 
     @cached_property
     def residual_dtype(self) -> torch.dtype:
-        """Of what the last layer is given in one more forward pass."""
+        """Of what the last layer is given in one more forward pass, of one sequence: eager code may not fit more."""
         assert self.training.micro_batch is not None
+        x, y = (tokens[:1] for tokens in self.training.micro_batch)
         found: list[torch.dtype] = []
         model = self.training.model
         hook = model.h[-1].register_forward_pre_hook(lambda block, inputs: found.append(inputs[0].dtype))
         try:
             with torch.no_grad(), self.training.autocast(), torch.compiler.set_stance("force_eager"):
-                model(*self.training.micro_batch)
+                model(x, y)
         finally:
             hook.remove()
             release(model)

@@ -213,8 +213,23 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
     )
 
 
-COMPILE: dict[str, dict[str, Any]] = {"coordinate-descent": {"options": {"coordinate_descent_tuning": True}}}
-"""What torch.compile takes for those values that are not modes of its own."""
+def compile_options(value: str) -> dict[str, Any]:
+    """What torch.compile takes for a value of the toggle `compile`, eager excepted.
+
+    torch's max-autotune modes bring coordinate descent along, which is a lever of its own; and torch takes a mode or
+    options, not both.
+    """
+    if value == "coordinate-descent":
+        return {"options": {COORDINATE_DESCENT: True}}
+    if not value.startswith("max-autotune"):
+        return {"mode": value}
+    from torch._inductor import list_mode_options
+
+    return {"options": {**list_mode_options(value), COORDINATE_DESCENT: False}}
+
+
+COORDINATE_DESCENT = "coordinate_descent_tuning"
+"""Inductor's name for tuning each Triton kernel's settings one after another."""
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
@@ -231,7 +246,7 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     if toggles.float8 != "none":
         to_float8(model, toggles.float8)
     if toggles.compile != "eager":
-        options = COMPILE.get(toggles.compile, {"mode": toggles.compile})
+        options = compile_options(toggles.compile)
         # What gathers the shards of a block runs before and after it, never within compiled code.
         by_block = toggles.compile_region == "block" or toggles.shards_gradients
         for part in model.h if by_block else [model]:

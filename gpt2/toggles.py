@@ -79,8 +79,8 @@ class Toggles:
         "eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"
     ] = choice(
         "eager",
-        "Mode of torch.compile for the model's forward and backward pass; coordinate-descent is default, each Triton "
-        "kernel's settings tuned one after another.",
+        "Mode of torch.compile for the model's forward and backward pass; max-autotune is torch's without coordinate "
+        "descent; coordinate-descent is default, each Triton kernel's settings tuned one after another.",
         note=lambda toggles, workload: (
             "each block apart; embeddings and lm_head eager"
             if toggles.compile != "eager" and toggles.shards_gradients

@@ -1,4 +1,4 @@
-"""On what a step spends its time: events made by hand, and a step that really ran."""
+"""What ran in a step, and on what it spent its time: events made by hand, and a step that really ran."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from bench.report.scoreboard import scoreboard
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
 from gpt2.native import missing
+from gpt2.ops import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
 from gpt2.ops import record as record_step
-from gpt2.ops import recorded
 
 
 @dataclass(frozen=True)
@@ -47,6 +47,12 @@ class Event:
 
     def is_user_annotation(self) -> bool:
         return self.annotation
+
+    def dtypes(self) -> list[str]:
+        return []
+
+    def shapes(self) -> list[list[int]]:
+        return []
 
     def device_type(self) -> object:
         class Kind:
@@ -120,6 +126,92 @@ def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
         "exchange": 1,
         "rest": 0.5,
     }
+
+
+GRAPH, GEMM = "## Call CompiledFxGraph abc", "sm90_xmma_gemm_bf16bf16_bf16f32"
+
+
+def names(*events: Event) -> list[str]:
+    return [op.name for op in ops_of(recorded(events, 1.0))]
+
+
+@pytest.mark.parametrize("length", [0.05, 0.6, 20.0])
+def test_calls_of_one_name_in_a_row_all_count_however_long_the_kernels_that_they_launch_run(length: float) -> None:
+    calls = [Event(GRAPH, n / 5, n / 5 + 0.1) for n in range(12)]
+    kernels = [Event(GEMM, call.start + 0.05, call.start + 0.05 + length, "CUDA") for call in calls]
+    assert sorted(names(*calls, *kernels)) == [GRAPH] * 12 + [GEMM] * 12
+
+
+@pytest.mark.parametrize("ends", [(9, 10), (10, 9), (6, 6)], ids=["in turn", "the first last", "at once"])
+def test_kernels_of_one_name_that_overlap_all_count(ends: tuple[float, float]) -> None:
+    launches = [Event("aten::mm", 0, 1), Event("aten::addmm", 1, 2)]
+    kernels = [Event(GEMM, 3 + number, end, "CUDA") for number, end in enumerate(ends)]
+    assert names(*launches, *kernels) == ["aten::mm", "aten::addmm", GEMM, GEMM]
+
+
+def test_what_begins_while_a_kernel_runs_is_not_within_the_op_that_launched_it() -> None:
+    found = names(
+        Event("gpt2::add_rows", 0, 1),
+        Event("aten::index_add_", 0.2, 0.8),
+        Event("indexFuncLargeIndex", 0.5, 9, "CUDA"),
+        Event("aten::mm", 2, 3),
+        Event(GEMM, 9, 12, "CUDA"),
+        Event("gpt2::add_rows", 4, 5),
+    )
+    assert found == ["gpt2::add_rows", "indexFuncLargeIndex", "aten::mm", "gpt2::add_rows", GEMM]
+
+
+def test_ops_of_two_threads_are_told_apart_with_kernels_that_bear_their_launchers_thread() -> None:
+    found = names(
+        Event("aten::mm", 0, 2, thread=1),
+        Event(GEMM, 1, 9, "CUDA", thread=1),
+        Event("aten::mm", 1.5, 3, thread=2),
+        Event(GEMM, 2, 8, "CUDA", thread=2),
+        Event("aten::mm", 4, 5, thread=1),
+        Event("aten::mm", 4.1, 4.9, thread=1),  # which autocast passed on
+    )
+    assert found == ["aten::mm", GEMM, "aten::mm", GEMM, "aten::mm"]
+
+
+def test_an_exchange_that_goes_on_while_the_next_begins_does_not_enclose_it() -> None:
+    exchanges = [Event("nccl:all_reduce", start, end, annotation=True) for start, end in ((1.2, 3.7), (3.2, 9))]
+    found = names(Event("c10d::allreduce_", 1, 2), Event("c10d::allreduce_", 3, 4), *exchanges)
+    assert found == ["c10d::allreduce_", "nccl:all_reduce"] * 2
+
+
+HELPERS = [
+    "void cudnn::fusion::compute_dot_do_o_specialized<true, 16, 128>(cudnn::fusion::Params)",
+    "void cudnn::fusion::convert_dq_to_16bits<1>(float const*, __nv_bfloat16*)",
+    "cudnn::fusion::fmha_reduce_head",
+    "_ZN5cudnn6fusion28compute_dot_do_o_specializedILb1ELi128EEEvNS0_6ParamsE",
+    "cudnn_generated_fort_native_sdpa_sm90_flash_bprop_wgmma_f16_knob_26_64x64x64_1x4x1_kernel0_0",
+]
+
+
+@pytest.mark.parametrize("name", HELPERS)
+def test_a_kernel_of_cudnn_s_attention_counts_as_attention_and_helpers_too(name: str) -> None:
+    assert attention_kernel_kind(name) == "cudnn"
+    assert milliseconds(5, Event(GEMM, 0, 3, "CUDA"), Event(name, 3, 4, "CUDA")) == {
+        "products": 3,
+        "attention": 1,
+        "rest": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64>>", "flash"),
+        ("void pytorch_flash::flash_bwd_convert_dq_kernel<Flash_bwd_kernel_traits<64>>", "flash"),
+        ("fmha_cutlassB_bf16_aligned_64x64_k64_sm80", "efficient"),
+        ("nvjet_tst_128x256_64x6_2x1_v_bz_TNT", None),
+        ("void at::native::vectorized_elementwise_kernel<4, at::native::FillFunctor<float>>", None),
+        ("triton_red_fused_native_layer_norm_dot_3", None),
+    ],
+)
+def test_kernels_of_others_are_not_taken_for_cudnn_s(name: str, kind: str | None) -> None:
+    assert attention_kernel_kind(name) == kind
+    assert is_matmul_kernel(name) == name.startswith("nvjet")
 
 
 @pytest.mark.parametrize(

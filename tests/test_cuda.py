@@ -1,9 +1,11 @@
 """What a GPU is asked and refuses, where there is none: torch.cuda and NVML are fakes."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
+from trainings import FOUR, start
 
 from gpt2.device import Cuda
 from gpt2.parallel import process_group
@@ -33,6 +35,33 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     found = device.peak_memory()
     assert (found.bytes, found.reserved_bytes, found.alloc_retries) == (peak, 700, 0)
     assert found.method.startswith("reserved" if cuda_graphs else "allocated")
+
+
+def test_a_gpu_gives_back_what_its_allocator_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:
+    Turing.install(monkeypatch)
+    given: list[str] = []
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append("all"))
+    Cuda().give_back()
+    assert given == ["all"]
+
+
+@pytest.mark.parametrize(("compile", "times"), [("eager", 0), ("default", 1)])
+def test_a_gpu_gives_back_once_after_the_first_step_and_only_what_was_compiled(
+    compile: str, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the loop asks for it; the steps themselves are a CPU's."""
+    with monkeypatch.context() as here:
+        Turing.install(here)
+        device = Cuda()
+    torch.compiler.reset()
+    torch._dynamo.utils.counters.clear()
+    given: list[int] = []
+    training = start(replace(FOUR, compile=compile))
+    monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append(training.number))
+    monkeypatch.setattr(training.device, "give_back", device.give_back)
+    for _ in range(3):
+        next(training)
+    assert given == [0] * times
 
 
 def test_a_gpu_s_moments_are_events_of_its_queue(monkeypatch: pytest.MonkeyPatch) -> None:

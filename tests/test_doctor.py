@@ -30,8 +30,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=16 * GIB, available=8 * GIB))
     monkeypatch.setattr(psutil, "sensors_battery", lambda: None, raising=False)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3}, raising=False)
-    for name in machine.VARIABLES:
-        monkeypatch.delenv(name, raising=False)
+    for name in machine.variables():
+        monkeypatch.delenv(name)
     return tmp_path
 
 

@@ -73,6 +73,58 @@ def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch:
     assert usage.method == "whole GPU, beyond what was used before (NVML, sampled)"
 
 
+@pytest.mark.parametrize(
+    ("on_gpu", "told", "peak", "method"),
+    [
+        (True, [None, 2000, None, 3000], 3000, "allocated, whole run (by its own log)"),
+        (True, [None], 6000, "whole GPU, beyond what was used before (NVML, sampled)"),
+        (False, [3000], None, "not measured"),
+    ],
+)
+def test_on_a_gpu_a_peer_s_own_account_of_its_memory_counts_and_is_called_so(
+    on_gpu: bool, told: list[int | None], peak: int | None, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = iter([1000, 7000])
+    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(seen))
+    with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
+        usage = Usage(program, on_gpu=on_gpu)
+        if on_gpu:
+            usage.begin()
+        for each in told:
+            usage.hear(each)
+    assert (usage.peak, usage.method) == (peak, method)
+
+
+@pytest.mark.parametrize("cache", [None, "inductor-external-3", "a folder"])
+def test_jax_takes_memory_as_it_needs_it_and_compiles_into_the_rung_s_own_folder_or_none(
+    cache: str | None, peer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "the user's")
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_PREALLOCATE", "true")
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    if cache:
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / cache))
+    folder = str(tmp_path / cache) if cache else ""
+    keeps = "os.environ['JAX_COMPILATION_CACHE_DIR']"
+    text = (
+        f"import os\nassert os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] == 'false'\nassert {keeps} == {folder!r}\n"
+        f"if {keeps}:\n    os.makedirs({keeps} + '/jit_step', exist_ok=True)\n"
+    )
+    ladder = peer(text + program().replace("iter {step}", "step {step}"), peer="jax")
+    found = []
+    for _ in range(2):
+        outcome, _ = timed(ladder)
+        assert outcome.measurement is not None, outcome.error
+        found.append(outcome.measurement.compile_cache)
+    assert found == (["cold", "warm"] if cache else [None, None])
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "llmc", "transformers", "own"])
+def test_other_peers_are_given_no_variable_of_jax_s(name: str) -> None:
+    given = variables(Toggles(device="cuda"), PEERS[name], "/scratch/inductor")
+    assert not [variable for variable in given if variable.startswith(("JAX", "XLA"))]
+
+
 def test_a_peer_that_holds_its_output_back_at_a_pipe_writes_it_at_once_here(peer) -> None:
     """As C programs do: the terminal that they are run at makes their lines come one by one."""
     as_c_does = "sys.stdout = io.TextIOWrapper(sys.stdout.buffer, line_buffering=sys.stdout.isatty())"
@@ -200,7 +252,7 @@ def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert variables(Toggles(device="cuda"))["CUDA_VISIBLE_DEVICES"] == given
+    assert variables(Toggles(device="cuda"), PEERS["own"], None)["CUDA_VISIBLE_DEVICES"] == given
 
 
 @pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")

@@ -8,7 +8,9 @@ from torch.fx import GraphModule
 from trainings import FOUR, start
 
 from gpt2.functions import B
-from gpt2.gradients import gradient_difference
+from gpt2.gradients import EAGER_SEQUENCES, gradient_difference, gradients
+from gpt2.model import GPT2
+from gpt2.seen import Seen
 from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.train import Training
 
@@ -74,6 +76,62 @@ def test_gradients_by_inductor_are_within_the_tolerance() -> None:
     training = start(replace(FOUR, compile="default"))
     next(training)
     assert 0 < difference(training) < GRADIENT_TOLERANCE["float32"]
+
+
+@pytest.mark.parametrize("sequences", [1, 7, 8, 9, 16, 20])
+@pytest.mark.parametrize(
+    "changes", [{}, {"autocast": "float16"}, {"autocast": "bfloat16", "tied_gradient": "rows", **CASTS}]
+)
+def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(sequences: int, changes: dict[str, str]) -> None:
+    training = start(replace(FOUR, micro_batch_size=sequences, **changes))
+    next(training)
+    assert training.micro_batch is not None
+    whole, parts = (
+        gradients(training, training.model, *training.micro_batch, "force_eager", at_a_time)
+        for at_a_time in (sequences, EAGER_SEQUENCES)
+    )
+    assert len(whole) == len(parts) == len(training.leaves)
+    for a, b in zip(whole, parts, strict=True):
+        assert ((a - b).norm() / a.norm()).item() < GRADIENT_TOLERANCE[training.toggles.precision_class()] / 10
+
+
+@pytest.mark.parametrize(("sequences", "taken"), [(1, [1]), (8, [8]), (9, [8, 1]), (20, [8, 8, 4])])
+def test_eager_code_takes_no_more_than_eight_sequences_and_compiled_code_all(
+    sequences: int, taken: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.compiler.reset()
+    training = start(replace(FOUR, micro_batch_size=sequences))
+    training.model.compile(backend=faulty(1.0))
+    next(training)
+    seen: list[tuple[str, int]] = []
+    forward = GPT2.__call__
+
+    def spy(model: GPT2, tokens: Tensor, targets: Tensor) -> Tensor:
+        seen.append(("trained" if model is training.model else "eager", len(tokens)))
+        return forward(model, tokens, targets)
+
+    monkeypatch.setattr(GPT2, "__call__", spy)
+    assert difference(training) < GRADIENT_TOLERANCE["float32"]
+    assert seen == [("trained", sequences), *(("eager", number) for number in taken)]
+
+
+@pytest.mark.parametrize("sequences", [9, 20])
+def test_a_fault_is_found_whatever_the_parts(sequences: int) -> None:
+    torch.compiler.reset()
+    training = start(replace(FOUR, micro_batch_size=sequences))
+    training.model.compile(backend=faulty(1.1))
+    next(training)
+    assert difference(training) == pytest.approx(0.1, rel=0.1)
+
+
+def test_the_residual_stream_is_looked_at_in_one_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = start(replace(FOUR, micro_batch_size=20, autocast="bfloat16", residual="bfloat16"))
+    next(training)
+    rows: list[int] = []
+    forward = GPT2.embed
+    monkeypatch.setattr(GPT2, "embed", lambda model, tokens: rows.append(len(tokens)) or forward(model, tokens))
+    assert Seen(training, []).residual_dtype == torch.bfloat16
+    assert rows == [1]
 
 
 OURS = {

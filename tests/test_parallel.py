@@ -163,6 +163,13 @@ def test_looking_at_a_sharded_training_changes_nothing_in_it(pair: Ranks) -> Non
     assert all(answer["gradient_difference"] == 0.0 for answer in looked_at)  # nothing was compiled
 
 
+@pytest.mark.parametrize("sharding", ["zero1", "zero2", "fsdp2"])
+def test_gradients_of_shards_add_up_over_the_parts_that_eager_code_takes(sharding: str, pair: Ranks) -> None:
+    toggles = replace(TWO, sharding=sharding, micro_batch_size=9)  # of which eager code takes eight, and one
+    for answer in pair.ask(toggles, WORKLOAD, steps=1, gradients=True):
+        assert answer["gradient_difference"] < GRADIENT_TOLERANCE["float32"] / 10
+
+
 @pytest.mark.parametrize("sharding", SHARDING)
 def test_the_estimate_of_the_optimiser_s_memory_is_what_the_fullest_rank_keeps(sharding: str, pair: Ranks) -> None:
     toggles = replace(TWO, sharding=sharding)

@@ -258,6 +258,57 @@ def test_a_cpu_of_unknown_clock_or_units_has_no_peak(cores: int, mhz: float | No
     assert peaks.derived_cpu(cores, mhz, flags) is None
 
 
+AVX2 = ["avx2"]
+AVX512 = ["avx2", "avx512f", "avx512_bf16"]
+
+
+def amd(family: int, model: int, vendor: str = "AuthenticAMD") -> dict[str, str]:
+    return {"vendor": vendor, "family": str(family), "model": str(model), "stepping": "1"}
+
+
+@pytest.mark.parametrize(
+    ("identity", "flags", "bfloat16", "float32"),
+    [
+        (amd(23, 0x01), AVX2, None, 16),  # Naples
+        (amd(23, 0x08), AVX2, None, 16),  # Zen+
+        (amd(23, 0x18), AVX2, None, 16),
+        (amd(23, 0x2F), AVX2, None, 16),
+        (amd(23, 0x30), AVX2, None, 32),  # Zen 2: Rome
+        (amd(23, 0x71), AVX2, None, 32),
+        (amd(25, 0x01), AVX2, None, 32),  # Zen 3: Milan
+        (amd(25, 0x50), AVX2, None, 32),
+        (amd(25, 0x11), AVX512, 64, 32),  # Zen 4: Genoa
+        (amd(25, 0x61), AVX512, 64, 32),
+        (amd(25, 0x75), AVX512, 64, 32),
+        (amd(25, 0xA0), AVX512, 64, 32),  # Bergamo
+        (amd(25, 0x11), ["avx2", "avx512f"], None, 32),  # as a virtual machine may hide it
+        (amd(25, 0x11), AVX2, None, 32),
+        (amd(26, 0x02), AVX512, None, 64),  # Zen 5
+        (amd(6, 0x8F, "GenuineIntel"), AVX512, None, 64),
+        (amd(25, 0x11, "GenuineIntel"), AVX512, None, 64),
+        ({"vendor": "AuthenticAMD"}, AVX512, None, 64),
+        ({}, AVX2, None, 32),
+    ],
+)
+def test_an_amd_cpu_whose_units_are_half_as_wide_as_its_instructions_has_half_the_flop_per_cycle(
+    identity: dict[str, str], flags: list[str], bfloat16: int | None, float32: int
+) -> None:
+    cpu = peaks.derived_cpu(2, 1000.0, flags, identity)
+    assert cpu is not None
+    assert (cpu.bfloat16, cpu.float32) == (bfloat16 and bfloat16 * 2e9, float32 * 2e9)
+    assert f"{float32} FLOP/cycle in float32" in cpu.source
+    assert ("bfloat16" in cpu.note) == (bfloat16 is None)
+
+
+def test_a_derived_peak_of_zen_4_says_on_what_units() -> None:
+    cpu = peaks.derived_cpu(2, 2596.0, AVX512, amd(25, 17))
+    assert cpu is not None
+    assert cpu.source == (
+        "derived: 2 cores x 2.6 GHz x 64 FLOP/cycle in bfloat16 (AVX-512 BF16 on the same units), "
+        "32 FLOP/cycle in float32 (AVX-512 on two multiply-add units of 256 bits)"
+    )
+
+
 def test_a_derived_peak_states_what_it_assumes() -> None:
     cpu = peaks.derived_cpu(2, 2599.998, ["avx2", "avx512f", "amx_tile", "amx_bf16"])
     assert cpu is not None

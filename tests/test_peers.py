@@ -86,6 +86,8 @@ def test_any_trainer_that_prints_the_plain_line_is_read() -> None:
     assert (line.step, line.loss) == (12, 3.4567)
     assert PEERS["own"].tokens_of("tokens per step 1024") == 1024
     assert PEERS["own"].version_of("version mine 1.2") == "mine 1.2"
+    assert PEERS["own"].memory_of("peak bytes 123456789") == 123456789
+    assert PEERS["own"].memory_of("peak bytes unknown") is None
 
 
 @pytest.mark.parametrize("name", PEERS)

@@ -13,6 +13,8 @@ import pytest
 import samples
 
 from bench.command import anonymous
+from bench.peers import PEERS
+from bench.surroundings import variables
 from gpt2 import cache, code, launch, stages, terminal
 from gpt2.shards import DataError
 from gpt2.stages import missing_compiler, plain_folder, unheeded_threads
@@ -83,9 +85,7 @@ def test_a_peer_may_import_what_lies_beside_it() -> None:
     ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
                           capture_output=True, check=True)  # fmt: skip
     assert ours.stdout.strip() == "True"
-    from bench.surroundings import variables
-
-    assert "PYTHONSAFEPATH" not in variables(Toggles())
+    assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
 
 # --- no home directory

@@ -8,7 +8,7 @@ import torch
 
 from gpt2.device import Cpu, find
 from gpt2.model import build
-from gpt2.stages import configure_process, environment, make_optimizer, model_config, usable_cores
+from gpt2.stages import configure_process, environment, make_optimizer, model_config, usable_cores, wrap_model
 from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles, resolve
@@ -127,6 +127,42 @@ def test_a_refusal_always_says_what_to_do_instead() -> None:
     for toggle in fields(Toggles):
         for only in toggle.metadata["only"].values():
             assert "choose" in only.otherwise, toggle.name
+
+
+@pytest.mark.parametrize(
+    ("value", "config"),
+    [
+        ("default", {}),
+        ("reduce-overhead", {"triton.cudagraphs": True}),
+        ("coordinate-descent", {"coordinate_descent_tuning": True}),
+        ("max-autotune-no-cudagraphs", {"max_autotune": True, "coordinate_descent_tuning": False}),
+        ("max-autotune", {"max_autotune": True, "triton.cudagraphs": True, "coordinate_descent_tuning": False}),
+    ],
+)
+@pytest.mark.parametrize("region", ["model", "block"])
+def test_each_value_of_compile_tunes_what_its_name_says_and_no_more(
+    value: str, config: dict[str, bool], region: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By what Inductor is told, of each part that is compiled; nothing is compiled here."""
+    told: list[dict[str, bool]] = []
+    compiler = torch._TorchCompileInductorWrapper
+    init = compiler.__init__
+    monkeypatch.setattr(
+        compiler, "__init__", lambda self, *args, **named: init(self, *args, **named) or told.append(self.config)
+    )
+    monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")  # which torch sets under CUDA graphs
+    monkeypatch.setenv("TEARDOWN_CUPTI", "0")
+    toggles = replace(Toggles(device="cuda"), compile=value, compile_region=region)
+    wrap_model(toggles, build(model_config(toggles, PRESETS["tiny"]), 0, torch.device("cpu")), Cpu())
+    assert told == [config] * (1 if region == "model" else 4)  # two blocks, embedding and loss
+
+
+def test_torch_s_own_modes_are_still_those_that_ours_are_made_of() -> None:
+    """If this fails, max-autotune of this torch is more than autotuning: see that it stays one lever."""
+    from torch._inductor import list_mode_options
+
+    tuned = {"max_autotune", "coordinate_descent_tuning", "triton.cudagraphs"}
+    assert set(list_mode_options("max-autotune")) | set(list_mode_options("max-autotune-no-cudagraphs")) <= tuned
 
 
 @pytest.mark.parametrize("name", ["vocab_multiple", "micro_batch_size", "compile"])

@@ -6,7 +6,7 @@ import contextlib
 import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -177,10 +177,16 @@ class Device(ABC):
         """Devices of this kind on this machine."""
         return 1
 
-    def peaks(self, cpu_flags: Collection[str] = (), cpu_mhz: float | None = None) -> Chip | None:
+    def peaks(
+        self,
+        cpu_flags: Collection[str] = (),
+        cpu_mhz: float | None = None,
+        cpu_identity: Mapping[str, str] | None = None,
+    ) -> Chip | None:
         """Datasheet figures of one device; None where it is not known.
 
-        A CPU's are derived from its instruction sets and its highest clock, which bench.environment reads.
+        A CPU's are derived from its instruction sets, its highest clock and what it is (gpt2.device.cpu.identity), as
+        bench.environment reads them.
         """
         return peaks.lookup(self.chip())
 

@@ -11,7 +11,7 @@ import re
 import resource
 import subprocess
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 import psutil
@@ -76,15 +76,21 @@ class Cpu(Device):
     def count(self) -> int:
         return psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
 
-    def peaks(self, cpu_flags: Collection[str] = (), cpu_mhz: float | None = None) -> Chip | None:
+    def peaks(
+        self,
+        cpu_flags: Collection[str] = (),
+        cpu_mhz: float | None = None,
+        cpu_identity: Mapping[str, str] | None = None,
+    ) -> Chip | None:
         # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
-        return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags)
+        return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total
 
 
-NUMBERS = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
+IDENTITY = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
+    "vendor": "vendor_id",
     "family": "cpu family",
     "model": "model",
     "stepping": "stepping",
@@ -103,14 +109,24 @@ def named_by(cpuinfo: str) -> str | None:
     Many virtual machines hide the model's number from the name, so that two generations of unlike speed are both
     called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that it gives itself.
     """
-    said = dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
+    said = _first_processor(cpuinfo)
     name, at, clock = said.get("model name", "").partition("@")
     if re.search(r"\d", re.sub(NO_MODEL, "", name)):
         return said["model name"]
-    numbers = " ".join(f"{kind} {said[key]}" for kind, key in NUMBERS.items() if key in said)
+    numbers = " ".join(f"{kind} {value}" for kind, value in identity(cpuinfo).items() if kind != "vendor")
     if not numbers:
         return said.get("model name")
     return f"{name.strip() or platform.machine()} ({numbers})" + (f" {at}{clock}" if at else "")
+
+
+def identity(cpuinfo: str) -> dict[str, str]:
+    """Vendor, family, model and stepping of the first processor in /proc/cpuinfo, or ARM's numbers, as far as told."""
+    said = _first_processor(cpuinfo)
+    return {kind: said[key] for kind, key in IDENTITY.items() if key in said}
+
+
+def _first_processor(cpuinfo: str) -> dict[str, str]:
+    return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
 
 
 def _resident_peak() -> int:

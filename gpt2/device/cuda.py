@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
@@ -85,6 +86,10 @@ class Cuda(Device):
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
         # What feed() pinned is left as it is.
         return _pinned(tokens).to(self.torch_device, non_blocking=True)
+
+    def give_back(self) -> None:
+        gc.collect()
+        torch.cuda.empty_cache()  # what autotuning tried out stays reserved else, and in pieces
 
     def reset_peak_memory(self) -> None:
         self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)

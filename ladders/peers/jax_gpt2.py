@@ -2,7 +2,8 @@
 
 python jax_gpt2.py --model gpt2 --batch 1 --seq-len 1024 --bf16
 
-Prints `step N: loss X` for each step, or each --log-every steps. JAX takes the accelerator that it finds, or the CPU.
+Prints `step N: loss X` for each step, or each --log-every steps, and on a GPU `peak bytes N` whenever the most that
+XLA's allocator has had in use has grown. JAX takes the accelerator that it finds, or the CPU.
 """
 
 from __future__ import annotations
@@ -124,12 +125,17 @@ def main() -> None:
     params = weights(jax.random.key(1337), layers, d, vocabulary, arguments.seq_len)
     state = tuple(jax.tree.map(jnp.zeros_like, params) for _ in range(2))
     dtype = jnp.bfloat16 if arguments.bf16 else jnp.float32
+    most = 0
     for number in range(1, arguments.steps + 1):
         drawn = jax.random.randint(jax.random.key(number), (arguments.batch, arguments.seq_len + 1), 0, vocabulary)
         count = jnp.float32(number)
         params, state, loss = step(params, state, count, drawn[:, :-1], drawn[:, 1:], heads, dtype)
         if number % arguments.log_every == 0:
             print(f"step {number}: loss {float(loss):.4f}", flush=True)
+            counted = jax.local_devices()[0].memory_stats() or {}  # none of a CPU
+            if (peak := counted.get("peak_bytes_in_use", 0)) > most:
+                most = peak
+                print(f"peak bytes {peak}", flush=True)
 
 
 if __name__ == "__main__":
