@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.data import Batches, Corpus, open_corpus
 from gpt2.documents import FirstTokens, in_new_order, open_validation
-from gpt2.index import Index, read_index
+from gpt2.index import read_index
 from gpt2.run import Run
 from gpt2.shards import DataError, Shards, cache_dir
 
@@ -78,7 +78,7 @@ def _shards(run: Run, source: Source) -> Data:
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
     folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
-    index = _whole(folder) if folder is not None and folder.is_dir() else None
+    index = read_index(folder) if folder is not None and folder.is_dir() else None
     if index:
         name = index.corpus["corpus"]
     corpus = open_corpus(name, vocab_size=vocab_size, seed=workload.seed, path=folder)
@@ -153,18 +153,6 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         facts={"name": documents.name, "sha256": sha256},
         streamed=streamed,
     )
-
-
-def _whole(folder: Path) -> Index | None:
-    """What a folder of shards says of itself, held to it; None where others made it. Raises DataError."""
-    index = read_index(folder)
-    if index is None:
-        return None
-    if not index.finished:
-        raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
-    if path := index.lacking(folder):
-        raise DataError(f"{path} is missing or not as long as index.json says; delete {folder}, and prepare anew")
-    return index
 
 
 def validation_shards(name: str, vocab_size: int) -> Corpus:

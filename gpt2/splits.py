@@ -72,12 +72,12 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
     Raises DataError where there is none, one is not what index.json says, or is damaged or beyond the vocabulary.
     """
     index = read_index(folder)
-    if index is not None and index.shards:
+    if index is not None:
+        if not index.finished:
+            raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
         listed = {folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split}
         if missing := [path for path in listed if not path.is_file()]:
             raise DataError(f"{missing[0]} is missing; delete {folder}, and prepare anew")
-        if not listed:
-            raise DataError(f"corpus {name!r}: {folder} holds no {split} shard yet; run the same gpt2 prepare again")
         corpus = open_shards(name, list(listed), vocab_size)
         for path, sha256 in corpus.files.items():
             if sha256 != listed[path]:
