@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.peers import PEERS, Peer, PeerRung, program_place
+from gpt2.code import git
 from gpt2.stages import missing_allocator
 from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
@@ -109,15 +110,11 @@ def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
 def commit(folder: Path) -> str | None:
     """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
     try:
-        number = _git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
-        edit = _git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", ".")
+        number = git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
+        edit = git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{number} (edited {_sha(edit)})" if edit else number
-
-
-def _git(folder: Path, *words: str) -> bytes:
-    return subprocess.run(["git", *words], cwd=folder, capture_output=True, timeout=20, check=True).stdout
 
 
 def script(folder: Path, words: Sequence[str]) -> str | None:

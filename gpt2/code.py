@@ -19,17 +19,22 @@ def code_hash() -> str:
     return digest.hexdigest()
 
 
+def git(folder: Path, *words: str) -> bytes:
+    """What git says of the checkout that a folder is in. Raises OSError or subprocess.SubprocessError.
+
+    It may be another user's, as on a shared machine, which git refuses by itself: whoever runs the code that is there
+    may well ask what it is.
+    """
+    command = ["git", "-c", "safe.directory=*", "-C", str(folder), *words]
+    return subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
+
+
 def git_state() -> tuple[str | None, bool | None]:
     """Commit of this checkout, and whether a tracked file that matters to a run differs from it; None outside git."""
-
-    def git(*arguments: str) -> str:
-        # The checkout may be another user's, as on a shared machine: whoever runs its code may well ask what it is.
-        command = ["git", "-c", f"safe.directory={ROOT}", "-C", str(ROOT), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()
-
+    matters = ("gpt2", "bench", "ladders", "pyproject.toml")
     try:
-        git("ls-files", "--error-unmatch", "bench/environment.py")  # else the repository is somebody else's
-        matters = ("gpt2", "bench", "ladders", "pyproject.toml")
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--untracked-files=no", "--", *matters))
+        git(ROOT, "ls-files", "--error-unmatch", "bench/environment.py")  # else the repository is somebody else's
+        commit = git(ROOT, "rev-parse", "HEAD").decode().strip()
+        return commit, bool(git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *matters).strip())
     except (OSError, subprocess.SubprocessError):
         return None, None
