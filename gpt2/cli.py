@@ -65,7 +65,7 @@ def train(
 
     Example: gpt2 train tiny --out runs/first
     """
-    from gpt2.launch import check_rank_variables, enter_environment
+    from gpt2.launch import check_rank_variables, enter_environment, tell_unheeded_threads
     from gpt2.ranks import started, train_in_ranks
     from gpt2.run import load
     from gpt2.stages import environment
@@ -77,6 +77,7 @@ def train(
     except ConfigError as error:
         fail(error)
     if run.toggles.processes > 1 and not started():
+        tell_unheeded_threads(run.toggles, MODULE)
         raise typer.Exit(train_in_ranks(MODULE, run.toggles.processes, environment(run.toggles)))
     enter_environment(run.toggles, MODULE)
     from gpt2.checkpoint import newest

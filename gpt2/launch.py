@@ -39,10 +39,15 @@ def enter_environment(toggles: Toggles, module: str) -> None:
     """Start this interpreter anew, as `python -m module`, where variables that must come before it are missing."""
     wanted = environment(toggles)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
-        if unheeded := unheeded_threads(toggles):
-            taken = f"OMP_NUM_THREADS={unheeded} is not heeded, {threads(toggles)} threads are taken"
-            print(f"{module.partition('.')[0]}: {taken}; set toggles.threads to choose", file=sys.stderr)
+        tell_unheeded_threads(toggles, module)
         os.execve(sys.executable, [*python(module), *sys.argv[1:]], {**os.environ, **own_variables(), **wanted})
+
+
+def tell_unheeded_threads(toggles: Toggles, module: str) -> None:
+    """Say where the user's OMP_NUM_THREADS asks for other threads than are taken."""
+    if unheeded := unheeded_threads(toggles):
+        taken = f"OMP_NUM_THREADS={unheeded} is not heeded, {threads(toggles)} threads are taken"
+        print(f"{module.partition('.')[0]}: {taken}; set toggles.threads to choose", file=sys.stderr)
 
 
 def check_rank_variables() -> None:

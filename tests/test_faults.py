@@ -34,8 +34,10 @@ def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
     return process.returncode, shown, said
 
 
-def training(process: subprocess.Popen[str], rung: str, ranks: int = 1) -> list[psutil.Process]:
-    """The worker processes of a rung, once its first step is done."""
+def training(
+    process: subprocess.Popen[str], rung: str, ranks: int = 1, phase: str = "warm-up|window"
+) -> list[psutil.Process]:
+    """The worker processes of a rung, once its first step is done, or it has come to a later phase."""
     deadline = time.monotonic() + 100
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
@@ -44,7 +46,7 @@ def training(process: subprocess.Popen[str], rung: str, ranks: int = 1) -> list[
             found = [child for child in children if {"bench.worker", rung} <= set(child.cmdline())]
             found = [child for child in found if "torch.distributed.run" not in child.cmdline()]
             progress = progress_path(Path(found[0].environ()["BENCH_OUT"])) if len(found) == ranks else None
-            if progress and re.search('"(warm-up|window)"', progress.read_text()):
+            if progress and re.search(f'"({phase})"', progress.read_text()):
                 return sorted(found, key=lambda child: child.environ().get("RANK", "0"))
     raise AssertionError(f"{rung} never trained: {finish(process)}")
 
@@ -65,6 +67,24 @@ def test_a_killed_worker_is_a_row_and_the_ladder_goes_on(write_ladder, tmp_path:
     assert code == 6
     assert "killed by SIGKILL" in shown
     assert [(r.rung, r.status) for r in results(tmp_path)[1]] == [("a", "failed"), ("b", "ok")]
+
+
+def test_a_worker_that_is_stopped_within_its_window_takes_it_once_more_and_says_so(
+    write_ladder, tmp_path: Path
+) -> None:
+    process = start(write_ladder("[{name: a}]", **{**LONG, "blocks": 8}), tmp_path)
+    (worker,) = training(process, "a", phase="window")
+    worker.suspend()
+    time.sleep(4)  # the fault itself: several blocks' time
+    worker.resume()
+    assert finish(process)[0] == 0
+    (record,) = results(tmp_path)[1]
+    measured = record.measurement
+    assert measured is not None
+    assert measured.set_aside_block_seconds is not None
+    assert max(measured.set_aside_block_seconds) > 4
+    assert max(measured.block_seconds) < 4
+    assert any("stood still" in warning and "taken once more" in warning for warning in record.warnings)
 
 
 def test_a_segmentation_fault_is_a_row_and_the_ladder_goes_on(write_ladder, tmp_path: Path) -> None:
