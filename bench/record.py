@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import from_json
 
 from bench.ladder import Protocol
 from bench.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -364,7 +363,7 @@ def _complaint(path: Path, number: int, line: str, error: ValidationError, noun:
             return f"{path}:{number}: something follows the {noun}; write each on a line of its own"
         what = "the line is cut off" if cut else "no result of bench run"
         return f"{path}:{number}: {what}; delete this line, or name other files"
-    value = from_json(line)
+    value = json.loads(line)
     if not isinstance(value, dict):
         what = "a list" if isinstance(value, list) else "a single value"
         return f"{path}:{number}: {what}, no {noun}, which is a JSON object on one line"

@@ -129,7 +129,7 @@ class Choice:
 @cache  # a long training asks them again and again, and on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
     """The four texts of an example in one style. Raises DataError where the vocabulary cannot be had."""
-    return tuple(STYLES[style](example, text.encoded))
+    return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
 
 
 def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
