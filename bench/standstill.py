@@ -72,8 +72,8 @@ def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
 def told(blocks: Sequence[Instant], then: str) -> list[str]:
     """A warning for each block that the process did not work throughout. then: what came of it."""
     return [
-        f"{STOOD_STILL}: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run, "
-        f"for something stopped it or the machine slept; {then}"
+        f"{STOOD_STILL}: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run: it "
+        f"was stopped, the machine slept, or others had its processors; {then}"
         for number, seconds in standstills(blocks).items()
     ]
 
