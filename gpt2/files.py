@@ -30,7 +30,7 @@ def files_below(folder: Path) -> list[Path]:
     for at, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
         folders[:] = [name for name in sorted(folders) if not hidden(name) and _first(Path(at, name), seen)]
         found += [Path(at, name) for name in files if not hidden(name)]
-    return [path for path in sorted(found) if _is_file(path) and _first(path, seen)]
+    return [path for path in sorted(found) if is_file(path) and _first(path, seen)]
 
 
 def _first(path: Path, seen: set[Path]) -> bool:
@@ -41,7 +41,8 @@ def _first(path: Path, seen: set[Path]) -> bool:
     return True
 
 
-def _is_file(path: Path) -> bool:
+def is_file(path: Path) -> bool:
+    """Whether a path is a file, or a link to one. Raises DataError where a link leads to nothing."""
     if path.is_symlink() and not path.exists():
         raise DataError(f"{path} is a link to what is not there; remove it, or mend it")
     return path.is_file()

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
-from gpt2.files import hidden
+from gpt2.files import hidden, is_file
 from gpt2.index import read_index
 from gpt2.shards import DataError, Shards, open_shards
 
@@ -83,7 +83,8 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
             if sha256 != listed[path]:
                 raise DataError(f"{path} is not what gpt2 prepare wrote; delete {folder}, and prepare anew")
         return corpus
-    shards = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".bin" and not hidden(path.name))
+    named = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".bin" and not hidden(path.name))
+    shards = [path for path in named if is_file(path)]
     if not shards:
         raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
     taken, left_out = files_of_split(name, folder, shards, split)

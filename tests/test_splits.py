@@ -108,3 +108,18 @@ def test_what_is_left_out_of_training_though_no_name_says_so_is_said(tmp_path: P
     assert corpus.warnings == (
         "all.bin and 1 more of the corpus' folder is not trained on: it names no split, and train.bin says train",
     )
+
+
+def test_a_shard_that_is_a_broken_link_is_named_and_a_folder_of_that_name_is_no_shard(tmp_path: Path) -> None:
+    shard(tmp_path / "train_0.bin", TRAINING)
+    (tmp_path / "train_1.bin").mkdir()
+    assert open_corpus("mine", vocab_size=V, path=tmp_path).tokens == 600
+    (tmp_path / "train_2.bin").symlink_to(tmp_path / "gone.bin")
+    with pytest.raises(DataError, match=r"train_2\.bin is a link to what is not there"):
+        open_corpus("mine", vocab_size=V, path=tmp_path)
+
+
+def test_shards_of_any_case_are_taken(tmp_path: Path) -> None:
+    shard(tmp_path / "TRAIN.BIN", TRAINING)
+    shard(tmp_path / "VAL.BIN", VALIDATION)
+    assert open_corpus("mine", vocab_size=V, path=tmp_path).tokens == 600
