@@ -186,7 +186,9 @@ def measure(
 
     measured = window([])
     stood_still = agree(float(bool(standstills(measured.blocks)))) > 0  # on any rank, so that all measure again
-    if stood_still and not agree(float(not has_time(sum(measured.block_seconds)))):
+    # What compiled within the window is for the report to tell, and compilers are not this process.
+    compiled = agree(float(measured.recompiles)) > 0
+    if stood_still and not compiled and not agree(float(not has_time(sum(measured.block_seconds)))):
         measured = window(measured.blocks)
     return measured
 

@@ -171,7 +171,7 @@ class Processes:
             _under_load(during, after),
             device=HOST if machine.xla_on_cpu else toggles.device,
             threads=threads(toggles, nodes),
-            unheeded=None if task.rung.external else unheeded_threads(toggles),
+            unheeded=None if task.rung.external else unheeded_threads(toggles, nodes),
             ranks=toggles.processes // nodes,
             other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             stolen_cores=since.stolen_cores_since(times),

@@ -16,7 +16,6 @@ import typer
 from bench.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
 from bench.stop import interruptible
 from bench.terminal import console, fail
-from gpt2.stages import plain_folder
 from gpt2.strict_json import dumps
 
 if TYPE_CHECKING:
@@ -60,6 +59,7 @@ def turns(
     from bench.probe import ProbeError, probe
     from bench.runner import RunError, check_data, results_file
     from gpt2.data import DataError
+    from gpt2.stages import plain_folder
 
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     try:

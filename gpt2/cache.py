@@ -87,7 +87,7 @@ def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, An
     if (after := _look(paths)) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
-    newest = max(time_ns for look in before for time_ns in (look["mtime_ns"], look["ctime_ns"]))
+    newest = max(look["ctime_ns"] for look in before)  # not mtime, which an archive may set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
         with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
             file.write(json.dumps({"files": before, "facts": facts}).encode())

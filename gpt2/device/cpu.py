@@ -24,6 +24,7 @@ from gpt2.stages import missing_allocator, missing_compiler, usable_cores
 
 class Cpu(Device):
     kind = "cpu"
+    _run_peak = 0
     shared_by_ranks = True
 
     def refuses(self, toggle: str, value: object) -> str | None:
@@ -49,7 +50,7 @@ class Cpu(Device):
             library.malloc_trim(0)
 
     def reset_peak_memory(self) -> None:
-        self._run_peak = _resident_peak()
+        self._run_peak = max(self._run_peak, _resident_peak())
         self._cleared = False
         with contextlib.suppress(OSError):  # Linux only, and some containers forbid it
             Path("/proc/self/clear_refs").write_text("5")

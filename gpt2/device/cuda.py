@@ -19,6 +19,7 @@ from gpt2.toggles import BASELINE, Toggles
 
 class Cuda(Device):
     kind = "cuda"
+    _run_peak = 0
     ddp_backend = "nccl"
     profiler_activities = (ProfilerActivity.CPU, ProfilerActivity.CUDA)
 
@@ -92,7 +93,7 @@ class Cuda(Device):
         torch.cuda.empty_cache()  # what autotuning tried out stays reserved else, and in pieces
 
     def reset_peak_memory(self) -> None:
-        self._run_peak = torch.cuda.max_memory_allocated(self.torch_device)
+        self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))
         self._retries = self._alloc_retries()
         torch.cuda.reset_peak_memory_stats(self.torch_device)
 

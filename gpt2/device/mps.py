@@ -39,7 +39,7 @@ class Mps(Device):
         self._highest = max(self._highest, torch.mps.current_allocated_memory())
 
     def reset_peak_memory(self) -> None:
-        self._run_peak, self._highest = self._highest, 0
+        self._run_peak, self._highest = max(self._run_peak, self._highest), 0
 
     def peak_memory(self) -> PeakMemory:
         run_peak = max(self._highest, self._run_peak)
