@@ -29,7 +29,8 @@ WORDS = {
 HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
 WITH_SET = re.compile(r"(set|data|split)$")
 """As in trainset and valdata."""
-WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
+WORD = re.compile(r"[A-Z]?[a-z\u00df-\uffff]+|[A-Z]+(?![a-z])")
+"""Letters of other scripts belong to the word they stand in: a text called médiéval is for no validation."""
 
 
 class Split(NamedTuple):
