@@ -160,6 +160,11 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if asked is not None and asked not in (*texts, *empty):
         raise DataError(f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}")
     named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
+    if asked is None and not named and (other := [column for column in USUAL_COLUMNS if column in columns]):
+        raise DataError(
+            f"corpus {name!r}: column {other[0]!r} of {file} is no text, as it should be by its name; write it as "
+            "strings, or say with --text-column which column is meant"
+        )
     usual = [asked] if asked else named or texts or empty
     if len(usual) != 1 and not set(usual) & set(USUAL_COLUMNS):
         many = f"columns of text {', '.join(texts)}; say which" if texts else "no column of text"

@@ -25,6 +25,7 @@ def use_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
+    os.environ.pop("MPLBACKEND", None)  # of a notebook: here pictures are files only
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or int(columns) not in WIDTHS:
         os.environ.pop("COLUMNS", None)

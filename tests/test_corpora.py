@@ -661,3 +661,22 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
     (tmp_path / "gone.txt").symlink_to(tmp_path / "nowhere.txt")
     with pytest.raises(DataError, match=r"gone\.txt is a link to what is not there"):
         open_documents(str(tmp_path))
+
+
+@pytest.mark.parametrize("value", [["a", "line"], {"body": "a"}, 3])
+def test_another_column_is_not_taken_where_the_one_called_text_holds_none(value: object, tmp_path: Path) -> None:
+    import json
+
+    (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "text": value}) + "\n")
+    with pytest.raises(DataError, match="column 'text' of .* is no text"):
+        open_documents(str(tmp_path / "a.jsonl"))
+
+
+def test_another_column_is_not_taken_where_parquet_s_text_is_of_another_type(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"id": ["x"], "text": pyarrow.array([b"a text"])})
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="column 'text' of .* is no text"):
+        open_documents(str(tmp_path / "a.parquet"))

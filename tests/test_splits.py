@@ -44,7 +44,15 @@ SAYS = {
         ),
     ],
     "test": ["test.bin", "webtext-test-1.parquet", "x.testing.txt"],
-    None: ["médiéval.txt", "part_000.bin", "valley.bin", "trainspotting.txt", "evaluate_me.txt", "latest.bin", "pretrain.bin"],
+    None: [
+        "médiéval.txt",
+        "part_000.bin",
+        "valley.bin",
+        "trainspotting.txt",
+        "evaluate_me.txt",
+        "latest.bin",
+        "pretrain.bin",
+    ],
 }
 
 
