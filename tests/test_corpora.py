@@ -668,7 +668,7 @@ def test_another_column_is_not_taken_where_the_one_called_text_holds_none(value:
     import json
 
     (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "text": value}) + "\n")
-    with pytest.raises(DataError, match="column 'text' of .* is no text"):
+    with pytest.raises(DataError, match=r"column 'text' of .* is no text"):
         open_documents(str(tmp_path / "a.jsonl"))
 
 
@@ -678,5 +678,5 @@ def test_another_column_is_not_taken_where_parquet_s_text_is_of_another_type(tmp
 
     table = pyarrow.table({"id": ["x"], "text": pyarrow.array([b"a text"])})
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="column 'text' of .* is no text"):
+    with pytest.raises(DataError, match=r"column 'text' of .* is no text"):
         open_documents(str(tmp_path / "a.parquet"))
