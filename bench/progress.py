@@ -12,13 +12,14 @@ from rich.text import Text
 from bench.record import OTHER_WORK, Record
 from bench.report.text import NUMBER, duration, number, plain
 from bench.schedule import Task
+from gpt2.terminal import stderr_console
 
 
 class Progress:
     """A bench.runner.Watcher that prints; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or stderr_console()
         self._title = ""
         self._state = ""
         self._start = 0.0

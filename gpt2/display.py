@@ -14,6 +14,7 @@ from rich.text import Text
 from gpt2.figures import duration
 from gpt2.metrics import Event
 from gpt2.prepare import Progress as Prepared
+from gpt2.terminal import stderr_console
 
 PLAIN_SECONDS = 10.0
 """Between lines where nobody sees a live one."""
@@ -26,7 +27,7 @@ class Display:
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
         self.steps = steps
-        self._console = console or Console(stderr=True, highlight=False)
+        self._console = console or stderr_console()
         self._line = Text("starting")
         self._printed = 0.0
         self._recent: list[float] = []
@@ -77,7 +78,7 @@ class Display:
 
 def preparing(progress: Iterator[Prepared]) -> None:
     """Show how a preparation gets on, to its end."""
-    console = Console(stderr=True, highlight=False)
+    console = stderr_console()
     printed = time.monotonic()
     line = Text("opening the corpus")
     with Live(console=console, refresh_per_second=2, transient=True, get_renderable=lambda: line) as live:

@@ -6,9 +6,12 @@ import io
 import math
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 WIDTHS = range(20, 10_000)
 """Columns of a terminal that text can be laid out for."""
@@ -29,6 +32,17 @@ def use_streams() -> None:
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or int(columns) not in WIDTHS:
         os.environ.pop("COLUMNS", None)
+
+
+def stderr_console() -> Console:
+    """For progress on stderr; once nobody reads it any more, it says nothing: rich itself would end the program."""
+    from rich.console import Console
+
+    class Lasting(Console):
+        def on_broken_pipe(self) -> None:
+            self.quiet = True
+
+    return Lasting(stderr=True, highlight=False)
 
 
 def finite(value: float | None) -> float | None:

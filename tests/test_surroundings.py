@@ -294,3 +294,19 @@ def test_a_ladder_of_any_script_runs_where_only_ascii_can_be_written(tmp_path: P
 
 def test_the_programs_are_where_these_tests_look() -> None:
     assert all(shutil.which(BIN / name) for name in ("bench", "gpt2"))
+
+
+def test_progress_that_nobody_reads_any_more_ends_no_program() -> None:
+    script = (
+        "from gpt2.terminal import stderr_console; import os, sys\n"
+        "console = stderr_console()\n"
+        "for number in range(9): console.print('x' * 9000)\n"
+        "os.write(1, b'done')\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        process.stderr.close()
+        assert process.stdout
+        assert process.stdout.read() == "done"
+    assert process.returncode == 0
