@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from bench import state as machine
 from bench.machine import GpuState, State
 from bench.record import OTHER_WORK
 from bench.report.text import GIB
-from gpt2.stages import missing_allocator, missing_compiler, plain_folder, usable_cores
+from gpt2.stages import missing_allocator, missing_compiler, other_folder, usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this
@@ -57,8 +56,7 @@ def governor(root: Path) -> Finding:
 
 def installed() -> list[Finding]:
     """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
-    folder = plain_folder()
-    moved = str(folder) if folder and str(folder) != tempfile.gettempdir() else None
+    moved = other_folder()
     found = [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")] if moved else []
     return found + [
         Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")

@@ -72,9 +72,7 @@ class Window:
     first_step_seconds: float
     warmup_steps: int
     block_steps: int | None
-    block_seconds: list[float]
     blocks: list[Instant]
-    """The same blocks by all clocks."""
     set_aside: list[Instant]
     """Blocks of a window before, within which some rank stood still; empty where the first window stands."""
     step_seconds: list[float]
@@ -93,6 +91,11 @@ class Window:
     chips: tuple[list[ChipUse], list[ChipUse]] | None
     """Just before and just after the window, where chips tell."""
     data_wait_seconds: float
+
+    @property
+    def block_seconds(self) -> list[float]:
+        """Of each block, by the clock."""
+        return [block.seconds for block in self.blocks]
 
 
 def measure(
@@ -167,7 +170,6 @@ def measure(
             first_step_seconds=first_step_seconds,
             warmup_steps=warmup_steps,
             block_steps=block_steps,
-            block_seconds=[block.seconds for block in blocks],
             blocks=blocks,
             set_aside=set_aside,
             step_seconds=each_step,
@@ -205,7 +207,6 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         first_step_seconds=first_step_seconds,
         warmup_steps=count,
         block_steps=None,
-        block_seconds=[],
         blocks=[],
         set_aside=[],
         step_seconds=[],

@@ -72,14 +72,10 @@ def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
 def told(blocks: Sequence[Instant], then: str) -> list[str]:
     """A warning for each block that the process did not work throughout. then: what came of it."""
     return [
-        f"{STOOD_STILL}: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run: it "
+        f"stood still: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run: it "
         f"was stopped, the machine slept, or others had its processors; {then}"
         for number, seconds in standstills(blocks).items()
     ]
-
-
-STOOD_STILL = "stood still"
-"""Begins the warning of a process that did not run for a part of its window."""
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

@@ -24,8 +24,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gpt2.cache import DataError
 from gpt2.llmc import is_llmc, read_llmc, write_llmc
-from gpt2.shards import DataError
 from gpt2.tokenizer_files import SIZE, tokenizer_files
 from gpt2.weight_files import (
     SAVE_WEIGHTS,

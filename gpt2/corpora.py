@@ -21,11 +21,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt2 import data
-from gpt2.cache import sha256_of
+from gpt2.cache import DataError, sha256_of
 from gpt2.files import files_below
 from gpt2.hub import KNOWN, hub_files, import_datasets
 from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
-from gpt2.shards import DataError
 from gpt2.splits import files_of_split, split_of
 
 TEXTS = tuple(data.KNOWN)

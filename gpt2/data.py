@@ -17,7 +17,8 @@ from typing import Protocol
 
 import numpy as np
 
-from gpt2.shards import DataError, Shards, cache_dir, open_shards, replacing
+from gpt2.cache import DataError, cache_dir, replacing
+from gpt2.shards import Shards, open_shards
 from gpt2.splits import open_split, split_of
 from gpt2.synthetic import Synthetic
 from gpt2.text import end_of_text_written, tokenise

@@ -14,8 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
+from gpt2.cache import DataError, cache_dir, replacing
 from gpt2.data import Corpus
-from gpt2.shards import DataError, Shards, cache_dir, replacing
+from gpt2.shards import Shards
 from gpt2.splits import open_split
 
 SEPARATOR = 50256

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpt2.cache import DataError
 from gpt2.corpora import Documents, Piece
 from gpt2.documents import SEPARATOR
-from gpt2.shards import TOKEN, DataError
+from gpt2.shards import TOKEN
 from gpt2.text import TokeniseError, gpt2_encoding
 from gpt2.text import encode as encode_text
 

@@ -13,11 +13,12 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpt2.cache import DataError, cache_dir
 from gpt2.data import Batches, Corpus, open_corpus
 from gpt2.documents import FirstTokens, in_new_order, open_validation
 from gpt2.index import read_index
 from gpt2.run import Run
-from gpt2.shards import DataError, Shards, cache_dir
+from gpt2.shards import Shards
 
 if TYPE_CHECKING:
     from gpt2.stream import StreamedBatches

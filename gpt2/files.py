@@ -1,14 +1,35 @@
-"""Which files below a folder are data. Imports no torch.
+"""Which files below a folder are data, and what a file is by how it begins. Imports no torch.
 
 for path in files_below(Path("corpus")): ...
 """
 
 from __future__ import annotations
 
+import codecs
 import os
 from pathlib import Path
 
-from gpt2.shards import DataError
+from gpt2.cache import DataError
+
+KINDS = {
+    b"\x93NUMPY": "a .npy file of numpy",
+    b"PK\x03\x04": "a .zip, .npz or torch file",
+    b"\x1f\x8b\x08": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"PAR1": "a Parquet file",
+    b"\x80\x04\x95": "a pickle",
+    b"MMIDIDX": "an index of Megatron",
+    b"version https://git-lfs": "a pointer of git LFS in place of the file itself (git lfs pull)",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""By its first bytes, what a file is that holds neither plain text nor tokens."""
+
+
+def kind_of(head: bytes) -> str | None:
+    """What a file is that begins so; None where that may be text or tokens."""
+    return next((kind for begins, kind in KINDS.items() if head.startswith(begins)), None)
 
 
 def hidden(name: str) -> bool:

@@ -160,7 +160,7 @@ class Reader:
 def stream_text(tokens: Iterator[int]) -> Iterator[str]:
     """GPT-2's text of the tokens, each piece as soon as its characters are complete, up to <|endoftext|>.
 
-    What is no UTF-8 comes as U+FFFD. Raises gpt2.shards.DataError where the vocabulary cannot be had.
+    What is no UTF-8 comes as U+FFFD. Raises gpt2.cache.DataError where the vocabulary cannot be had.
     """
     vocabulary = gpt2_encoding()
     end = vocabulary.encode_single_token(END_OF_TEXT)

@@ -26,7 +26,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gpt2 import text
-from gpt2.shards import TOKEN, DataError, cache_dir, replacing
+from gpt2.cache import DataError, cache_dir, replacing
+from gpt2.shards import TOKEN
 
 if TYPE_CHECKING:
     from gpt2.device import Device

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from gpt2.shards import DataError
+from gpt2.cache import DataError
 
 OLDEST = (5, 0, 1)
 """Version of `datasets` whose positions hold however often they are gone on from."""

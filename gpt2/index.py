@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.shards import HEADER_BYTES, TOKEN, DataError
+from gpt2.cache import DataError
+from gpt2.shards import HEADER_BYTES, TOKEN
 
 VERSION = 1
 AGAIN = "what is whole stays: run the same again to go on"

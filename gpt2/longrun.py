@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gpt2 import parallel
+from gpt2.cache import replacing
 from gpt2.checkpoint import CheckpointError, folders, newest
 from gpt2.data import DataError
 from gpt2.device import Device, DeviceError, find
@@ -34,7 +35,6 @@ from gpt2.parallel import RanksError, process_group
 from gpt2.pretrain import Leg, Place
 from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
-from gpt2.shards import replacing
 from gpt2.signals import ending
 from gpt2.strict_json import dumps
 from gpt2.toggle import UnsupportedToggle

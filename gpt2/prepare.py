@@ -23,12 +23,13 @@ from typing import Any
 
 import numpy as np
 
+from gpt2.cache import DataError
 from gpt2.corpora import Documents, has_validation, open_documents
 from gpt2.documents import SEPARATOR
 from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, damaged, read_index, writing
 from gpt2.lock import Locked, alone
-from gpt2.shards import HEADER_BYTES, TOKEN, DataError, shard_header
+from gpt2.shards import HEADER_BYTES, TOKEN, shard_header
 from gpt2.text import end_of_text_written
 from gpt2.workload import TEXT_VOCABULARY
 

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from gpt2 import parallel, state
+from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
 from gpt2.code import code_hash, git_state
 from gpt2.device import Device
@@ -29,7 +30,6 @@ from gpt2.looks import CutShort, Looks
 from gpt2.metrics import Event
 from gpt2.prefetch import Waiting
 from gpt2.run import Run
-from gpt2.shards import DataError
 from gpt2.train import Training, micro_batches, train
 from gpt2.validation import ConfigError
 

@@ -15,7 +15,7 @@ from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
-from gpt2.shards import DataError
+from gpt2.cache import DataError
 from gpt2.text import of_other_kind, pieces
 
 FILE_KINDS = {".txt": "text", ".jsonl": "json", ".jsonl.gz": "json", ".parquet": "parquet"}

@@ -19,9 +19,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gpt2 import parallel
+from gpt2.cache import DataError
 from gpt2.device import Device
 from gpt2.model import GPT2
-from gpt2.shards import DataError
 
 STEP = 32
 """Lengths are filled up to multiples of this, so that whoever compiles a program for each shape compiles few."""

@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.cache import DataError, cache_dir, remembered, replacing
-
-__all__ = ["DataError", "Shards", "cache_dir", "open_shards", "replacing", "shard_header"]
+from gpt2.cache import DataError, remembered
+from gpt2.files import kind_of
 
 TOKEN = np.dtype("<u2")
 HEADER_INTS = 256  # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
@@ -19,18 +18,6 @@ HEADER_BYTES = 4 * HEADER_INTS
 MAGIC = 20240520
 VERSION = 1
 LLAMA_MAGIC = 20240801
-OTHER_FILES = {
-    b"\x93NUMPY": "a .npy file of numpy",
-    b"PK\x03\x04": "a .zip, .npz or torch file",
-    b"\x1f\x8b\x08\x00": "compressed by gzip",
-    b"\x1f\x8b\x08\x08": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"PAR1": "a Parquet file",
-    b"\x80\x04\x95": "a pickle",
-    b"MMIDIDX": "an index of Megatron",
-    b"version https://git-lfs": "a pointer of git LFS in place of the file itself (git lfs pull)",
-}
-"""What is named .bin and holds no tokens, by how it begins."""
 SCANNED = 1 << 24
 """Tokens looked through at once."""
 FEWEST_TO_TELL = 8
@@ -60,7 +47,7 @@ class Shards:
         self.tokens: int | None = int(self._ends[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """See Corpus.read; the range may cross shards. Raises DataError where a file changed since it was opened."""
+        """See Corpus.read; the range may cross shards. Raises DataError where ids have come beyond the vocabulary."""
         parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         start -= int(self._ends[shard - 1]) if shard else 0
@@ -101,9 +88,8 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
 def _map_shard(path: Path) -> np.memmap:
     """Memory-map one .bin file: llm.c's by its header, else nanoGPT's, which has none."""
     size, begins = path.stat().st_size, _first_bytes(path)
-    for magic, kind in OTHER_FILES.items():
-        if begins.startswith(magic):
-            raise DataError(f"{path} is {kind}; tokens are plain little-endian uint16, or llm.c's shards")
+    if kind := kind_of(begins):
+        raise DataError(f"{path} is {kind}; tokens are plain little-endian uint16, or llm.c's shards")
     if size == 0 or size % TOKEN.itemsize:
         raise DataError(f"{path}: {size} bytes are no whole number of uint16 tokens")
     if size >= HEADER_BYTES:
@@ -192,10 +178,9 @@ def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
     except Exception:  # of many kinds: what a pickle holds is anybody's
         size = None
     if isinstance(size, int) and size != vocab_size:
-        what = f"a vocabulary of {size}"
         raise DataError(
-            f"{path} says that the tokens beside it are of {what}, the model's is of {vocab_size}; prepare the text "
-            "with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a model of that vocabulary"
+            f"{path} says that the tokens beside it are of a vocabulary of {size}, the model's is of {vocab_size}; "
+            "prepare the text with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a model of that vocabulary"
         )
 
 

@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
+from gpt2.cache import DataError
 from gpt2.files import hidden, is_file
 from gpt2.index import read_index
-from gpt2.shards import DataError, Shards, open_shards
+from gpt2.shards import Shards, open_shards
 
 Name = Literal["train", "val"]
 WORDS = {

@@ -70,7 +70,7 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     variables |= _allocator(toggles.allocator)
     if toggles.affinity == "pinned":
         variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in one_cpu_per_core())}
-    if toggles.compile != "eager" and (folder := plain_folder()) and str(folder) != tempfile.gettempdir():
+    if toggles.compile != "eager" and (folder := other_folder()):
         variables["TMPDIR"] = str(folder)
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
@@ -127,6 +127,12 @@ def plain_folder() -> Path | None:
         return usual
     others = [Path("/tmp"), Path("/var/tmp")]
     return next((each for each in others if each.is_dir() and os.access(each, os.W_OK | os.X_OK)), None)
+
+
+def other_folder() -> Path | None:
+    """The folder that plain_folder() has in place of the usual one; None where it has that one, or none."""
+    folder = plain_folder()
+    return None if folder == Path(tempfile.gettempdir()) else folder
 
 
 SPLITS_WORDS = re.compile(r"[\s'\"\\]")

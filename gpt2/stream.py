@@ -18,10 +18,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gpt2.cache import DataError
 from gpt2.corpora import Documents, Piece
 from gpt2.encode import encode_one, processors
 from gpt2.prefetch import Prefetched
-from gpt2.shards import TOKEN, DataError, Shards
+from gpt2.shards import TOKEN, Shards
 
 BLOCK_DOCUMENTS = 8192
 BLOCK_CHARS = 64 << 20

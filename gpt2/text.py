@@ -20,8 +20,9 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.cache import remembered
-from gpt2.shards import HEADER_BYTES, TOKEN, DataError, cache_dir, replacing, shard_header
+from gpt2.cache import DataError, cache_dir, remembered, replacing
+from gpt2.files import kind_of
+from gpt2.shards import HEADER_BYTES, TOKEN, shard_header
 
 if TYPE_CHECKING:
     import tiktoken
@@ -37,15 +38,6 @@ MARK = r"[!-/:-@\[-`{-~\u3001-\u3003\u3008-\u3011\uff01\uff0c\uff1a\uff1b\uff1f]
 """Punctuation marks of every version of Unicode; these are most of them."""
 LAST_CUT = re.compile(rf"(?s:.+)(?:(?={BLANK}{VISIBLE})|(?<={WORD})(?={MARK}))")
 """Matches up to the last place where a cut changes no token."""
-OTHER_FILES = {
-    b"\x1f\x8b": "compressed by gzip",
-    b"\x28\xb5\x2f\xfd": "compressed by zstd",
-    b"BZh": "compressed by bzip2",
-    b"PK\x03\x04": "a zip archive",
-    b"PAR1": "Parquet",
-    codecs.BOM_UTF16_LE: "UTF-16",
-    codecs.BOM_UTF16_BE: "UTF-16",
-}
 
 
 class TokeniseError(DataError):
@@ -160,7 +152,7 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
             held += chunk
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
-            other = of_other_kind(file.read(4))
+            other = of_other_kind(file.read(64))
             file.seek(0)
             place = _first_undecodable(file)
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){other}") from None
@@ -170,10 +162,8 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
 
 def of_other_kind(head: bytes) -> str:
     """What a file that is not UTF-8 is, by its first bytes, to add to an error; empty where they do not say."""
-    for begins, what in OTHER_FILES.items():
-        if head.startswith(begins):
-            return f"; the file is {what}: make UTF-8 text of it"
-    return ""
+    kind = kind_of(head)
+    return f"; the file is {kind}: make UTF-8 text of it" if kind else ""
 
 
 def _first_undecodable(file: IO[bytes]) -> int:

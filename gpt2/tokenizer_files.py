@@ -11,7 +11,7 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from gpt2.shards import replacing
+from gpt2.cache import replacing
 from gpt2.text import gpt2_encoding
 
 END_OF_TEXT = "<|endoftext|>"
@@ -24,7 +24,7 @@ SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
     """Write what `transformers.AutoTokenizer.from_pretrained(folder)` needs to encode as tiktoken does.
 
-    n_ctx: the longest text, in tokens, that it takes without a warning. Raises gpt2.shards.DataError where the
+    n_ctx: the longest text, in tokens, that it takes without a warning. Raises gpt2.cache.DataError where the
     vocabulary cannot be had, or a file not be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
 
 
 def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
-    """By name, the text of the files that write_tokenizer() writes. Raises gpt2.shards.DataError."""
+    """By name, the text of the files that write_tokenizer() writes. Raises gpt2.cache.DataError."""
     vocabulary = gpt2_encoding()
     tokens = [vocabulary.decode_single_token_bytes(rank) for rank in range(SIZE - 1)]
     spelled = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: SIZE - 1}

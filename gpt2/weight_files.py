@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from gpt2.cache import DataError, replacing
 from gpt2.model import GPT2
-from gpt2.shards import DataError, replacing
 from gpt2.workload import GPT2Config
 
 Weights = dict[str, Tensor]

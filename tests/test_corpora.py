@@ -22,8 +22,8 @@ import standin_hub
 import streams
 
 from gpt2 import readers
+from gpt2.cache import DataError
 from gpt2.corpora import Documents, Piece, has_validation, open_documents
-from gpt2.shards import DataError
 
 TEXTS = streams.documents(400)
 

@@ -25,11 +25,11 @@ from harness import write_tokenizer
 from test_model import random_weights, to_transformers
 
 from gpt2 import hellaswag, parallel
+from gpt2.cache import DataError
 from gpt2.device import Cpu
 from gpt2.hellaswag import PUBLISHED, Example, Score, ScoreError, Style, choices, evaluate, load, wilson
 from gpt2.model import GPT2, GPT2Config, build
 from gpt2.scoring import log_probabilities
-from gpt2.shards import DataError
 
 CPU = Cpu()
 VOCABULARY = REAL / "tiktoken_cache"

@@ -271,9 +271,8 @@ FACTS = {
 
 def test_several_ranks_count_by_the_slowest_the_hungriest_and_the_mean_loss() -> None:
     fast = run(FakeDevice(0.5))
-    slow = replace(
-        fast, block_seconds=[s * 2 for s in fast.block_seconds], memory=PeakMemory(bytes=999, method="fake")
-    )
+    blocks = [replace(block, seconds=block.seconds * 2) for block in fast.blocks]
+    slow = replace(fast, blocks=blocks, memory=PeakMemory(bytes=999, method="fake"))
     found = combine([fast, slow], [[4.0, 3.0], [5.0, 4.0]], [1.0, 1.0], **FACTS)
     assert found.block_seconds == slow.block_seconds
     assert found.peak_memory_bytes == 999

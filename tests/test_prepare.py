@@ -20,11 +20,11 @@ import psutil
 import pytest
 import streams
 
+from gpt2.cache import DataError
 from gpt2.data import open_corpus
 from gpt2.documents import open_validation
 from gpt2.index import Index, damaged, read_index, to_nanogpt
 from gpt2.prepare import Progress, prepare
-from gpt2.shards import DataError
 
 ROOT = Path(__file__).parent.parent
 TEXTS = streams.documents(600)

@@ -17,12 +17,12 @@ import torch.nn.functional as F
 from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
 
 from gpt2 import longrun
+from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, folders, read
 from gpt2.guard import TrainingStopped
 from gpt2.metrics import Event, Files, Kind, TensorBoard
 from gpt2.metrics import read as read_metrics
 from gpt2.pretrain import Place
-from gpt2.shards import DataError
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 

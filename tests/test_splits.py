@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gpt2.cache import DataError
 from gpt2.corpora import open_documents
 from gpt2.data import open_corpus
 from gpt2.documents import open_validation
-from gpt2.shards import DataError
 from gpt2.splits import split_of
 
 V = 50257

@@ -15,9 +15,9 @@ import pytest
 import streams
 
 import gpt2.stream
+from gpt2.cache import DataError
 from gpt2.corpora import Documents, open_documents
 from gpt2.prefetch import Prefetched
-from gpt2.shards import DataError
 from gpt2.stream import KEPT, HeldOut, StreamedBatches, hold_out
 from gpt2.toggles import Toggles
 

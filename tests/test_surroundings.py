@@ -16,7 +16,7 @@ from bench.command import anonymous
 from bench.peers import PEERS
 from bench.surroundings import variables
 from gpt2 import cache, code, launch, stages, terminal
-from gpt2.shards import DataError
+from gpt2.cache import DataError
 from gpt2.stages import missing_compiler, plain_folder, unheeded_threads
 from gpt2.toggles import Toggles
 from gpt2.validation import ConfigError
