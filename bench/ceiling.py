@@ -22,7 +22,7 @@ from bench.child_side import Progress, cause, give_way, leave, leave_with_runner
 from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
-from bench.standstill import Instant, standstills
+from bench.standstill import Instant, Pulse, standstills
 from gpt2 import stages
 from gpt2.device import Device, find
 from gpt2.launch import enter_environment
@@ -114,12 +114,12 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
     """
 
     def block(calls: int) -> Instant:
-        start = Instant.now(clock)
+        start = Instant.now(pulse, clock)
         for _ in range(calls):
             work()
             device.end_step()
         device.synchronize()
-        return Instant.now(clock) - start
+        return Instant.now(pulse, clock) - start
 
     def blocks(calls: int) -> list[Instant]:
         taken: list[Instant] = []
@@ -127,16 +127,17 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
             taken.append(block(calls))
         return taken
 
-    block(1)  # libraries load, and choose or generate their kernel
-    calls, heated = 1, 0.0
-    while heated < seconds:
-        took = block(calls).seconds
-        heated += took
-        if took < seconds / BLOCKS:
-            calls *= 2
-    timed = blocks(calls)
-    if standstills(timed):  # the process was stopped, or the machine slept: such time is not the product's
+    with Pulse() as pulse:
+        block(1)  # libraries load, and choose or generate their kernel
+        calls, heated = 1, 0.0
+        while heated < seconds:
+            took = block(calls).seconds
+            heated += took
+            if took < seconds / BLOCKS:
+                calls *= 2
         timed = blocks(calls)
+        if standstills(timed):  # the process was stopped, or the machine slept: such time is not the product's
+            timed = blocks(calls)
     return sum(each.seconds for each in timed) / (calls * len(timed))
 
 

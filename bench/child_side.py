@@ -20,6 +20,14 @@ import psutil
 from bench.child import CACHE
 from bench.record import Outcome, progress_path
 
+_STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
+"""When this process was, by the clock that the runner's time limit goes by: it rests while the machine sleeps."""
+
+
+def age() -> float:
+    """Seconds since this process was started."""
+    return time.monotonic() - _STARTED
+
 
 def give_way() -> None:
     """Where memory runs out, let Linux end this process and not the user's others."""

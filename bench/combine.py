@@ -10,6 +10,7 @@ from typing import Any
 from bench.machine import ChipState
 from bench.measure import CpuUse, Window
 from bench.measurement import Measurement, Rank
+from bench.standstill import standstills
 
 
 def combine(
@@ -24,9 +25,12 @@ def combine(
     return Measurement(
         block_steps=first.block_steps,
         block_seconds=slowest.block_seconds,
-        block_cpu_seconds=_all(block.cpu_seconds for block in slowest.blocks),
-        block_asleep_seconds=_all(block.asleep_seconds for block in slowest.blocks),
-        set_aside_block_seconds=[block.seconds for block in slowest.set_aside] or None,
+        block_lost_seconds=[round(max(each), 6) for each in zip(*map(_lost_seconds, windows), strict=True)] or None,
+        set_aside_block_seconds=[
+            max(block.seconds for block in of_ranks)
+            for of_ranks in zip(*(window.set_aside for window in windows), strict=True)
+        ]
+        or None,
         step_seconds=[round(seconds, 7) for seconds in slowest.step_seconds] or None,
         first_step_seconds=max(window.first_step_seconds for window in windows),
         warmup_steps=first.warmup_steps,
@@ -50,6 +54,14 @@ def combine(
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
     )
+
+
+def _lost_seconds(window: Window) -> list[float]:
+    """Of each block; empty where nobody looked."""
+    if any(block.lost_seconds is None for block in window.blocks):
+        return []
+    lost = standstills(window.blocks)
+    return [lost.get(number, 0.0) for number in range(len(window.blocks))]
 
 
 def _used(window: Window, when: int) -> list[ChipState] | None:
@@ -76,12 +88,6 @@ def _sum(values: Iterable[float | None]) -> float | None:
             return None
         total += value
     return total
-
-
-def _all(values: Iterable[float | None]) -> list[float] | None:
-    """None where there are none, or one is absent."""
-    found = [None if value is None else round(value, 6) for value in values]
-    return [value for value in found if value is not None] if found and None not in found else None
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

@@ -16,20 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from bench.arrivals import ArrivalError, Arrivals
 from bench.checkout import MissingPeer, found, origin
 from bench.child import CACHE, MARK
-from bench.child_side import Progress, compile_cache, give_way, leave, leave_with_runner, write
+from bench.child_side import Progress, age, compile_cache, give_way, leave, leave_with_runner, write
 from bench.foreign import Program, Usage
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.log import Log
 from bench.measurement import Measurement, Rank
 from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
-from bench.standstill import Instant, told
+from bench.standstill import far_longer
 from bench.surroundings import processors, variables
+from gpt2.launch import without_own_path
 from gpt2.stages import threads
 from gpt2.toggles import HOST
 from gpt2.workload import FLOPS_FORMULA
@@ -133,9 +132,8 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     except MissingPeer as error:
         return Outcome(status="unsupported", error=str(error))
     mark = os.environ.get(MARK, f"{out.resolve()} {os.getpid()}")  # the runner's; alone, one of its own
-    environ = {**os.environ, **variables(rung.toggles, peer, os.environ.get(CACHE)), MARK: mark}
-    begun = time.time() - psutil.Process().create_time()
-    deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - begun
+    environ = {**without_own_path(), **variables(rung.toggles, peer, os.environ.get(CACHE)), MARK: mark}
+    deadline = time.perf_counter() + max(limit / 2, limit - LAST_SECONDS) - age()
     cache, started = compile_cache(), time.perf_counter()
     with Program(words, folder, environ, processors(rung.toggles, peer)) as program:
         leave_with_runner(program.end)
@@ -190,11 +188,15 @@ def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limi
 
 
 def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
-    blocks = [Instant(seconds=each, cpu_seconds=None, asleep_seconds=None) for each in arrivals.block_seconds]
-    found = told(blocks, "its tokens per second are too low: measure again")
+    found, seconds = [], arrivals.block_seconds
+    if long := far_longer(seconds):
+        found.append(
+            f"uneven: {len(long)} of {len(seconds)} blocks lasted over twice as long as the median one, up to "
+            f"{max(seconds):.1f} s: {peer.title} was stopped, waited, or did something besides training"
+        )
     steps, claims = arrivals.block_steps, arrivals.claimed_seconds
     if steps and claims:
-        ours = sum(arrivals.block_seconds) / len(arrivals.block_seconds) / steps
+        ours = sum(seconds) / len(seconds) / steps
         theirs = sum(claims) / len(claims)
         if abs(ours / theirs - 1) > CLAIM_TOLERANCE:
             found.append(

@@ -16,7 +16,7 @@ from typing import TypeVar
 import torch
 
 from bench.ladder import LEAST_BLOCKS, Protocol
-from bench.standstill import Instant, standstills
+from bench.standstill import Instant, Pulse, standstills
 from bench.state import cpu_times
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
@@ -108,24 +108,27 @@ def measure(
     progress: Progress | None = None,
     clock: Callable[[], float] = time.perf_counter,
     has_time: Callable[[float], bool] = lambda seconds: True,
+    keep: Callable[[Window], object] = lambda window: None,
+    pulse: Pulse | None = None,
 ) -> Window:
     """Time one rung by pulling `steps`.
 
     A window within which the process stood still, for the system stopped it or slept, is taken once more, if
-    has_time() says of its seconds that there are as many left.
-    agree: gives every rank the largest of the ranks' values, so that all take as many steps.
+    has_time() says of its seconds that there are as many left; keep() is given the first one before that.
+    agree: gives every rank the largest of the ranks' values, so that all take as many steps. pulse: one that is
+    entered; without it nobody looks whether the process stood still.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
 
     def pull(count: int) -> tuple[Instant, list[float]]:
         """Take `count` steps; returns the time until the device has finished them, and the seconds of each step."""
-        start, marks = Instant.now(clock), [device.mark()]
+        start, marks = Instant.now(pulse, clock), [device.mark()]
         for _ in range(count):
             history.append(next(steps))
             marks.append(device.mark())
         device.synchronize()
-        passed = Instant.now(clock) - start
+        passed = Instant.now(pulse, clock) - start
         return passed, [device.seconds_between(*pair) for pair in pairwise(marks) if None not in pair]
 
     tell("first step", 0, None)
@@ -191,6 +194,7 @@ def measure(
     # What compiled within the window is for the report to tell, and compilers are not this process.
     compiled = agree(float(measured.recompiles)) > 0
     if stood_still and not compiled and not agree(float(not has_time(sum(measured.block_seconds)))):
+        keep(measured)
         measured = window(measured.blocks)
     return measured
 

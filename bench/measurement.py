@@ -56,11 +56,9 @@ class Measurement(Plain):
     """Optimiser steps per block; null where nothing was timed."""
     block_seconds: list[Rate]
     """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
-    block_cpu_seconds: list[Amount] | None = None
-    """Processor time of that rank in each block. One that it used less of than of others, for its duration, is one in
-    which it stood still (see bench.standstill). Null in older records, and of external rungs."""
-    block_asleep_seconds: list[Amount] | None = None
-    """For how long the machine slept within each block; null where the system does not tell."""
+    block_lost_seconds: list[Amount] | None = None
+    """For how long a rank did not run within each block, stopped or without a processor, or its machine slept (see
+    bench.standstill); of the rank that lost most. Null in older records, and of external rungs."""
     set_aside_block_seconds: list[Rate] | None = None
     """Of a window before, that does not count because the process stood still in it; null where there was none."""
     step_seconds: list[Rate] | None = None

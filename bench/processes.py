@@ -27,7 +27,7 @@ from bench.record import NOT_BEGUN, Outcome, Record, ToggleValues
 from bench.schedule import Cut, Task
 from bench.state import cpu_times, other_cores, state
 from bench.stop import Ending, Stop
-from gpt2.launch import own_variables
+from gpt2.launch import own_path, own_variables
 from gpt2.stages import environment, threads, unheeded_threads
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST, Toggles
@@ -141,7 +141,7 @@ class Processes:
         out = self._out(task)
         environ = {
             **os.environ,
-            **({} if task.rung.external else own_variables()),
+            **(own_path() if task.rung.external else own_variables()),
             **environment(toggles, nodes),
             **(part.environment if part else {}),
             # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.

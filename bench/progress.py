@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from bench.record import OTHER_WORK, Record
+from bench.record import DOUBTS, Record
 from bench.report.text import NUMBER, duration, number, plain
 from bench.schedule import Task
 from gpt2.terminal import stderr_console
@@ -75,7 +75,7 @@ class Progress:
         self._print(f"{self._title}: {result}")
         for warning in record.warnings:
             kind = NUMBER.sub("#", warning)  # once of a kind; the report counts them and gives the range
-            if kind not in self._warned or kind.startswith(OTHER_WORK):  # which comes and goes
+            if kind not in self._warned or kind.startswith(DOUBTS):  # which come and go
                 self._warned.add(kind)
                 self._print(f"  warning: {plain(warning)}")
 

@@ -36,6 +36,10 @@ CUT_SHORT = f"{AFTER}interrupted"
 """The warning of a process that the user ended before its proofs were taken."""
 OTHER_WORK = "other work"
 """Begins the warning of a process beside which other programs kept cores busy."""
+STOOD_STILL = "stood still"
+"""Begins the warning of a process that did not run throughout the window that counts."""
+DOUBTS = (OTHER_WORK, STOOD_STILL)
+"""Begin the warnings that put a speed in doubt; they come and go from process to process."""
 NOT_BEGUN = "not begun: "
 """Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
 
@@ -207,7 +211,9 @@ class Record(Plain):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs kept cores busy beside it, so that its speed is in doubt."""
+        """Whether other programs kept cores busy beside it, or it stood still, so that its speed is in doubt."""
+        if self.measurement and any(self.measurement.block_lost_seconds or []):
+            return True
         return any(warning.startswith(f"{OTHER_WORK}: ") for warning in self.warnings)
 
     @property

@@ -1,30 +1,75 @@
 """Time within a window that was not the program's: it was stopped, or the machine slept or gave it no processor.
 
-before = Instant.now(); ...; block = Instant.now() - before
+with Pulse() as pulse:
+    before = Instant.now(pulse); ...; block = Instant.now(pulse) - before
 standstills([block, ...])                  # {2: 5.0}: in the third block of several, for about 5 seconds
 
-A process that works as before uses as much of the processor per second as before, however slow its work has become.
-Where a block lasts longer than the others and its process used no more of the processor for it, it stood still.
-Imports no torch.
+A thread that has nothing to do but to wake up tells the two kinds of a long block apart: while the work waits for
+data or a device it wakes up as ever, while the process does not run it does not either. Imports no torch.
 """
 
 from __future__ import annotations
 
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import TracebackType
 
-LONGER = 1.25
-"""Times the median block that a block lasts which is looked at."""
-FAR_LONGER = 2.0
-"""Times the median block that a block lasts of which nothing else need be known."""
+PERIOD = 0.1
+"""Seconds between two beats of the pulse."""
 LEAST_SECONDS = 0.25
-"""Over the median block; less than this is what any machine's blocks differ by."""
-BUSY = 0.5
-"""Processors that a process uses from which their time tells anything: while a device works, some only wait for it."""
+"""Not run at a stretch; schedulers let a thread wait less than this on any machine."""
 ASLEEP_SECONDS = 0.1
 """Of the machine, from which a block does not count: its clocks and caches are cold afterwards."""
+FAR_LONGER = 2.0
+"""Times the median block that a block lasts which is told, whatever the reason."""
+
+
+class Pulse:
+    """Notices, while entered, for how long this process does not run.
+
+    A thread beats every PERIOD. A gap between two beats within which the thread that entered this did not work either
+    is lost; where it did work, it only kept the other from beating, as code that holds Python's lock does.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._worked: Callable[[], float] = time.process_time
+        self._last, self._last_worked, self._lost = 0.0, 0.0, 0.0
+        self._lock, self._end = threading.Lock(), threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> Pulse:
+        if hasattr(time, "pthread_getcpuclockid"):  # not on macOS, where the time of all threads has to do
+            own = time.pthread_getcpuclockid(threading.get_ident())
+            self._worked = lambda: time.clock_gettime(own)
+        self._last, self._last_worked = self._clock(), self._worked()
+        self._thread = threading.Thread(target=self._beat, name="pulse", daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end.set()
+        if self._thread:
+            self._thread.join()
+
+    def lost_seconds(self) -> float:
+        """For how long the process has not run since this was entered; only stretches of LEAST_SECONDS count."""
+        with self._lock:
+            now, worked = self._clock(), self._worked()
+            lost = now - self._last - PERIOD - (worked - self._last_worked)
+            if lost > LEAST_SECONDS:
+                self._lost += lost
+            self._last, self._last_worked = now, worked
+            return self._lost
+
+    def _beat(self) -> None:
+        while not self._end.wait(PERIOD):
+            self.lost_seconds()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,48 +78,42 @@ class Instant:
 
     seconds: float
     """By a clock that goes on while the process is stopped, but not while the machine sleeps."""
-    cpu_seconds: float | None
-    """Of all threads of this process; None where that was not looked at."""
+    lost_seconds: float | None
+    """For which the process did not run; None where that was not looked at."""
     asleep_seconds: float | None
     """Of the machine; None where the system does not tell."""
 
     @classmethod
-    def now(cls, clock: Callable[[], float] = time.perf_counter) -> Instant:
-        return cls(seconds=clock(), cpu_seconds=time.process_time(), asleep_seconds=_asleep_seconds())
+    def now(cls, pulse: Pulse | None, clock: Callable[[], float] = time.perf_counter) -> Instant:
+        lost = pulse.lost_seconds() if pulse else None
+        return cls(seconds=clock(), lost_seconds=lost, asleep_seconds=_asleep_seconds())
 
     def __sub__(self, earlier: Instant) -> Instant:
         return Instant(
             seconds=self.seconds - earlier.seconds,
-            cpu_seconds=_difference(self.cpu_seconds, earlier.cpu_seconds),
+            lost_seconds=_difference(self.lost_seconds, earlier.lost_seconds),
             asleep_seconds=_difference(self.asleep_seconds, earlier.asleep_seconds),
         )
 
 
 def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
-    """Blocks of a window that the process did not work throughout: by number from 0, the seconds that it did not."""
-    if not blocks:
-        return {}
-    usual = statistics.median(block.seconds for block in blocks)
-    used = [block.cpu_seconds / max(block.seconds, 1e-9) for block in blocks if block.cpu_seconds is not None]
-    busy = statistics.median(used) if len(used) == len(blocks) else 0.0
+    """Blocks of a window that the process did not run throughout: by number from 0, the seconds that it did not."""
     found = {}
     for number, block in enumerate(blocks):
-        over = block.seconds - usual
-        long = over > LEAST_SECONDS and block.seconds > LONGER * usual
-        idle = block.seconds - block.cpu_seconds / busy if busy > BUSY and block.cpu_seconds is not None else None
-        if (block.asleep_seconds or 0.0) > ASLEEP_SECONDS:
-            found[number] = (block.asleep_seconds or 0.0) + max(0.0, over)
-        elif long and (block.seconds > FAR_LONGER * usual if idle is None else idle > over / 2):
-            found[number] = over
+        asleep = block.asleep_seconds or 0.0
+        lost = (block.lost_seconds or 0.0) + (asleep if asleep > ASLEEP_SECONDS else 0.0)
+        if lost > 0.0:
+            found[number] = lost
     return found
 
 
-def told(blocks: Sequence[Instant], then: str) -> list[str]:
-    """A warning for each block that the process did not work throughout. then: what came of it."""
+def far_longer(block_seconds: Sequence[float]) -> list[int]:
+    """Blocks that last far longer than the median one, by number from 0."""
+    usual = statistics.median(block_seconds) if block_seconds else 0.0
     return [
-        f"stood still: for about {seconds:.1f} s in block {number + 1} of {len(blocks)} the process did not run: it "
-        f"was stopped, the machine slept, or others had its processors; {then}"
-        for number, seconds in standstills(blocks).items()
+        number
+        for number, seconds in enumerate(block_seconds)
+        if seconds > FAR_LONGER * usual and seconds - usual > LEAST_SECONDS
     ]
 
 

@@ -17,10 +17,9 @@ from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-import psutil
-
 from bench.child_side import (
     Progress,
+    age,
     cause,
     compile_cache,
     give_way,
@@ -30,9 +29,9 @@ from bench.child_side import (
 )
 from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Proof
-from bench.record import Kind, Outcome
+from bench.record import STOOD_STILL, Kind, Outcome
 from bench.schedule import variant
-from bench.standstill import told
+from bench.standstill import Instant, Pulse, far_longer, standstills
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
@@ -124,7 +123,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     from gpt2.parallel import gather, nodes, ranks_agree
     from gpt2.train import micro_batches, train
 
-    import_seconds = _age()
+    import_seconds = age()
     workload, toggles = ladder.workload, rung.toggles
     check_time(ladder, toggles)
     machine = describe(device, process_environment(toggles))
@@ -139,23 +138,8 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     steps = train(workload, toggles, device, data)
     if agree(float(cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
         cache = "cold"
-    startup_seconds = _age()
+    startup_seconds = age()
     progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
-    losses_only = arguments.losses or arguments.kind == "parity"
-    if losses_only:
-        window = first_losses(steps, device, PARITY_LOSSES)
-    else:
-        limit = ladder.protocol.timeout_seconds
-        window = measure(
-            steps,
-            device,
-            ladder.protocol,
-            data,
-            agree=agree,
-            progress=progress,
-            has_time=lambda seconds: _age() + 2 * seconds < limit,
-        )
-    windows = gather(replace(window, history=[]), toggles.processes)
     hardware_flops = hardware_flops_per_token(
         model_config(toggles, workload.config), workload.seq_len, toggles.recompute
     )
@@ -164,7 +148,6 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         "startup_seconds": startup_seconds,
         "import_seconds": import_seconds,
         "data_seconds": data_seconds,
-        "compile_cache": cache if device.compilations() else None,
         "parameters": workload.config.parameters,
         "flops_per_token": workload.flops_per_token,
         "flops_formula": FLOPS_FORMULA,
@@ -172,10 +155,12 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         "product_format": toggles.product_format(),
         **_peak_flops(machine, toggles, device, arguments.peak_tflops),
     }
-    warnings = [*batches.warnings, *_interruptions(window), *_standstills(windows)]
+    warnings: list[str] = []
 
-    def tell() -> Outcome:
+    def tell(window: Window) -> Outcome:
         """Say, on rank 0, what is known by now."""
+        facts["compile_cache"] = cache if device.compilations() else None
+        windows = gather(replace(window, history=[]), toggles.processes)
         losses = gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)
         if steps.scaler.is_enabled():
@@ -186,15 +171,28 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
             measurement=combine(windows, losses, grad_norms, nodes=nodes(), **facts),
             data_sha256=corpus.sha256,
             resolved={**resolved(toggles, workload), **({"nodes": nodes()} if nodes() > 1 else {})},
-            warnings=warnings,
+            warnings=[*batches.warnings, *_interruptions(window), *_unevenness(windows), *warnings],
         )
         if rank == 0:
             write(arguments.out, outcome)
         return outcome
 
-    outcome = tell()  # before all that follows, so that a time limit which ends it does not take the window with it
-    if losses_only:
-        return outcome
+    if arguments.losses or arguments.kind == "parity":
+        return tell(first_losses(steps, device, PARITY_LOSSES))
+    limit = ladder.protocol.timeout_seconds
+    with Pulse() as pulse:
+        window = measure(
+            steps,
+            device,
+            ladder.protocol,
+            data,
+            agree=agree,
+            progress=progress,
+            has_time=lambda seconds: age() + 2 * seconds < limit,
+            keep=tell,
+            pulse=pulse,
+        )
+    tell(window)  # before all that follows, so that a time limit which ends it does not take the window with it
     if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
     if progress:
@@ -203,34 +201,44 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
         what = "whether all ranks hold the same weights could not be told"
         facts["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings)
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
-    outcome = tell()
+    outcome = tell(window)
     if arguments.gradients and not device.lazy:  # of which no step may follow the proofs
         what = "gradients could not be held to those of torch's own functions in eager code"
         facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
-        outcome = tell()
+        outcome = tell(window)
     if len(window.history) < ladder.protocol.loss_steps:
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
-        outcome = tell()
+        outcome = tell(window)
     return outcome
 
 
-def _age() -> float:
-    """Seconds since this process was started."""
-    return time.time() - psutil.Process().create_time()
+def _unevenness(windows: list[Window]) -> list[str]:
+    """Where some rank did not run for a part of a window, which all then waited for, or some blocks lasted longer."""
+    found = []
+    if lost := _most_lost([window.set_aside for window in windows]):
+        found.append(f"taken once more: within the first window the process {STOOD_STILL}, {lost}")
+    if lost := _most_lost([window.blocks for window in windows]):
+        found.append(f"{STOOD_STILL}: in the window the process did, {lost}; measure again")
+    else:
+        seconds = max((window.block_seconds for window in windows), key=sum)
+        if long := far_longer(seconds):
+            found.append(
+                f"uneven: {len(long)} of {len(seconds)} blocks lasted over twice as long as the median one, up to "
+                f"{max(seconds):.1f} s, though the process ran: it waited for data, the device, memory or the disk"
+            )
+    return found
 
 
-def _standstills(windows: list[Window]) -> list[str]:
-    """Where some rank did not run for a part of a window, which all then waited for: once of each block."""
-    found = [
-        line
-        for window in windows
-        for blocks, then in (
-            (window.set_aside, "the window was taken once more"),
-            (window.blocks, "its tokens per second are too low: measure again"),
-        )
-        for line in told(blocks, then)
-    ]
-    return list(dict.fromkeys(found))
+def _most_lost(ranks: list[list[Instant]]) -> str | None:
+    """How the rank that stood still longest did; None where none did."""
+    lost = [standstills(blocks) for blocks in ranks]
+    rank = max(range(len(ranks)), key=lambda each: sum(lost[each].values()))
+    if not lost[rank]:
+        return None
+    asleep = sum(block.asleep_seconds or 0.0 for block in ranks[rank]) > sum(lost[rank].values()) / 2
+    why = "the machine slept, and its clocks and caches were cold" if asleep else "stopped, or without a processor"
+    of = f" of rank {rank}" if len(ranks) > 1 else ""
+    return f"for about {sum(lost[rank].values()):.1f} s in {len(lost[rank])} of {len(ranks[rank])} blocks{of}: {why}"
 
 
 def _interruptions(window: Window) -> list[str]:

@@ -28,11 +28,24 @@ def own_variables() -> dict[str, str]:
 
     Not for other people's programs: these may need to import what lies beside them.
     """
-    variables = {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace"}
-    if sys.path and Path(sys.path[0] or ".").resolve() == ROOT:  # run from a checkout that is not installed
-        others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != str(ROOT)]
-        variables["PYTHONPATH"] = os.pathsep.join([str(ROOT), *others])
-    return variables
+    return {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **own_path()}
+
+
+def own_path() -> dict[str, str]:
+    """PYTHONPATH by which a child finds this project where it is run from a checkout that is not installed."""
+    if not sys.path or Path(sys.path[0] or ".").resolve() != ROOT:
+        return {}
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *_others_paths()])}
+
+
+def without_own_path() -> dict[str, str]:
+    """This process's environment for other people's programs: without what own_path() may have added."""
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return {**environ, "PYTHONPATH": os.pathsep.join(others)} if (others := _others_paths()) else environ
+
+
+def _others_paths() -> list[str]:
+    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != str(ROOT)]
 
 
 def enter_environment(toggles: Toggles, module: str) -> None:

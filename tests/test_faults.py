@@ -72,7 +72,7 @@ def test_a_killed_worker_is_a_row_and_the_ladder_goes_on(write_ladder, tmp_path:
 def test_a_worker_that_is_stopped_within_its_window_takes_it_once_more_and_says_so(
     write_ladder, tmp_path: Path
 ) -> None:
-    process = start(write_ladder("[{name: a}]", **{**LONG, "blocks": 8}), tmp_path)
+    process = start(write_ladder("[{name: a}]", **{**LONG, "blocks": 8, "timeout_seconds": 600}), tmp_path)
     (worker,) = training(process, "a", phase="window")
     worker.suspend()
     time.sleep(4)  # the fault itself: several blocks' time
@@ -83,7 +83,7 @@ def test_a_worker_that_is_stopped_within_its_window_takes_it_once_more_and_says_
     assert measured is not None
     assert measured.set_aside_block_seconds is not None
     assert max(measured.set_aside_block_seconds) > 4
-    assert max(measured.block_seconds) < 4
+    assert max(measured.block_lost_seconds or [9]) < 3
     assert any("stood still" in warning and "taken once more" in warning for warning in record.warnings)
 
 

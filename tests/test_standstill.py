@@ -2,126 +2,223 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
 import pytest
-from test_measure import FakeDevice
+from test_measure import FACTS, PROTOCOL, FakeDevice, run
 
-from bench import standstill
-from bench.ladder import Protocol
-from bench.measure import measure
-from bench.standstill import Instant, standstills
-from gpt2.prefetch import Waiting
-
-
-def blocks(*lasted: tuple[float, float | None] | tuple[float, float | None, float]) -> list[Instant]:
-    """Of seconds by the clock, of the processor, and asleep."""
-    return [
-        Instant(seconds=each[0], cpu_seconds=each[1], asleep_seconds=each[2] if len(each) > 2 else 0.0)
-        for each in lasted
-    ]
+from bench.combine import combine
+from bench.measure import Window
+from bench.standstill import Instant, Pulse, far_longer, standstills
+from bench.worker import _unevenness
+from gpt2.launch import ROOT
 
 
-EVEN = [(1.0, 2.0)] * 7
+def blocks(*lasted: float | tuple[float, float] | tuple[float, float, float]) -> list[Instant]:
+    """Of seconds by the clock, lost, and asleep."""
+    each = [of if isinstance(of, tuple) else (of,) for of in lasted]
+    return [Instant(seconds=of[0], lost_seconds=sum(of[1:2]), asleep_seconds=sum(of[2:3])) for of in each]
+
+
+class FakePulse(Pulse):
+    """By what it is told, and by nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lost = 0.0
+
+    def lost_seconds(self) -> float:
+        return self.lost
 
 
 @pytest.mark.parametrize(
     ("odd", "seconds"),
     [
-        ((6.0, 2.0), 5.0),  # stopped for five seconds
-        ((1.6, 2.0), 0.6),  # for less than a block
-        ((2.0, 2.9), 1.0),  # given half of the processors that it had
-        ((1.0, 2.0, 30.0), 30.0),  # asleep, which the clock does not show
-        ((1.5, 2.1, 0.2), 0.7),  # asleep, which it does in part
+        ((6.0, 5.0), 5.0),  # stopped for five seconds
+        ((1.3, 0.3), 0.3),  # for less than a block
+        ((1.0, 0.0, 30.0), 30.0),  # asleep, which the clock does not show
+        ((1.5, 0.5, 0.2), 0.7),  # asleep, which it does in part
     ],
 )
 @pytest.mark.parametrize("place", [0, 3, 7])
-def test_a_block_that_the_process_did_not_work_throughout_is_told(
-    odd: tuple[float, ...], seconds: float, place: int
+def test_a_block_that_the_process_did_not_run_throughout_is_told(
+    odd: tuple[float, float], seconds: float, place: int
 ) -> None:
-    window = blocks(*EVEN[:place], odd, *EVEN[place:])  # type: ignore[arg-type]
+    window = blocks(*[1.0] * place, odd, *[1.0] * (7 - place))
     assert standstills(window) == {place: pytest.approx(seconds)}
+
+
+def test_standstills_in_most_blocks_are_told() -> None:
+    assert len(standstills(blocks((6.0, 5.0), (6.0, 5.0), (4.0, 3.0), 1.0))) == 3
 
 
 @pytest.mark.parametrize(
     "window",
     [
         blocks(),
-        blocks((1.0, 2.0)),
-        blocks(*EVEN),
-        blocks(*EVEN, (1.2, 2.0)),  # as blocks differ
-        blocks(*EVEN, (3.0, 6.0)),  # slow, but at work: clocks fell, or the work is more
-        blocks(*[(0.01, 0.02)] * 7, (0.2, 0.02)),  # a fifth of a second
-        blocks(*[(1.0, 0.05)] * 7, (1.6, 0.06)),  # a process that only waits for a device: its own time tells nothing
-        blocks(*[(1.0, 2.0), (2.0, 4.0)] * 4),
+        blocks(1.0),
+        blocks(*[1.0] * 7, 6.0),  # it ran: it waited for data, for instance
+        blocks(*[1.0, 2.0] * 4),
+        [Instant(seconds=1.0, lost_seconds=None, asleep_seconds=None)] * 5,  # nobody looked
+        blocks(1.0, (1.0, 0.0, 0.01), 1.0),  # clocks read one after the other
     ],
 )
-def test_a_block_that_is_only_slow_is_none(window: list[Instant]) -> None:
+def test_a_block_that_is_only_slow_is_no_standstill(window: list[Instant]) -> None:
     assert standstills(window) == {}
 
 
-@pytest.mark.parametrize("cpu_seconds", [None, 0.05])
-def test_where_processor_time_tells_nothing_only_a_far_longer_block_counts(cpu_seconds: float | None) -> None:
-    assert standstills(blocks(*[(1.0, cpu_seconds)] * 7, (1.9, cpu_seconds))) == {}
-    assert standstills(blocks(*[(1.0, cpu_seconds)] * 7, (4.0, cpu_seconds))) == {7: pytest.approx(3.0)}
+@pytest.mark.parametrize(
+    ("seconds", "longer"),
+    [
+        ([1.0] * 7 + [1.9], []),
+        ([1.0] * 7 + [4.0], [7]),
+        ([3.0, 1.0, 1.0, 1.0, 2.5], [0, 4]),
+        ([0.01] * 7 + [0.2], []),  # a fifth of a second
+        ([1.0, 2.0] * 4, []),
+        ([], []),
+    ],
+)
+def test_blocks_far_longer_than_the_median_one_are_found(seconds: list[float], longer: list[int]) -> None:
+    assert far_longer(seconds) == longer
 
 
-class Clocks:
-    """A machine on which a step takes a tenth of a second of two processors, and that stops after some steps."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, stops: dict[int, float]) -> None:
-        self.device = FakeDevice(0.1)
-        self.stops, self.cpu = stops, 0.0
-        genuine = self.device.synchronize
-
-        def synchronize() -> None:
-            self.cpu += 0.2 * self.device.queued
-            genuine()
-            for step in [step for step in self.stops if step <= self.device.steps]:
-                self.device.now += self.stops.pop(step)
-
-        monkeypatch.setattr(self.device, "synchronize", synchronize)
-        monkeypatch.setattr(standstill.time, "process_time", lambda: self.cpu)
-
-    def measure(self, **options):
-        protocol = Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6, max_window_seconds=90)
-        steps = self.device.steps_of()
-        return measure(steps, self.device, protocol, Waiting([]), clock=lambda: self.device.now, **options)
+def test_a_process_that_is_stopped_for_real_knows_for_how_long() -> None:
+    script = (
+        "import sys, time; from bench.standstill import Pulse\n"
+        "with Pulse() as pulse:\n"
+        "    print('up', flush=True); sys.stdin.readline(); print(pulse.lost_seconds())"
+    )
+    child = subprocess.Popen(
+        [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stdout.readline() == "up\n"
+    os.kill(child.pid, signal.SIGSTOP)
+    time.sleep(2)  # the fault itself
+    os.kill(child.pid, signal.SIGCONT)
+    lost = float(child.communicate("\n", timeout=60)[0])
+    assert lost > 1.0
 
 
-def test_a_window_within_which_the_process_stood_still_is_taken_once_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Clocks(monkeypatch, {40: 5.0}).measure()
+def test_work_that_holds_pythons_lock_is_no_standstill() -> None:
+    text = b"x" * (1 << 20)
+    with Pulse() as pulse:
+        end = time.perf_counter() + 1.0
+        slow = sys.getswitchinterval()
+        sys.setswitchinterval(10)  # nobody else has a turn
+        try:
+            while time.perf_counter() < end:
+                hashlib.sha256(text[:1000]).digest()
+        finally:
+            sys.setswitchinterval(slow)
+        assert pulse.lost_seconds() == 0.0
+
+
+def test_waiting_is_no_standstill() -> None:
+    with Pulse() as pulse:
+        threading.Event().wait(1.0)  # as for data
+        assert pulse.lost_seconds() == 0.0
+
+
+class Stopping(FakeDevice):
+    """A step takes a tenth of a second, and the process is stopped for some seconds after some steps."""
+
+    def __init__(self, stops: dict[int, float]) -> None:
+        super().__init__(0.1)
+        self.stops, self.pulse = stops, FakePulse()
+
+    def synchronize(self) -> None:
+        super().synchronize()
+        for step in [step for step in self.stops if step <= self.steps]:
+            self.now += self.stops[step]
+            self.pulse.lost += self.stops.pop(step)
+
+
+SIX = replace(PROTOCOL, blocks=6)
+
+
+def stopping(stops: dict[int, float], **options) -> Window:
+    device = Stopping(stops)
+    return run(device, SIX, pulse=device.pulse, **options)
+
+
+def test_a_window_within_which_the_process_stood_still_is_taken_once_more() -> None:
+    window = stopping({40: 5.0})
     assert window.block_seconds == pytest.approx([1.0] * 6)
     assert [round(block.seconds) for block in window.set_aside] == [1, 1, 6, 1, 1, 1]
-    assert standstill.told(window.set_aside, "so")[0].startswith("stood still: for about 5.0 s in block 3 of 6")
+    assert _unevenness([window]) == [
+        "taken once more: within the first window the process stood still, for about 5.0 s in 1 of 6 blocks: stopped, "
+        "or without a processor"
+    ]
 
 
-def test_a_second_window_of_that_kind_stays_and_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    window = Clocks(monkeypatch, {40: 5.0, 100: 2.0}).measure()
+def test_what_the_first_window_measured_is_kept_before_a_second_is_taken() -> None:
+    kept: list[Window] = []
+    device = Stopping({40: 5.0})
+
+    def keep(window: Window) -> None:
+        kept.append(window)
+        assert device.steps < 80
+
+    window = run(device, SIX, pulse=device.pulse, keep=keep)
+    assert kept[0].blocks == window.set_aside
+    assert _unevenness(kept)[0].startswith("stood still: ")
+
+
+def test_a_second_window_of_that_kind_stays_and_is_told() -> None:
+    window = stopping({40: 5.0, 100: 2.0})
     assert len(window.set_aside) == 6
     assert list(standstills(window.blocks).values()) == [pytest.approx(2.0)]
+    measured = combine([window], [[1.0]], [1.0], **FACTS)
+    assert measured.block_lost_seconds is not None
+    assert sum(measured.block_lost_seconds) == pytest.approx(2.0)
 
 
-def test_where_there_is_no_time_for_a_second_window_the_first_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_there_is_no_time_for_a_second_window_the_first_stays() -> None:
     asked = []
 
     def has_time(seconds: float) -> bool:
         asked.append(round(seconds))
         return False
 
-    window = Clocks(monkeypatch, {40: 5.0}).measure(has_time=has_time)
+    window = stopping({40: 5.0}, has_time=has_time)
     assert asked == [11]
     assert window.set_aside == []
     assert standstills(window.blocks) == {2: pytest.approx(5.0)}
 
 
-def test_all_ranks_take_a_second_window_where_one_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    clocks, heard = Clocks(monkeypatch, {}), []
+def test_all_ranks_take_a_second_window_where_one_stood_still() -> None:
+    heard, device = [], Stopping({})
 
     def agree(value: float) -> float:
-        if value == 0.0 and clocks.device.steps > 60 and not heard:  # the window is over, and another rank stood still
+        if value == 0.0 and device.steps > 60 and not heard:  # the window is over, and another rank stood still
             heard.append(value)
             return 1.0
         return value
 
-    window = clocks.measure(agree=agree)
+    window = run(device, SIX, pulse=device.pulse, agree=agree)
     assert len(window.set_aside) == 6
     assert standstills(window.set_aside) == {}
+
+
+def test_of_several_ranks_the_one_that_stood_still_is_named_once() -> None:
+    still, waiting = stopping({40: 5.0, 100: 2.0}), stopping({})
+    waiting = replace(waiting, blocks=blocks(*[block.seconds for block in still.blocks]), set_aside=still.blocks)
+    assert [line.split(":")[0] for line in _unevenness([waiting, still])] == ["taken once more", "stood still"]
+    assert "of rank 1: " in _unevenness([waiting, still])[1]
+
+
+def test_blocks_that_waited_for_something_are_told_and_stay() -> None:
+    window = replace(stopping({}), blocks=blocks(1.0, 1.0, 6.0, 1.0))
+    assert _unevenness([window]) == [
+        "uneven: 1 of 4 blocks lasted over twice as long as the median one, up to 6.0 s, though the process ran: it "
+        "waited for data, the device, memory or the disk"
+    ]

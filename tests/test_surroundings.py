@@ -88,6 +88,17 @@ def test_a_peer_may_import_what_lies_beside_it() -> None:
     assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
 
+def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "path", [str(launch.ROOT), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    child = launch.own_path()["PYTHONPATH"]
+    assert child == f"{launch.ROOT}{os.pathsep}/theirs"
+    monkeypatch.setenv("PYTHONPATH", child)
+    assert launch.without_own_path()["PYTHONPATH"] == "/theirs"
+    monkeypatch.setenv("PYTHONPATH", str(launch.ROOT))
+    assert "PYTHONPATH" not in launch.without_own_path()
+
+
 # --- no home directory
 
 

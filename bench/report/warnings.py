@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.record import CEILING, NOT_BEGUN, OTHER_WORK, RUNGS, Record
+from bench.record import CEILING, DOUBTS, NOT_BEGUN, RUNGS, Record
 from bench.report.rungs import cumulative, tps_by_round
 from bench.report.scoreboard import Scoreboard
 from bench.report.text import NUMBER, number
@@ -80,13 +80,13 @@ def _grouped(records: Sequence[Record]) -> list[str]:
     for kind, alike in kinds.items():
         line = _range(alike)
         count = len(processes[kind])
-        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(OTHER_WORK) else ''}"
+        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(DOUBTS) else ''}"
         lines.append(f"{line} ({of})" if len(records) > 1 else line)
     return lines
 
 
 def _which(records: Sequence[Record]) -> str:
-    """Of the processes beside which others worked: of what, in which rounds; nothing where it is all of them."""
+    """Of the processes that were disturbed: of what, in which rounds; nothing where it is all of them."""
     if all(record.disturbed for record in records):
         return ""
     rounds: dict[str, list[str]] = {}
@@ -100,8 +100,8 @@ def _which(records: Sequence[Record]) -> str:
 
 
 def disturbed(board: Scoreboard) -> list[str]:
-    """What other programs did beside its processes; none where they left them alone."""
-    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(OTHER_WORK)]
+    """What other programs did beside its processes, and which stood still; none where nothing was."""
+    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(DOUBTS)]
 
 
 def _range(alike: Sequence[str]) -> str:
