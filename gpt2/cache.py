@@ -52,6 +52,8 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
             try:
                 yield file
+                file.flush()
+                os.fsync(file.fileno())  # a name without its content would be believed after a power failure
             except BaseException:
                 Path(file.name).unlink()
                 raise
@@ -94,17 +96,17 @@ def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, An
     return facts
 
 
+def changed(files: dict[Path, str]) -> Path | None:
+    """The first of these files that no longer has the sha256 given; None where all have. Raises OSError."""
+    return next((path for path, sha256 in files.items() if sha256_of(path) != sha256), None)
+
+
 def _look(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """What tells without reading all of them that files are the same as before; JSON-able."""
     looks = []
     for path in paths:
-        with path.open("rb") as file:
-            stat = os.fstat(file.fileno())
-            digest = hashlib.sha256()
-            last = max(0, stat.st_size - SAMPLE_BYTES)
-            for place in sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)}):
-                file.seek(place)
-                digest.update(file.read(SAMPLE_BYTES))
+        stat = path.stat()
+        digest = hashlib.sha256(b"".join(samples(path)))
         looks.append(
             {
                 "size": stat.st_size,
@@ -115,6 +117,15 @@ def _look(paths: Sequence[Path]) -> list[dict[str, Any]]:
             }
         )
     return looks
+
+
+def samples(path: Path) -> Iterator[bytes]:
+    """What a file holds at SAMPLES places, the first and last bytes included."""
+    with path.open("rb") as file:
+        last = max(0, os.fstat(file.fileno()).st_size - SAMPLE_BYTES)
+        for place in sorted({last * sample // (SAMPLES - 1) for sample in range(SAMPLES)}):
+            file.seek(place)
+            yield file.read(SAMPLE_BYTES)
 
 
 def _digest(path: Path) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -62,7 +63,7 @@ class Saved:
     run: dict[str, Any] = field(default_factory=dict)
     """The configuration that it was trained by."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The corpus: its name, the sha256 of its tokens, and a stream's place in it."""
+    """The corpus: its name, the sha256 of its tokens, a stream's place in it, and what it is validated on."""
     scaler: dict[str, Any] = field(default_factory=dict)
     """Of float16's gradients."""
     guard: dict[str, Any] = field(default_factory=dict)
@@ -77,13 +78,17 @@ class Saved:
     """Sizes of its files in bytes."""
 
 
+STEP = re.compile(r"step-(\d{8,})")
+
+
 def step_folder(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
 def folders(root: Path) -> list[Path]:
-    """Whole checkpoints under `root`, the newest last."""
-    return sorted(each for each in root.glob("step-*") if each.suffix != PART and (each / FACTS).is_file())
+    """Whole checkpoints under `root`, that of the most steps last; a copy by another name is the user's own."""
+    steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
+    return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
 
 
 def newest(path: Path) -> Path:
@@ -137,13 +142,21 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss."""
+    """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss.
+
+    Losses on other tokens than the newest one's do not compare with it.
+    """
     found = folders(root)
-    losses: dict[Path, float] = {}
+    saved: dict[Path, Saved] = {}
     for folder in found:
         with contextlib.suppress(CheckpointError):  # a damaged one is no reason to end a sound run
-            if (loss := read(folder).val_loss) is not None:
-                losses[folder] = loss
+            saved[folder] = read(folder)
+    judged_by = [each.data.get("validation") for each in saved.values()][-1:]
+    losses = {
+        folder: each.val_loss
+        for folder, each in saved.items()
+        if each.val_loss is not None and [each.data.get("validation")] == judged_by
+    }
     best = min(losses, key=lambda folder: losses[folder], default=None)
     for folder in found[:-keep]:
         if folder != best:

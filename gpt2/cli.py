@@ -118,7 +118,7 @@ def prepare(
 
     Example: gpt2 prepare tinyshakespeare
     """
-    from gpt2.corpora import not_taken
+    from gpt2.corpora import not_taken, stem_of
     from gpt2.data import DataError
     from gpt2.display import preparing
     from gpt2.feed import prepared_folder
@@ -127,7 +127,7 @@ def prepare(
 
     if other := not_taken(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
-    folder = out or prepared_folder(corpus if not Path(corpus).exists() else Path(corpus).resolve().name.split(".")[0])
+    folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
     try:
         preparing(
             prepare(

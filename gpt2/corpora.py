@@ -13,7 +13,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gpt2 import data
-from gpt2.cache import DataError, sha256_of
-from gpt2.files import files_below
+from gpt2.cache import DataError, changed, sha256_of
+from gpt2.files import files_below, listed
 from gpt2.hub import KNOWN, hub_files, import_datasets
 from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.splits import files_of_split, split_of
+from gpt2.text import end_of_text_written
 
 TEXTS = tuple(data.KNOWN)
 """Known corpora that are one text each; gpt2.data finds or downloads them."""
@@ -51,8 +52,16 @@ class Documents:
     """
 
     def __init__(
-        self, name: str, split: str, files: Sequence[str], column: str | None, origin: dict[str, str | None]
+        self,
+        name: str,
+        split: str,
+        files: Sequence[str],
+        column: str | None,
+        origin: dict[str, str | None],
+        left_out: str = "",
     ) -> None:
+        """left_out: which files of its folder are of no split, in words."""
+        self.left_out = left_out
         self.name, self.split = name, split
         self.files = list(files)
         self.kind = _kind(name, self.files)
@@ -74,6 +83,28 @@ class Documents:
         except OSError as error:
             raise DataError(f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})") from None
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where a local file is no longer what `source` says it was."""
+        local = [(Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)]
+        if path := changed({path: sha256 for path, sha256 in local if sha256}):
+            raise DataError(f"{path} changed while it was read; begin anew once nothing writes to it")
+
+    @property
+    def warnings(self) -> list[str]:
+        """What is odd about it."""
+        found = [data.not_the_known(self.name)] if is_other(self.source) else []
+        if self.kind == "text":
+            found += filter(None, (end_of_text_written(Path(file)) for file in self.files))
+        return found
+
+    @property
+    def taken(self) -> str:
+        """Which files these are, and what of them: in words, for the user to see."""
+        names = [Path(file).name if _is_local(file) else file for file in self.files]
+        shown = listed(names) if len(names) > 1 else names[0]
+        column = f", column {self.text_column!r}" if self.kind != "text" else ""
+        return f"{shown}{column}{f'; left out: {self.left_out}' if self.left_out else ''}"
 
     @property
     def bytes_of_text(self) -> int | None:
@@ -158,9 +189,11 @@ def open_documents(
     if re.match(r"https?://|hf://", name):
         return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
     if (path := Path(os.path.expanduser(name))).exists():
-        files = [path] if path.is_file() else _files_in(path, split)
-        stem = path.name.split(".")[0] if path.is_file() else path.resolve().name
-        return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem})
+        files, left_out = ([path], "") if path.is_file() else _files_in(path, split)
+        stem = stem_of(path)
+        if stem == data.GENERATED:
+            raise DataError(f"{path}: a corpus called {data.GENERATED} is taken for the generated one; rename it")
+        return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem}, left_out)
     if HUB.fullmatch(name) and not _has_kind(name):
         repository, _, config = name.partition(":")
         own_name = repository.split("/")[1]
@@ -169,12 +202,25 @@ def open_documents(
     raise _unknown(name)
 
 
+def is_other(source: Mapping[str, Any]) -> bool:
+    """Whether a Documents.source is of a known text's name, and not that text."""
+    known = data.KNOWN.get(source["corpus"]) if "corpus" in source else None
+    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]  # older versions kept sizes
+    return known is not None and told not in ([], [known.text_sha256])
+
+
+def stem_of(path: Path) -> str:
+    """What a corpus of a file or folder is called: its name up to the first dot within it."""
+    path = path if path.name.strip(".") else path.resolve()
+    return _printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.name)
+
+
 def not_taken(name: str) -> Path | None:
     """A file or folder of texts in the working directory that a known corpus' name does not mean; None where none."""
     path = Path(name)
     if name not in (*KNOWN, *TEXTS) or not path.exists() or (path / "index.json").exists():
         return None
-    return path if path.is_file() or _of_known_kind(path) else None
+    return path if path.is_file() or any(_has_kind(file.name) for file in files_below(path)) else None
 
 
 def has_validation(name: str) -> bool:
@@ -182,19 +228,23 @@ def has_validation(name: str) -> bool:
     if name in KNOWN:
         return KNOWN[name].validation is not None
     path = Path(os.path.expanduser(name))
-    return path.is_dir() and any(split_of(file.relative_to(path)) == "val" for file in _of_known_kind(path))
+    return path.is_dir() and any(
+        split_of(file.relative_to(path)) == "val" for file in files_below(path) if _has_kind(file.name)
+    )
 
 
-def _files_in(folder: Path, split: str) -> list[Path]:
-    files = _of_known_kind(folder)
+def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
+    """The files of a split, and in words which of the folder's are of none."""
+    found = files_below(folder)
+    files = [file for file in found if _has_kind(file.name)]
     if not files:
         raise DataError(f"corpus {str(folder)!r}: the folder holds no file of {', '.join(FILE_KINDS)}")
     chosen = files_of_split(str(folder), folder, files, "train" if split == "train" else "val")
-    return sorted([*chosen.taken, *chosen.left_out])  # a title may well say train: other texts are trained on, too
-
-
-def _of_known_kind(folder: Path) -> list[Path]:
-    return [file for file in files_below(folder) if _has_kind(file.name)]
+    others = [file.name for file in found if not _has_kind(file.name)]
+    tests = [file.name for file in files if split_of(file.relative_to(folder)) == "test"]
+    left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [f"{listed(tests)} (for tests)"] * bool(tests)
+    # A title may well say train: other texts are trained on, too.
+    return sorted([*chosen.taken, *chosen.left_out]), " and ".join(left_out)
 
 
 def _has_kind(name: str) -> bool:
@@ -219,7 +269,12 @@ def _is_local(file: str) -> bool:
 
 def _shown(file: str) -> str:
     """A local file by its name: a folder may move between two sessions."""
-    return Path(file).name if _is_local(file) else file
+    return _printable(Path(file).name) if _is_local(file) else file
+
+
+def _printable(name: str) -> str:
+    """A name of the file system, its bytes that are no UTF-8 as escapes: others could not be written down."""
+    return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def _unknown(name: str) -> DataError:

@@ -26,6 +26,8 @@ from gpt2.text import end_of_text_written, tokenise
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
 
 
+GENERATED = "synthetic"
+"""The corpus that needs no files."""
 DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
 """Files whose texts gpt2.corpora reads; none is a text itself."""
 SPLITS = {"val": "validation", "test": "tests"}
@@ -72,20 +74,26 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     by content; .bin shards of nanoGPT and llm.c are read as they are; a folder stands for its training shards (see
     gpt2.splits). Raises DataError where nothing is found, or the tokens do not fit the vocabulary.
     """
-    if name == "synthetic":
+    if name == GENERATED:
         if path is not None:
             raise DataError(f"the synthetic corpus is generated; it cannot be read from {path}")
         return Synthetic(vocab_size, seed)
     source = path if path is not None else find(name)
-    if not source.exists():
-        raise DataError(f"corpus {name!r}: {source} does not exist")
+    if not (source.is_file() or source.is_dir()):
+        what = "is no file and no folder" if source.exists() else "does not exist"
+        raise DataError(f"corpus {name!r}: {source} {what}")
     try:
         corpus = _open(name, source, vocab_size)
     except OSError as error:
         raise DataError(f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})") from None
-    if name in KNOWN and corpus.sha256 != KNOWN[name].tokens_sha256:
-        corpus.warnings += (f"the tokens given as {name} are not those of the known {name}; compare losses with care",)
+    if name in KNOWN and source.is_file() and corpus.sha256 != KNOWN[name].tokens_sha256:
+        corpus.warnings += (not_the_known(name),)
     return corpus
+
+
+def not_the_known(name: str) -> str:
+    """A warning."""
+    return f"what is given as {name} is not the known {name}; compare losses with care"
 
 
 def find(name: str) -> Path:

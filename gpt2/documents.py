@@ -113,7 +113,7 @@ def _bounds(corpus: Shards) -> np.ndarray:
     """Where each document begins, and the end of the last: int64, mapped from a file that is made once."""
     assert corpus.tokens
     remembered = cache_dir() / "documents" / f"{corpus.sha256}.npy"
-    if not remembered.exists():
+    if (bounds := _kept(remembered)) is None:
         found = [np.zeros(1, dtype=np.int64)]
         for start in range(0, corpus.tokens, SCANNED):
             part = corpus.read(start, min(SCANNED, corpus.tokens - start))
@@ -122,7 +122,17 @@ def _bounds(corpus: Shards) -> np.ndarray:
         found.append(np.array([corpus.tokens]))
         with replacing(remembered) as file:
             np.save(file, np.concatenate(found))
-    return np.load(remembered, mmap_mode="r").view(np.ndarray)  # a plain one is several times quicker to index
+        bounds = _kept(remembered)
+    assert bounds is not None
+    return bounds
+
+
+def _kept(path: Path) -> np.ndarray | None:
+    """What is remembered, mapped; None where nothing is, or not the whole file."""
+    try:
+        return np.load(path, mmap_mode="r").view(np.ndarray)  # a plain one is several times quicker to index
+    except (FileNotFoundError, ValueError, EOFError):
+        return None
 
 
 class FirstTokens:

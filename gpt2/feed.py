@@ -8,22 +8,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpt2.cache import DataError, cache_dir
-from gpt2.data import Batches, Corpus, open_corpus
+from gpt2.data import GENERATED, Batches, Corpus, not_the_known, open_corpus
+from gpt2.data import KNOWN as KNOWN_TEXTS
 from gpt2.documents import FirstTokens, in_new_order, open_validation
+from gpt2.files import listed
 from gpt2.index import read_index
 from gpt2.run import Run
 from gpt2.shards import Shards
 
 if TYPE_CHECKING:
     from gpt2.stream import StreamedBatches
-
-GENERATED = "synthetic"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +77,8 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
 
 
 def _shards(run: Run, source: Source) -> Data:
+    from gpt2.corpora import is_other
+
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
     folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
@@ -103,11 +106,22 @@ def _shards(run: Run, source: Source) -> Data:
                 "--val-corpus, or train without: --set evaluation.val_every=0"
             )
     parts = [_taken("trained on", corpus), _taken("validated on", validation)] if folder and folder.is_dir() else []
+    notes = ["; ".join(part for part in parts if part), *batches.warnings]
+    if index and is_other(index.corpus):
+        notes.append(not_the_known(name))
+    if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
+        trained = {sha256: path.name for path, sha256 in corpus.files.items()}
+        notes += [
+            f"{path.name} holds the very bytes of {trained[sha256]}, which is trained on: its loss tells nothing of "
+            "text that was never seen"
+            for path, sha256 in validation.files.items()
+            if sha256 in trained
+        ]
     return Data(
         batches=batches,
         validation=validation,
         facts={"name": name, "sha256": corpus.sha256},
-        notes=("; ".join(part for part in parts if part), *batches.warnings),
+        notes=tuple(notes),
     )
 
 
@@ -115,9 +129,7 @@ def _taken(what: str, corpus: Corpus | None) -> str:
     """Which files these are, for a line at the start; empty where they are no shards of a folder."""
     if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
         return ""
-    names = [path.name for path in corpus.files]
-    shown = ", ".join(names) if len(names) <= 3 else f"{names[0]} to {names[-1]} ({len(names)} files)"
-    return f"{what}: {corpus.tokens:,} tokens of {shown}"
+    return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
 
 
 def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
@@ -153,6 +165,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
         streamed=streamed,
+        notes=(f"trained on: {documents.taken}", *documents.warnings),
     )
 
 
@@ -161,6 +174,8 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
     if name == GENERATED:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
+    if folder is None and Path(name).exists():
+        raise DataError(f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size=vocab_size)
@@ -187,12 +202,19 @@ def _first_documents(run: Run, name: str) -> Shards | FirstTokens:
 
 
 def _named(name: str) -> Path | None:
-    """A folder of shards by its path, or else by its corpus' name."""
-    return Path(name) if Path(name).is_dir() and any(Path(name).glob("*.bin")) else _prepared(name)
+    """A folder of shards by its path, or else by its corpus' name; of texts that are here by that name, None."""
+    from gpt2.hub import KNOWN
+
+    path = Path(os.path.expanduser(name))
+    if path.is_dir() and any(path.glob("*.bin")):
+        return path
+    return None if path.exists() and name not in (*KNOWN, *KNOWN_TEXTS) else _prepared(name)
 
 
 def _prepared(name: str) -> Path | None:
-    """The folder of shards that goes by a corpus' name."""
+    """The folder of shards that goes by a corpus' name, which is no path."""
+    if Path(name).name != name:
+        return None
     given = os.environ.get("GPT2_DATA_DIR")
     for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):
         if folder.is_dir() and any(folder.glob("*.bin")):

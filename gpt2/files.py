@@ -7,10 +7,13 @@ from __future__ import annotations
 
 import codecs
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from gpt2.cache import DataError
 
+POINTER = b"version https://git-lfs"
+"""Begins a text that stands for another file."""
 KINDS = {
     b"\x93NUMPY": "a .npy file of numpy",
     b"PK\x03\x04": "a .zip, .npz or torch file",
@@ -20,7 +23,7 @@ KINDS = {
     b"PAR1": "a Parquet file",
     b"\x80\x04\x95": "a pickle",
     b"MMIDIDX": "an index of Megatron",
-    b"version https://git-lfs": "a pointer of git LFS in place of the file itself (git lfs pull)",
+    POINTER: "a pointer of git LFS in place of the file itself (git lfs pull)",
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
@@ -30,6 +33,13 @@ KINDS = {
 def kind_of(head: bytes) -> str | None:
     """What a file is that begins so; None where that may be text or tokens."""
     return next((kind for begins, kind in KINDS.items() if head.startswith(begins)), None)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names in words: all of a few, of many the first, the last and how many there are."""
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]} ({len(names)} files)"
 
 
 def hidden(name: str) -> bool:
@@ -52,6 +62,14 @@ def files_below(folder: Path) -> list[Path]:
         folders[:] = [name for name in sorted(folders) if not hidden(name) and _first(Path(at, name), seen)]
         found += [Path(at, name) for name in files if not hidden(name)]
     return [path for path in sorted(found) if is_file(path) and _first(path, seen)]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """As files_below(), of the folder alone."""
+    seen: set[Path] = set()
+    found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
+    own = {path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)}  # a file before a link to it
+    return [path for path in found if path in own]
 
 
 def _first(path: Path, seen: set[Path]) -> bool:

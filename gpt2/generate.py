@@ -26,6 +26,9 @@ from gpt2.tokenizer_files import END_OF_TEXT
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
 """Of attention: any, for the one that training is bound to may not take a single query."""
 
+COLDEST = 1e-30
+"""The least temperature that float32 can divide by; already far below it only the likeliest token is left."""
+
 
 def generate(
     model: GPT2,
@@ -92,7 +95,7 @@ def probabilities(logits: Tensor, *, temperature: float, top_k: int | None, top_
     of these; then the fewest of the likeliest that together have a probability of at least top_p, one at the least.
     Returns (B, V), rows that add up to 1.
     """
-    logits = (logits - logits.amax(dim=-1, keepdim=True)) / temperature  # however small that is, nothing overflows
+    logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, COLDEST)
     if top_k is not None and top_k < logits.size(-1):
         least = logits.topk(top_k).values[:, -1:]
         logits = logits.masked_fill(logits < least, float("-inf"))

@@ -121,7 +121,10 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
     index = read_index(folder)
     if index is None or not index.finished:
         raise DataError(f"{folder} holds no finished preparation")
-    target.mkdir(parents=True, exist_ok=True)
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write into {target} ({error.strerror})") from None
     written = []
     for split in ("train", "val"):
         with writing(target / f"{split}.bin") as file:

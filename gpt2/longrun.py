@@ -90,8 +90,11 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
                 stack.push(partial(_close, sink))
-        failed = False
+        failed, folder = False, place.folder.stat().st_ino
         for event in leg:
+            if rank == 0 and folder and not _is(place.folder, folder):
+                _say(f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is now", 0)
+                folder = 0
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -99,14 +102,24 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
                     sinks.remove(sink)
                     failed |= _told_of(error, sink, leg)
     if rank == 0:
-        _say(f"{leg.ended_early}; the same command with --resume goes on" if leg.ended_early else _done(run, place), 0)
+        end = f"{leg.ended_early}; the same command with --resume goes on" if leg.ended_early else _done(leg)
+        _say(end, 0)
     if failed:
         return FAILED
     return 130 if interrupted() and leg.ended_early else 0
 
 
-def _done(run: Run, place: Place) -> str:
-    return f"all {run.steps:,} steps are done: {newest(place.folder)}"
+def _is(folder: Path, inode: int) -> bool:
+    with contextlib.suppress(OSError):
+        return folder.stat().st_ino == inode
+    return False
+
+
+def _done(leg: Leg) -> str:
+    steps, wanted, kept = leg.training.number, leg.run.steps, newest(leg.place.folder)
+    if steps > wanted:
+        return f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
+    return f"all {wanted:,} steps are done: {kept}"
 
 
 def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
@@ -130,6 +143,11 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 def _take_folder(place: Place, stack: ExitStack) -> None:
     """Make the run's folder this process's own until the stack is left. Raises MetricsError."""
     folder = place.folder
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # which safetensors does not open
+        shown = os.fsencode(folder).decode(errors="backslashreplace")
+        raise MetricsError(f"the name of {shown} is no UTF-8, and no checkpoint there could be read again") from None
     fresh = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -141,7 +159,7 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     metrics = folder / "metrics.jsonl"
-    if not place.resume and metrics.exists() and metrics.stat().st_size:
+    if not place.resume and (folders(place.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
         raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
 
 
@@ -170,8 +188,7 @@ def _see_one_folder(run: Run, place: Place) -> None:
 
 def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
     step, about = leg.training.number, place.folder / "run.json"
-    known = json.loads(about.read_text(encoding="utf-8")) if step and about.exists() else {}
-    run_id = known.get("id", uuid.uuid4().hex)
+    run_id = (_id(about) if step else None) or uuid.uuid4().hex
     with replacing(about) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(place.folder, step, looked=not leg.look_first)
@@ -183,6 +200,14 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
     if wandb:
         sinks.append(WeightsAndBiases(place.folder, run.name, asdict(run), run_id))
     return sinks
+
+
+def _id(about: Path) -> str | None:
+    """By which the run's earlier legs went, as on a site; None where that is not known, and it does without."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
+        return found if isinstance(found, str) else None
+    return None
 
 
 def _heed_signals(leg: Leg) -> Callable[[], bool]:

@@ -37,6 +37,8 @@ class Looks:
         asked = self.asked
         held_out = data.validation
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
+        self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
+        """The sha256 and the number of the tokens of validation: losses of other ones do not compare."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[Any] = []
         if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != TEXT_VOCABULARY:
@@ -87,7 +89,8 @@ class Looks:
         assert self.validation
         start = time.perf_counter()
         loss = self.validation.loss(heed)
-        values = {"loss": loss, "tokens": self.validation.tokens, "corpus": self.validation.corpus.name}
+        corpus = self.validation.corpus
+        values = {"loss": loss, "tokens": self.validation.tokens, "corpus": corpus.name, "sha256": corpus.sha256}
         yield self._event("val", step, start, values)
 
     def _hellaswag(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:

@@ -167,11 +167,12 @@ def read(folder: Path) -> Iterator[Event]:
             continue
         try:
             row = json.loads(line.decode())
-            yield Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
-        except (ValueError, KeyError, AttributeError):
+            event = Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
+        except (ValueError, KeyError, AttributeError, TypeError):
             if number == len(lines):  # cut off
                 return
             raise MetricsError(f"{path}: line {number} is damaged") from None
+        yield event
 
 
 def _json(event: Event) -> str:

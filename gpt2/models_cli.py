@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpt2.terminal import fail
-from gpt2.workload import TEXT_VOCABULARY
+from gpt2.workload import MOST_SEED, TEXT_VOCABULARY
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -54,8 +54,10 @@ def evaluate(
         fail("nothing to judge by: say --val-corpus CORPUS, --hellaswag, or both")
     from gpt2 import hellaswag as task
     from gpt2.data import DataError
+    from gpt2.documents import FirstTokens
     from gpt2.evaluate import corpus_loss
     from gpt2.feed import validation_shards
+    from gpt2.files import listed
 
     try:
         config, plain, chip, casts = _open(model, device, autocast)
@@ -73,7 +75,8 @@ def evaluate(
                 batch_size=batch_size,
                 progress=_progress("sequences"),
             )
-            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}{learnt}")
+            files = f" ({listed([path.name for path in corpus.files])})" if isinstance(corpus, FirstTokens) else ""
+            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}{files}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
@@ -103,7 +106,7 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
     top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest of this share together.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="The same seed writes the same text.")] = 1337,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:

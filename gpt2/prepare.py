@@ -30,7 +30,6 @@ from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, damaged, read_index, writing
 from gpt2.lock import Locked, alone
 from gpt2.shards import HEADER_BYTES, TOKEN, shard_header
-from gpt2.text import end_of_text_written
 from gpt2.workload import TEXT_VOCABULARY
 
 SHARD_TOKENS = 100_000_000
@@ -107,8 +106,11 @@ def prepare(
         job = _begin(asked, folder)
         if job is None:
             return
-        if warn is not None and job.training.kind == "text":
-            for line in filter(None, map(end_of_text_written, map(Path, job.training.files))):
+        if warn is not None:
+            warn(f"trained on: {job.training.taken}")
+            if job.validation is not None:
+                warn(f"validated on: {job.validation.taken}")
+            for line in job.training.warnings:
                 warn(line)
         with Encoder(processes, warn) as encoder:
             yield from job.run(encoder)
@@ -150,6 +152,8 @@ class _Job:
             self._keep([entry], tokens.position())
         if not any(entry["split"] == "train" for entry in self.index.shards):
             raise DataError(f"corpus {self.index.name!r} holds no training tokens")
+        for documents in filter(None, (self.training, self.validation)):
+            documents.check_unchanged()
         self.index.finished, self.index.position = True, None
         self.index.write(self.folder)
 
@@ -229,7 +233,7 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     local = Path(os.path.expanduser(asked.corpus)).exists()  # which may have changed since; the hub's commit is kept
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; delete {folder}, and prepare anew")
+        raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder")
     if index is not None and index.finished and not local:
         return None
     revision = index.corpus.get("revision") if index is not None else asked.revision

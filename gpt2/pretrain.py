@@ -9,6 +9,7 @@ and written down is up to who pulls (gpt2.cli).
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ class Leg(Iterator[Event]):
         saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
-        self.data: Data = open_data(run, place.source, saved.data if saved else None)
+        self.data = _open_data(run, place.source, saved.data if saved else None)
         step = saved.step if saved else 0
         batches = micro_batches(self.data.batches, run.toggles, rank=parallel.rank(), first_step=step)
         self.waiting = Waiting(device.feed(batches))
@@ -233,7 +234,7 @@ class Leg(Iterator[Event]):
             tokens=training.number * self.run.tokens_per_step,
             elapsed_seconds=self._elapsed(),
             run=asdict(self.run),
-            data={**self.data.facts, "stream": self.data.place(training.number)},
+            data={**self.data.facts, "stream": self.data.place(training.number), "validation": self.looks.judged_by},
             scaler=training.scaler.state_dict(),
             guard=self.guard.remembered(),
             looked=looked,
@@ -269,6 +270,21 @@ class Leg(Iterator[Event]):
 
     def _event(self, kind: Any, **values: Any) -> Event:
         return Event(kind=kind, step=self.training.number, values=values)
+
+
+def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
+    """As gpt2.feed.open_data(). Of several ranks one of each machine reads the files, and the others what it found."""
+    if run.toggles.processes == 1:
+        return open_data(run, source, saved)
+    data, wrong = None, None
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        try:
+            data = open_data(run, source, saved)
+        except DataError as error:
+            wrong = str(error)
+    if found := [each for each in parallel.gather(wrong, run.toggles.processes) if each]:
+        raise DataError(found[0])
+    return data or open_data(run, source, saved)
 
 
 def _read(folder: Path) -> Saved:

@@ -77,6 +77,10 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
         parquet = pyarrow.parquet.ParquetFile(opened)
         if column not in parquet.schema_arrow.names:
             raise DataError(f"{file}: no column {column!r}, but {', '.join(parquet.schema_arrow.names)}")
+        if parquet.schema_arrow.names.count(column) > 1:
+            raise DataError(f"{file}: two columns are called {column!r}; rename one")
+        if not _is_text(kind := parquet.schema_arrow.field(column).type):
+            raise DataError(f"{file}: column {column!r} is no text but {kind}")
         before = 0
         for group in range(parquet.num_row_groups):
             rows = parquet.metadata.row_group(group).num_rows
@@ -180,9 +184,15 @@ def _parquet_columns(file: str) -> tuple[list[str], list[str], list[str]]:
             schema = pyarrow.parquet.read_schema(opened)
     except Exception as error:
         raise explain(file, error) from None
-    kinds = pyarrow.types
-    texts = [field.name for field in schema if kinds.is_string(field.type) or kinds.is_large_string(field.type)]
-    return schema.names, texts, []
+    return schema.names, [field.name for field in schema if _is_text(field.type)], []
+
+
+def _is_text(kind: Any) -> bool:
+    """Whether a column of Arrow's type is of strings, written one by one or as numbers into a dictionary of them."""
+    from pyarrow import types
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
 
 
 def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[str], list[str]]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from gpt2.cache import DataError, remembered
+from gpt2.cache import DataError, remembered, sha256_of
 from gpt2.files import kind_of
+from gpt2.workload import TEXT_VOCABULARY
 
 TOKEN = np.dtype("<u2")
 HEADER_INTS = 256  # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
@@ -20,6 +21,9 @@ VERSION = 1
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
 """Tokens looked through at once."""
+UNWRITTEN = 64
+"""Zeros at a stretch, from a place that is a multiple of it, that mark what was never written: no two of token 0, an
+exclamation mark, follow each other in a text, for two have a token of their own."""
 FEWEST_TO_TELL = 8
 """Tokens from which zeros at every other place are no accident."""
 FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
@@ -42,16 +46,19 @@ class Shards:
         """sha256 of each file, header included; empty where the tokens are in memory."""
         self.warnings: tuple[str, ...] = ()
         self._arrays = arrays
+        self._looks: list[tuple[Path, tuple[int, ...]]] = []
         self._vocab_size = vocab_size
         self._ends = np.cumsum([len(array) for array in arrays])
         self.tokens: int | None = int(self._ends[-1])
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """See Corpus.read; the range may cross shards. Raises DataError where ids have come beyond the vocabulary."""
+        """See Corpus.read; the range may cross shards. Raises DataError where a file has changed."""
         parts = []
         shard = int(np.searchsorted(self._ends, start, side="right"))
         start -= int(self._ends[shard - 1]) if shard else 0
         while count:
+            if self._looks:
+                self._check(shard)
             part = self._arrays[shard][start : start + count]
             parts.append(part)
             count, start, shard = count - len(part), 0, shard + 1
@@ -63,6 +70,23 @@ class Shards:
             )
         return found
 
+    def map(self, files: dict[Path, str]) -> None:
+        """Say which files, of which sha256, the arrays are of; from now on they are seen to stay as they are."""
+        self.files = files
+        self._looks = [(path, _look(path)) for path in files]
+
+    def _check(self, shard: int) -> None:
+        """Raises DataError where something has written into a file; one put in its place leaves the tokens mapped."""
+        path, before = self._looks[shard]
+        try:
+            now = _look(path)
+        except OSError:
+            return
+        if now != before and now[0] == before[0]:
+            if sha256_of(path) != self.files[path]:
+                raise DataError(f"corpus {self.name!r}: {path} changed since it was opened; put back what it was")
+            self._looks[shard] = path, now
+
 
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """The files, in this order, as one corpus.
@@ -72,8 +96,13 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
-    found = remembered(paths, "tokens", lambda: _read_all(paths))
-    for path, largest in zip(paths, found["largest"], strict=True):
+    found = remembered(paths, "tokens 2", lambda: _read_all(paths))
+    for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
+        if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
+            raise DataError(
+                f"corpus {name!r}: {path.name} has nothing but zeros from token {unwritten:,} on, {UNWRITTEN} or "
+                "more, as a file has that was not written to its end, or padding; write it anew, without"
+            )
         if largest >= vocab_size:
             raise DataError(
                 f"corpus {name!r}: token id {largest} of {path.name} is beyond the model's vocabulary of "
@@ -81,8 +110,21 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
                 "synthetic corpus), and see that they are little-endian uint16"
             )
     corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
-    corpus.files = dict(zip(paths, found["files"], strict=True))
+    corpus.map(dict(zip(paths, found["files"], strict=True)))
     return corpus
+
+
+def _look(path: Path) -> tuple[int, ...]:
+    """Which file a path is, and by what a change of its content shows."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a shard of ours is as long as its header says."""
+    with path.open("rb") as file:
+        head = np.frombuffer(file.read(HEADER_BYTES)[:12], dtype="<i4")
+    return head.tolist() == [MAGIC, VERSION, (path.stat().st_size - HEADER_BYTES) // TOKEN.itemsize]
 
 
 def _map_shard(path: Path) -> np.memmap:
@@ -115,25 +157,32 @@ def _map_shard(path: Path) -> np.memmap:
 
 
 def _read_all(paths: list[Path]) -> dict[str, Any]:
-    """sha256 of all tokens, sha256 of each file, and the largest id of each; refuses other widths than uint16."""
-    whole, files, largest = hashlib.sha256(), [], []
+    """sha256 of all tokens; of each file its sha256, largest id and first UNWRITTEN place; refuses other widths."""
+    whole = hashlib.sha256()
+    files: list[str] = []
+    largest: list[int] = []
+    unwritten: list[int | None] = []
     for path in paths:
         array = _map_shard(path)
         has_header = array.offset > 0
         digest = hashlib.sha256(_first_bytes(path) if has_header else b"")
-        most = 0
+        most, empty = 0, None
         zeros = [True, True]  # at all even, at all odd places
         for start in range(0, len(array), SCANNED):
             part = np.ascontiguousarray(array[start : start + SCANNED])
             whole.update(part.data)
             digest.update(part.data)
             most = max(most, int(part.max()))
+            whole_stretches = part[: len(part) // UNWRITTEN * UNWRITTEN].reshape(-1, UNWRITTEN)
+            if empty is None and not (filled := whole_stretches.any(axis=1)).all():
+                empty = start + int(np.argmin(filled)) * UNWRITTEN
             zeros = [zero and not part[place::2].any() for place, zero in enumerate(zeros)]
         if not has_header and len(array) >= FEWEST_TO_TELL:
             _refuse_other_width(path, array, zeros)
         files.append(digest.hexdigest())
         largest.append(most)
-    return {"sha256": whole.hexdigest(), "files": files, "largest": largest}
+        unwritten.append(empty)
+    return {"sha256": whole.hexdigest(), "files": files, "largest": largest, "unwritten": unwritten}
 
 
 def _first_bytes(path: Path) -> bytes:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from gpt2.cache import DataError
-from gpt2.files import hidden, is_file
+from gpt2.files import files_in
 from gpt2.index import read_index
 from gpt2.shards import Shards, open_shards
 
@@ -62,10 +62,13 @@ def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) 
     if not named:
         held = f"only files for validation or tests, as {files[0].name}" if files else "nothing"
         if split == "val":
-            raise DataError(f"corpus {name!r}: {folder} holds no file with val or validation in its name")
+            raise DataError(
+                f"corpus {name!r}: {folder} holds no file for validation, which has val, valid, validation, dev, eval "
+                "or holdout in its name"
+            )
         raise DataError(
             f"corpus {name!r}: {folder} holds {held}, by their names; none is left to train on. To train on one all "
-            "the same, give the file itself"
+            "the same, rename it, or give the file itself"
         )
     return Split(named, unnamed if split == "train" else [])
 
@@ -81,14 +84,15 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
             raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
         listed = {folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split}
         if missing := [path for path in listed if not path.is_file()]:
-            raise DataError(f"{missing[0]} is missing; delete {folder}, and prepare anew")
+            raise DataError(f"{missing[0]} is missing; put it back, or prepare anew into another folder")
+        if not listed:
+            raise DataError(f"{folder / 'index.json'} lists no {split} shard; prepare anew into another folder")
         corpus = open_shards(name, list(listed), vocab_size)
         for path, sha256 in corpus.files.items():
             if sha256 != listed[path]:
-                raise DataError(f"{path} is not what gpt2 prepare wrote; delete {folder}, and prepare anew")
+                raise DataError(f"{path} is not what gpt2 prepare wrote; prepare anew into another folder")
         return corpus
-    named = sorted(path for path in folder.iterdir() if path.suffix.lower() == ".bin" and not hidden(path.name))
-    shards = [path for path in named if is_file(path)]
+    shards = [path for path in files_in(folder) if path.suffix.lower() == ".bin"]
     if not shards:
         raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
     taken, left_out = files_of_split(name, folder, shards, split)

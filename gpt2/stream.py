@@ -202,6 +202,7 @@ class StreamedBatches:
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
                     yield _Block(_Place(epoch, number, position), np.concatenate([tokens[i] for i in order]))
                     number, position = number + 1, following
+                self._documents.check_unchanged()
                 if not begun:
                     raise DataError(f"corpus {self._documents.name!r} has no document that is not held out")
                 epoch, number, position = epoch + 1, 0, None
@@ -238,6 +239,11 @@ def _same(block: _Block) -> _Block:
 
 
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
+    if any(isinstance(size, int) for _, size in state.get("source", {}).get("files", [])):
+        raise DataError(
+            f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files and no "
+            "checksums; go on with that version, or begin a new run from its weights with --init-from"
+        )
     for key, value in identity.items():
         if state.get(key) != value:
             had, now = ("other files", "these") if key == "source" else (state.get(key), value)

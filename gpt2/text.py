@@ -20,14 +20,18 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.cache import DataError, cache_dir, remembered, replacing
-from gpt2.files import kind_of
-from gpt2.shards import HEADER_BYTES, TOKEN, shard_header
+from gpt2.cache import DataError, cache_dir, remembered, replacing, samples
+from gpt2.files import POINTER, kind_of
+from gpt2.shards import HEADER_BYTES, TOKEN, is_whole, shard_header
 
 if TYPE_CHECKING:
     import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
+FEWEST, NUL_SHARE = 16, 0.25
+"""Bytes from which a share of NULs among them tells that they are no text; here and there one is ordinary text."""
+TOKENISED = 2
+"""Version of the ways in which a text is cut: cached tokens of another one are not taken."""
 LONGEST = 1 << 18
 """Characters encoded at once. tiktoken panics at a million blanks before a word; at 600,000 it does not yet."""
 BLANK, VISIBLE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
@@ -51,11 +55,9 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     mark at its beginning is no text. Special tokens in the text are encoded as ordinary text. Raises DataError where
     the text is not UTF-8 or blank, or the vocabulary cannot be had.
     """
-    with path.open("rb") as file:
-        file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    target = cache_dir() / "tokens" / f"{digest}-gpt2.bin"
-    if target.exists():
+    digest = _digest(path)
+    target = cache_dir() / "tokens" / f"{digest}-gpt2-{TOKENISED}.bin"
+    if target.exists() and is_whole(target):
         return target
     with replacing(target) as file:
         file.write(bytes(HEADER_BYTES))
@@ -67,9 +69,18 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
             count += len(ids)
         if blank:
             raise DataError(f"{path} holds no text")
+        if _digest(path) != digest:
+            raise DataError(f"{path} changed while it was read; run again once nothing writes to it")
         file.seek(0)
         file.write(shard_header(count))
     return target
+
+
+def _digest(path: Path) -> str:
+    """sha256 of a text, without its byte order mark."""
+    with path.open("rb") as file:
+        file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def end_of_text_written(path: Path) -> str | None:
@@ -137,9 +148,16 @@ def _parts(text: str) -> Iterator[str]:
 def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     """A text file in parts of about so many characters, whose tokens one by one are those of the whole.
 
-    At most two parts and LONGEST characters are held. Raises DataError.
+    At most two parts and LONGEST characters are held. Raises DataError where the file is no UTF-8 text.
     """
     held = ""
+    with path.open("rb") as file:
+        head = file.read(64)
+    if head.startswith(POINTER):
+        raise DataError(f"{path} is {kind_of(head)}")
+    if any(len(part) >= FEWEST and part.count(0) > NUL_SHARE * len(part) for part in samples(path)):
+        what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written to its end"
+        raise DataError(f"{path} is not UTF-8 text (much of it is NUL characters){of_other_kind(head) or what}")
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             while len(chunk := file.read(piece_chars)) == piece_chars:
@@ -152,10 +170,8 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
             held += chunk
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
-            other = of_other_kind(file.read(64))
-            file.seek(0)
             place = _first_undecodable(file)
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){other}") from None
+        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}") from None
     if held:
         yield held
 

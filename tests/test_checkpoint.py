@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -257,3 +258,33 @@ def test_steps_passed_over_are_no_updates(tmp_path: Path) -> None:
     training.accept = None
     next(training)
     assert (training.number, state.updates(training)) == (2, 1)
+
+
+def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step in (10, 20, 30):
+        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+    copies = [tmp_path / "step-best", tmp_path / "step-00000030-backup", tmp_path / "step-00000010 (copy)"]
+    for copy in copies:
+        shutil.copytree(tmp_path / "step-00000010", copy)
+    prune(tmp_path, keep=1)
+    assert [each.name for each in folders(tmp_path)] == ["step-00000030"]
+    assert all(copy.is_dir() for copy in copies)
+
+
+def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step in (99_999_999, 100_000_000):
+        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+    assert [read(each).step for each in folders(tmp_path)] == [99_999_999, 100_000_000]
+
+
+def test_losses_on_other_validation_tokens_do_not_make_a_checkpoint_the_best(tmp_path: Path) -> None:
+    training = trained(FUSED, steps=1)
+    for step, loss, judged_by in ((10, 1.0, "easy"), (20, 2.0, "own"), (30, 2.5, "own"), (40, 2.6, "own")):
+        data = {"validation": [judged_by, 256]}
+        state.save(
+            step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=loss, data=data)
+        )
+    prune(tmp_path, keep=1)
+    assert [read(each).step for each in folders(tmp_path)] == [20, 40]

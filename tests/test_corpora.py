@@ -13,6 +13,7 @@ import threading
 import time
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -680,3 +681,35 @@ def test_another_column_is_not_taken_where_parquet_s_text_is_of_another_type(tmp
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
     with pytest.raises(DataError, match=r"column 'text' of .* is no text"):
         open_documents(str(tmp_path / "a.parquet"))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pyarrow.string(),
+        pyarrow.large_string(),
+        pyarrow.string_view(),
+        pyarrow.dictionary(pyarrow.int32(), pyarrow.string()),
+    ],
+    ids=str,
+)
+def test_a_column_of_strings_is_text_however_it_is_stored(kind: pyarrow.DataType, tmp_path: Path) -> None:
+    texts = pyarrow.array(["to be", "or not", "to be"])
+    column = texts.dictionary_encode() if pyarrow.types.is_dictionary(kind) else texts.cast(kind)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "a.parquet")
+    assert [piece.text for piece in open_documents(str(tmp_path / "a.parquet"))] == texts.to_pylist()
+
+
+@pytest.mark.parametrize("values", [[1, 2], [b"to", b"be"], [["to"], ["be"]]], ids=["numbers", "bytes", "lists"])
+def test_a_later_file_whose_column_is_no_text_is_named(values: list[Any], tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["to", "be"]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "b.parquet")
+    with pytest.raises(DataError, match=r"b\.parquet: column 'text' is no text but"):
+        list(open_documents(str(tmp_path)))
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet: two columns are called 'text'"):
+        list(open_documents(str(tmp_path / "a.parquet")))

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpt2 import cache, shards
 from gpt2.data import Batches, Corpus, DataError, open_corpus
+from gpt2.documents import in_new_order
 from gpt2.shards import Shards, shard_header
 from gpt2.text import tokenise
 from gpt2.toggles import Toggles
@@ -70,7 +71,7 @@ def test_a_special_token_in_the_text_is_ordinary_text(tmp_path: Path, vocabulary
 def test_other_text_under_a_known_name_is_said(tmp_path: Path) -> None:
     shard = nanogpt_shard(tmp_path / "a.bin", numbers(2000))
     (warning,) = open_corpus("tinyshakespeare", vocab_size=V, path=shard).warnings
-    assert "not those of the known tinyshakespeare" in warning
+    assert "is not the known tinyshakespeare" in warning
 
 
 def test_text_that_is_not_utf8_is_refused(tmp_path: Path, vocabulary: None) -> None:
@@ -212,12 +213,37 @@ def test_a_swapped_shard_beyond_the_vocabulary_is_refused(tmp_path: Path, monkey
         open_corpus("mine", vocab_size=V, path=path)
 
 
-def test_ids_beyond_the_vocabulary_that_come_while_it_is_read_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ids", [np.full(3000, 50300), numbers(3000)[::-1]], ids=["beyond the vocabulary", "others"])
+def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(tmp_path: Path, ids: np.ndarray) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
     corpus = open_corpus("mine", vocab_size=V, path=path)
-    overwritten(path, np.full(3000, 50300))
-    with pytest.raises(DataError, match="its files changed since they were opened: token id 50300"):
+    corpus.read(0, 100)
+    overwritten(path, ids)
+    with pytest.raises(DataError, match=r"train\.bin changed since it was opened; put back what it was"):
         corpus.read(0, 100)
+
+
+def test_a_shard_that_is_touched_or_replaced_or_gone_is_read_on_as_it_was(tmp_path: Path) -> None:
+    path = nanogpt_shard(tmp_path / "train.bin", ids := numbers(3000))
+    corpus = open_corpus("mine", vocab_size=V, path=path)
+    path.touch()
+    assert corpus.read(0, 100).tolist() == ids[:100].tolist()
+    nanogpt_shard(tmp_path / "other.bin", ids[::-1].copy()).replace(path)
+    assert corpus.read(0, 100).tolist() == ids[:100].tolist()
+    path.unlink()
+    assert corpus.read(0, 100).tolist() == ids[:100].tolist()
+
+
+@pytest.mark.parametrize("where", ["at its end", "amid it", "behind a header"])
+def test_a_shard_that_was_not_written_throughout_is_refused(tmp_path: Path, where: str) -> None:
+    ids = numbers(3000)
+    ids[2000:2300] = 0
+    if where == "at its end":
+        ids = ids[:2300]
+    path = (llmc_shard if where == "behind a header" else nanogpt_shard)(tmp_path / "train.bin", ids)
+    with pytest.raises(DataError, match=r"nothing but zeros from token 2,048 on"):
+        open_corpus("mine", vocab_size=V, path=path)
+    assert open_corpus("mine", vocab_size=50256, path=path).tokens == len(ids)  # of characters, 0 may be a blank
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
@@ -505,3 +531,22 @@ def test_a_corpus_shorter_than_a_sequence_is_refused(tmp_path: Path) -> None:
     corpus = corpus_of(tmp_path, 16)
     with pytest.raises(DataError, match="has 16 tokens, a sequence of 16 needs 17"):
         Batches(corpus, seq_len=16, tokens_per_step=16, seed=0)
+
+
+def test_a_pipe_is_no_corpus(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "train.bin")
+    with pytest.raises(DataError, match="is no file and no folder"):
+        open_corpus("mine", vocab_size=V, path=tmp_path / "train.bin")
+
+
+@pytest.mark.parametrize("damage", [0, 136], ids=["empty", "cut off"])
+def test_where_documents_begin_is_found_anew_where_what_is_remembered_is_damaged(
+    damage: int, tmp_path: Path, own_cache: Path
+) -> None:
+    ids = numbers(3000)
+    ids[::50] = 50256
+    corpus = open_corpus("mine", vocab_size=V, path=llmc_shard(tmp_path / "train.bin", ids))
+    whole = in_new_order(corpus, 1).read(0, 3000)
+    (remembered,) = own_cache.glob("documents/*.npy")
+    os.truncate(remembered, damage)
+    assert in_new_order(corpus, 1).read(0, 3000).tolist() == whole.tolist()

@@ -141,5 +141,5 @@ def test_fewer_validation_tokens_than_asked_for_are_said() -> None:
 
 def test_a_folder_without_validation_is_refused(tmp_path: Path) -> None:
     shard(tmp_path / "mine_train_000001.bin", np.arange(1000))
-    with pytest.raises(DataError, match="holds no file with val or validation in its name"):
+    with pytest.raises(DataError, match="holds no file for validation, which has val,"):
         open_validation("mine", tmp_path, vocab_size=V)

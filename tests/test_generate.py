@@ -372,3 +372,10 @@ def test_text_ends_with_its_last_token_and_asks_for_no_more(vocabulary: None) ->
     tokens = iter([*gpt2_encoding().encode_ordinary("The end."), 50256, 15496])
     assert "".join(stream_text(tokens)) == "The end."
     assert list(tokens) == [15496]
+
+
+@pytest.mark.parametrize("temperature", [1e-300, 1e-45, 1e-31])
+def test_however_cold_it_is_the_likeliest_is_drawn(temperature: float) -> None:
+    logits = torch.tensor([[1.0, 3.0, 2.0], [-1e4, 0.0, 1e4]])
+    shares = probabilities(logits, temperature=temperature, top_k=None, top_p=None)
+    assert shares.tolist() == [[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]

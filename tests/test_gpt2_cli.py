@@ -66,6 +66,28 @@ def test_a_corpus_is_prepared_and_trained_on_with_validation_and_samples(trained
     assert corpora == {"tinyshakespeare"}
 
 
+def test_the_known_text_is_not_said_to_be_another(trained: Path) -> None:
+    assert not [
+        event for event in read(trained) if event.kind == "note" and "is not the known" in event.values["text"]
+    ]
+
+
+@pytest.mark.parametrize("way", ["--stream", "--data"])
+def test_another_text_of_a_known_name_is_said_to_be_another(
+    way: str, tmp_path: Path, shakespeare: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPT2_DATA_DIR", str(tmp_path))
+    (tmp_path / "tinyshakespeare.txt").write_text(shakespeare.read_text()[-60_000:])
+    out = tmp_path / "shards"
+    _, said = done("prepare", "tinyshakespeare", "--out", out)
+    assert "what is given as tinyshakespeare is not the known tinyshakespeare" in said
+    how = ["--stream"] if way == "--stream" else ["--data", out]
+    few = [*SMALL, *FEW, "--set", "evaluation.val_every=0", "--set", "evaluation.sample_every=0"]
+    done("train", "mini-shakespeare", "--out", tmp_path / "run", *how, *few)
+    notes = [event.values["text"] for event in read(tmp_path / "run") if event.kind == "note"]
+    assert any("is not the known tinyshakespeare" in note for note in notes)
+
+
 def test_the_wait_for_the_loader_is_under_a_hundredth_of_a_step(trained: Path) -> None:
     steps = [event.values for event in read(trained) if event.kind == "step"]
     assert median(step["wait_seconds"] / step["seconds"] for step in steps) < 0.01
@@ -128,7 +150,7 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     loss, completion, harness = out.splitlines()
     assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")
     learnt = "; trained on 2,048 tokens of tinyshakespeare"
-    assert loss.endswith(f"on 512 tokens of tinyshakespeare{learnt}")
+    assert loss.endswith(f"on 512 tokens of tinyshakespeare (tinyshakespeare_val_000000.bin){learnt}")
     assert completion.startswith("HellaSwag (completion) acc ")
     assert harness.startswith("HellaSwag (harness) acc ")
     assert completion.endswith(f"of 6 examples{learnt}")

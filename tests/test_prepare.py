@@ -21,6 +21,7 @@ import pytest
 import streams
 
 from gpt2.cache import DataError
+from gpt2.corpora import stem_of
 from gpt2.data import open_corpus
 from gpt2.documents import open_validation
 from gpt2.index import Index, damaged, read_index, to_nanogpt
@@ -144,7 +145,7 @@ def test_a_document_with_a_million_of_one_character_is_tokenised(
     texts = [*TEXTS[:20], "before" + blanks * 1_000_000 + "after", *TEXTS[20:40]]
     said: list[str] = []
     index = made(str(streams.json_lines(tmp_path / "mine.jsonl", texts)), tmp_path / "out", warn=said.append)
-    assert (index.documents, said) == (41, [])
+    assert (index.documents, said) == (41, ["trained on: mine.jsonl, column 'text'"])
 
 
 class Panic(BaseException):
@@ -184,7 +185,7 @@ def test_a_document_that_cannot_be_tokenised_is_left_out_named_and_counted(
         f"{path}, {row} {number + 1} cannot be tokenised (tiktoken: RuntimeError(StackOverflow)); it is left out"
         for number in sorted(bad)
     ]
-    assert said == [*named, f"{len(bad)} document(s) could not be tokenised and are left out"]
+    assert said[1:] == [*named, f"{len(bad)} document(s) could not be tokenised and are left out"]
 
 
 def test_without_a_way_to_warn_a_document_that_cannot_be_tokenised_is_an_error(tmp_path: Path, failing: None) -> None:
@@ -450,7 +451,7 @@ def test_what_is_finished_and_no_longer_whole_is_said_when_asked_for_again(corpu
     content = bytearray(shard.read_bytes())
     content[-2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=rf"{shard.name} is missing or damaged; delete .*, and prepare anew"):
+    with pytest.raises(DataError, match=rf"{shard.name} is missing or damaged; prepare anew into another folder"):
         made(corpus, tmp_path / "out")
 
 
@@ -549,3 +550,54 @@ def test_the_index_is_plain_json(corpus: str, tmp_path: Path) -> None:
     found = json.loads((tmp_path / "out" / "index.json").read_text())
     assert found["corpus"]["files"][0][0] == "train-00000.parquet"
     assert found["settings"]["shard_tokens"] == 5000
+
+
+@pytest.mark.parametrize("kind", ["txt", "jsonl"])
+def test_a_corpus_that_changes_while_it_is_prepared_is_refused(kind: str, tmp_path: Path, vocabulary: None) -> None:
+    path = streams.WRITERS[kind](tmp_path / f"mine.{kind}", TEXTS)
+    told = prepare(str(path), tmp_path / "out", shard_tokens=1000, processes=1)
+    next(told)
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"word1", b"WORD2"))
+    with pytest.raises(DataError, match=rf"mine\.{kind} changed while it was read"):
+        list(told)
+    index = read_index(tmp_path / "out")
+    assert index is not None
+    assert not index.finished
+    with pytest.raises(DataError, match="is not prepared to its end"):
+        open_corpus("mine", vocab_size=50257, path=tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["synthetic.txt", "synthetic.jsonl"])
+def test_a_corpus_named_as_the_generated_one_is_refused(name: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"text": "a"}')
+    with pytest.raises(DataError, match="a corpus called synthetic is taken for the generated one; rename it"):
+        made(str(tmp_path / name), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("notes.txt", "notes"),
+        (".notes.txt", "notes"),
+        ("my.notes.v2.txt", "my"),
+        (".txt", "txt"),
+        ("my.texts", "my.texts"),
+    ],
+)
+def test_a_corpus_is_called_after_its_file_or_folder(path: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / path).mkdir() if path == "my.texts" else (tmp_path / path).touch()
+    assert stem_of(tmp_path / path) == name
+
+
+def test_a_link_gives_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "4d7a21").touch()
+    (tmp_path / "book.txt").symlink_to("4d7a21")
+    assert stem_of(tmp_path / "book.txt") == "book"
+
+
+def test_nanogpt_s_files_cannot_go_into_a_file(corpus: str, tmp_path: Path) -> None:
+    made(corpus, tmp_path / "out")
+    (tmp_path / "there").touch()
+    with pytest.raises(DataError, match=r"cannot write into .*there \(File exists\)"):
+        to_nanogpt(tmp_path / "out", tmp_path / "there")

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import os
 import random
 import signal
 import time
@@ -19,10 +20,14 @@ from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run
 from gpt2 import longrun
 from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, folders, read
+from gpt2.feed import Source, open_data
 from gpt2.guard import TrainingStopped
 from gpt2.metrics import Event, Files, Kind, TensorBoard
 from gpt2.metrics import read as read_metrics
+from gpt2.prepare import prepare
 from gpt2.pretrain import Place
+from gpt2.text import encode
+from gpt2.validation import ConfigError
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -614,3 +619,106 @@ def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path) -> None
     assert list(table["kind"]) == [line["kind"] for line in lines]
     steps = table[table["kind"] == "step"]
     assert list(steps["loss"]) == pytest.approx([line["loss"] for line in lines if line["kind"] == "step"])
+
+
+# --- folders
+
+
+@pytest.fixture
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
+
+
+@pytest.mark.parametrize("log", [None, ""], ids=["no metrics", "empty metrics"])
+def test_a_new_run_does_not_go_into_a_folder_with_checkpoints(
+    log: str | None, tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    events(tiny_run(steps=8), tmp_path)
+    if log is not None:
+        (tmp_path / "metrics.jsonl").write_text(log)
+    before = [each.name for each in folders(tmp_path / "checkpoints")]
+    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 2
+    assert "has a run already: --resume goes on with it" in capsys.readouterr().err
+    assert [each.name for each in folders(tmp_path / "checkpoints")] == before
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '\ufeff{"id": "known"}', '{"id": 7}'])
+def test_a_run_goes_on_though_what_it_says_of_itself_is_damaged(
+    content: str, tmp_path: Path, no_signals: None
+) -> None:
+    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 0
+    (tmp_path / "run.json").write_text(content, encoding="utf-8")
+    assert longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path, resume=True)) == 0
+    found = json.loads((tmp_path / "run.json").read_text())["id"]
+    assert found == "known" if "known" in content else len(found) == 32
+
+
+def test_a_run_beyond_the_steps_asked_for_says_so(
+    tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path))
+    capsys.readouterr()
+    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path, resume=True)) == 0
+    assert "nothing to do: the run is at step 4, beyond the 3 that are asked for" in capsys.readouterr().err
+
+
+def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
+    tmp_path: Path, no_signals: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    genuine = Files.write
+
+    def moving(self: Files, event: Event) -> None:
+        genuine(self, event)
+        if (event.kind, event.step) == ("step", 5):
+            (tmp_path / "here").rename(tmp_path / "there")
+
+    monkeypatch.setattr(Files, "write", moving)
+    assert longrun.carry_out(tiny_run(steps=8), Place(folder=tmp_path / "here")) == 0
+    assert capsys.readouterr().err.count("here was moved or removed") == 1
+    assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
+    assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(range(1, 9))
+
+
+def test_a_folder_whose_checkpoints_nobody_could_read_is_refused(
+    tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = Place(folder=Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9")))
+    assert longrun.carry_out(tiny_run(steps=2), place) == 2
+    assert r"r\xe9 is no UTF-8" in capsys.readouterr().err
+    assert not place.folder.exists()
+
+
+def test_validation_on_the_very_tokens_that_are_trained_on_is_told(tmp_path: Path) -> None:
+    tokens = torch.arange(2000, dtype=torch.int16).remainder(500).numpy()
+    for name in ("train.bin", "val.bin"):
+        tokens.tofile(tmp_path / name)
+    run = tiny_run(steps=1, workload={"data": "mine"})
+    notes = [
+        event.values["text"]
+        for event in events(run, tmp_path / "run", source=Source(path=tmp_path))
+        if event.kind == "note"
+    ]
+    assert any("val.bin holds the very bytes of train.bin" in note for note in notes)
+
+
+@pytest.mark.parametrize("named", ["./judge", "judge", "{here}/judge"])
+def test_texts_that_are_here_are_judged_by_and_not_a_corpus_of_their_name(
+    named: str, tmp_path: Path, own_cache: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "judge").mkdir()
+    (tmp_path / "judge" / "y.txt").write_text("To be, or not to be. " * 100)
+    (tmp_path / "elsewhere.txt").write_text("noise " * 2000)
+    list(prepare(str(tmp_path / "elsewhere.txt"), own_cache / "corpora" / "judge", processes=1))
+    monkeypatch.chdir(tmp_path)
+    run = tiny_run(workload={"model": "mini", "data": "synthetic"}, val_corpus=named.format(here=tmp_path))
+    validation = open_data(run, Source()).validation
+    assert validation is not None
+    assert validation.read(0, 6).tolist() == [50256, *encode("To be, or not").tolist()]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", 10**23), ("seed", -1), ("lr", 1e39), ("weight_decay", 1e39), ("eps", 1e39)]
+)
+def test_numbers_that_torch_cannot_hold_are_refused(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=key):
+        tiny_run(workload={key: value})

@@ -1,5 +1,6 @@
 """Which files of a folder are trained on, and which are for validation."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ from gpt2.cache import DataError
 from gpt2.corpora import open_documents
 from gpt2.data import open_corpus
 from gpt2.documents import open_validation
+from gpt2.prepare import prepare
 from gpt2.splits import split_of
 
 V = 50257
@@ -149,3 +151,29 @@ def test_shards_of_any_case_are_taken(tmp_path: Path) -> None:
     shard(tmp_path / "TRAIN.BIN", TRAINING)
     shard(tmp_path / "VAL.BIN", VALIDATION)
     assert open_corpus("mine", vocab_size=V, path=tmp_path).tokens == 600
+
+
+def test_a_second_way_to_a_shard_is_no_second_shard(tmp_path: Path) -> None:
+    shard(tmp_path / "train.bin", TRAINING)
+    (tmp_path / "latest_train.bin").symlink_to("train.bin")
+    corpus = open_corpus("mine", vocab_size=V, path=tmp_path)
+    assert corpus.tokens == 600
+    assert [path.name for path in corpus.files] == ["train.bin"]  # type: ignore[attr-defined]
+
+
+def test_an_index_that_lists_no_shard_of_a_split_is_named(tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 200)
+    list(prepare(str(tmp_path / "a.txt"), tmp_path / "out", processes=1))
+    index = json.loads((tmp_path / "out" / "index.json").read_text())
+    index["shards"] = [entry for entry in index["shards"] if entry["split"] == "train"]
+    (tmp_path / "out" / "index.json").write_text(json.dumps(index))
+    with pytest.raises(DataError, match=r"index\.json lists no val shard"):
+        open_validation("a", tmp_path / "out", vocab_size=V)
+
+
+def test_what_of_a_folder_of_texts_is_left_out_is_told(tmp_path: Path) -> None:
+    for name in ("a.txt", "b.txt", "test.txt", "c.json", "d.jsonl.zst"):
+        (tmp_path / name).write_text("text")
+    assert open_documents(str(tmp_path)).taken == (
+        "a.txt, b.txt; left out: c.json, d.jsonl.zst (of no known kind) and test.txt (for tests)"
+    )

@@ -314,3 +314,32 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(kind: str, tmp_
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, env=own
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 16)\n", "")
+
+
+def test_a_file_that_changes_while_it_is_trained_on_is_told_at_the_end_of_the_epoch(corpus: str) -> None:
+    batches = stream(corpus)
+    read(batches, range(2))
+    for file in Path(corpus).iterdir():
+        file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(DataError, match=r"train-0000\d\.\w+ (changed while it was read|cannot be read)"):
+        read(batches, range(2, 200))
+
+
+def test_a_file_whose_name_is_no_utf_8_has_a_place_that_can_be_written_down(tmp_path: Path, vocabulary: None) -> None:
+    path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))
+    path.write_text("\n".join(TEXTS), encoding="utf-8")
+    batches = stream(str(path))
+    first = read(batches, range(2))
+    state = json.loads(json.dumps(batches.state(2), ensure_ascii=False).encode().decode())
+    again = stream(str(path), state=state)
+    assert np.array_equal(again.sequences(2, 0, SEQUENCES)[0], batches.sequences(2, 0, SEQUENCES)[0])
+    assert len(first) == 2
+
+
+def test_a_place_of_an_older_version_is_said_to_be_of_one(corpus: str) -> None:
+    batches = stream(corpus)
+    read(batches, range(1))
+    state = json.loads(json.dumps(batches.state(1)))
+    state["source"]["files"] = [[name, 1234] for name, _ in state["source"]["files"]]
+    with pytest.raises(DataError, match="the checkpoint is of an older version, which kept sizes"):
+        stream(corpus, state=state)

@@ -268,7 +268,7 @@ def test_what_is_not_utf8_is_named_by_its_byte_in_the_file(
     ("content", "what"),
     [
         ("text".encode("utf-16"), "UTF-16"),
-        (gzip.compress(b"text"), "compressed by gzip"),
+        (gzip.compress(b"text", mtime=0), "compressed by gzip"),
         (b"\x28\xb5\x2f\xfd", "zstd"),
     ],
 )
@@ -276,3 +276,56 @@ def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_p
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"is not UTF-8 text .*; the file is .*{what}"):
         tokenise(tmp_path / "a.txt")
+
+
+# --- what is no text, or another one by now
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "To be, or not to be: that is the question".encode("utf-16-le"),
+        "To be, or not to be: that is the question".encode("utf-16-be"),
+        b"To be, or not to be. " * 50_000 + bytes(500_000),
+        bytes(20_000) + b"To be, or not to be. " * 5_000,
+    ],
+    ids=["UTF-16LE", "UTF-16BE", "not written to its end", "not written from its beginning"],
+)
+def test_a_text_that_is_largely_nul_characters_is_refused(content: bytes, tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text \(much of it is NUL characters\)"):
+        tokenise(tmp_path / "a.txt")
+
+
+def test_a_pointer_of_git_lfs_is_no_text(tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(
+        DataError, match=r"a\.txt is a pointer of git LFS in place of the file itself \(git lfs pull\)"
+    ):
+        tokenise(tmp_path / "a.txt")
+
+
+def test_tokens_of_a_text_that_changed_meanwhile_are_not_kept_as_those_of_the_text_before(
+    tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = written(tmp_path, "To be, or not to be.")
+    genuine = tokenising.pieces
+
+    def changing(*arguments):
+        path.write_text("Or not to be at all.")
+        return genuine(*arguments)
+
+    monkeypatch.setattr(tokenising, "pieces", changing)
+    with pytest.raises(DataError, match=r"text\.txt changed while it was read"):
+        tokenise(path)
+    monkeypatch.setattr(tokenising, "pieces", genuine)
+    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")
+
+
+@pytest.mark.parametrize("damage", [b"", bytes(2000)], ids=["empty", "zeros"])
+def test_cached_tokens_that_were_not_written_to_their_end_are_made_anew(
+    damage: bytes, tmp_path: Path, vocabulary: None
+) -> None:
+    shard = tokenise(written(tmp_path, "To be, or not to be."))
+    shard.write_bytes(damage)
+    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")

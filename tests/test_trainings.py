@@ -210,7 +210,7 @@ def test_metrics_in_another_encoding_are_named(tmp_path: Path) -> None:
     folder = written(tmp_path / "mine", LEG, step(1))
     path = folder / "metrics.jsonl"
     path.write_bytes(path.read_text().encode("utf-16-le"))
-    with pytest.raises(RecordError, match=r"metrics\.jsonl: line 1 is damaged"):
+    with pytest.raises(RecordError, match=r"metrics\.jsonl(: line 1)? is damaged"):
         load([folder])
 
 
@@ -226,3 +226,40 @@ def test_a_validation_loss_that_is_not_finite_is_shown_as_that(losses: list, low
     row = sheets([run])[0].rows[0]
     assert row[-2] == ("not finite (c)" if losses[-1] is None else f"{losses[-1]:.4f} (c)")
     assert row[-1] == lowest
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "step", "step": 1}',
+        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1.0, "seconds": 1.0, "tps": null, "wait_seconds": 0.0}',
+        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1.0, "seconds": 1.0, "tps": "5", "wait_seconds": 0.0}',
+        '{"kind": "leg", "step": 0, "devices": 8}',
+        '{"kind": "val", "step": 0, "loss": "low", "corpus": "a"}',
+        "[]",
+        "7",
+    ],
+)
+def test_a_line_that_lacks_what_it_should_say_is_named(line: str, tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, step(1))
+    (run / "metrics.jsonl").write_text(f"{line}\n" + (run / "metrics.jsonl").read_text())
+    with pytest.raises(RecordError, match=r"metrics\.jsonl(: line 1)? is damaged"):
+        load([run])
+
+
+@pytest.mark.parametrize("lacking", ["name", "steps"])
+def test_a_run_that_does_not_say_what_it_is_is_named(lacking: str, tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG, step(1))
+    about = json.loads((run / "run.json").read_text())
+    del about["run"][lacking]
+    (run / "run.json").write_text(json.dumps(about))
+    with pytest.raises(RecordError, match=r"run\.json is damaged"):
+        load([run])
+
+
+def test_the_lowest_loss_is_of_those_on_the_last_one_s_tokens(tmp_path: Path) -> None:
+    text = table(
+        written(tmp_path / "mine", LEG, val(0, 1.5, "easy"), *map(step, range(1, 5)), val(2, 7.0), val(4, 7.5))
+    )
+    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
+    assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "7.0000"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean, median
@@ -70,6 +70,31 @@ SMOOTHED = 20
 """Steps that a training loss is the mean of: that of one step wanders with its batch."""
 
 
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_number_or_null(value: Any) -> bool:
+    return value is None or _is_number(value)
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
+    "step": {
+        **dict.fromkeys(("tokens", "seconds", "tps", "wait_seconds"), _is_number),
+        **dict.fromkeys(("loss", "mfu", "peak_memory_bytes", "elapsed_seconds"), _is_number_or_null),
+    },
+    "val": {"loss": _is_number_or_null, "corpus": _is_text},
+    "hellaswag": {"style": _is_text, "acc": _is_number, "acc_norm": _is_number, "examples": _is_number},
+    "sample": {"prompt": _is_text, "text": _is_text},
+    "leg": {"devices": _is_number, "chip": _is_text},
+}
+"""What an event must say to be shown."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LongRun:
     """What a run's folder says."""
@@ -127,17 +152,30 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
     found = []
     for folder in folders:
         try:
-            run = json.loads((folder / "run.json").read_text(encoding="utf-8"))["run"]
+            run = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
             events = tuple(read(folder))
+            _check(events, folder / "metrics.jsonl")
             PRESETS[run["workload"]["model"]]
+            name, _ = str(run["name"]), int(run["steps"])
         except MetricsError as error:
             raise RecordError(str(error)) from None
         except OSError as error:
             raise RecordError(f"{folder} holds no run of gpt2 train ({error.strerror}: {error.filename})") from None
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
-        found.append(LongRun(name=run["name"], folder=folder, run=run, events=events))
+        found.append(LongRun(name=name, folder=folder, run=run, events=events))
     return told_apart(found)
+
+
+def _check(events: Sequence[Event], path: Path) -> None:
+    """Raises RecordError where an event does not say what is to be shown of it."""
+    for event in events:
+        for key, is_right in NEEDED.get(event.kind, {}).items():
+            if not is_right(event.values.get(key)):
+                raise RecordError(
+                    f"{path} is damaged: {key!r} of the {event.kind!r} at step {event.step} is missing, or not what "
+                    "it should be"
+                )
 
 
 def told_apart(runs: Sequence[LongRun]) -> list[LongRun]:
@@ -182,7 +220,7 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
                 percent(waited / busy) if busy else DASH,
                 loss(fmean(run.losses[-SMOOTHED:])) if steps else DASH,
                 f"{loss(loss_of(vals[-1]))} ({vals[-1].values['corpus']})" if vals else DASH,
-                loss(min(map(loss_of, vals), key=lambda each: (math.isnan(each), each))) if vals else DASH,
+                _lowest(vals),
             ]
         )
     published = [_as_row(each) for each in PUBLISHED_RUNS if each.like(runs)]
@@ -200,6 +238,15 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
     words = frozenset({0, 1, 2, 3, 4})
     rows += published
     return Sheet(title="Long runs", head=head, rows=rows, words=words, notes=notes, beneath=len(published))
+
+
+def _lowest(vals: Sequence[Event]) -> str:
+    """The lowest loss of those on the same tokens as the last one: others do not compare."""
+    if not vals:
+        return DASH
+    judged_by = [[event.values.get(key) for key in ("corpus", "sha256", "tokens")] for event in vals]
+    alike = [loss_of(event) for event, by in zip(vals, judged_by, strict=True) if by == judged_by[-1]]
+    return loss(min(alike, key=lambda each: (math.isnan(each), each)))
 
 
 def _made_by(run: LongRun) -> str | None:
