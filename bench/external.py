@@ -26,7 +26,7 @@ from bench.log import Log
 from bench.measurement import Measurement, Rank
 from bench.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.record import AFTER, Outcome, Status
-from bench.standstill import far_longer
+from bench.standstill import uneven
 from bench.surroundings import processors, variables
 from gpt2.launch import without_own_path
 from gpt2.stages import threads
@@ -188,12 +188,8 @@ def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limi
 
 
 def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
-    found, seconds = [], arrivals.block_seconds
-    if long := far_longer(seconds):
-        found.append(
-            f"uneven: {len(long)} of {len(seconds)} blocks lasted over twice as long as the median one, up to "
-            f"{max(seconds):.1f} s: {peer.title} was stopped, waited, or did something besides training"
-        )
+    seconds = arrivals.block_seconds
+    found = uneven(seconds, f"{peer.title} was stopped, waited, or did something besides training")
     steps, claims = arrivals.block_steps, arrivals.claimed_seconds
     if steps and claims:
         ours = sum(seconds) / len(seconds) / steps

@@ -31,18 +31,24 @@ class Pulse:
     """Notices, while entered, for how long this process does not run.
 
     A thread beats every PERIOD. A gap between two beats within which the thread that entered this did not work either
-    is lost; where it did work, it only kept the other from beating, as code that holds Python's lock does.
+    is lost; where it did work, it only kept the other from beating, as code that holds Python's lock does. Code that
+    holds the lock while it waits cannot be told from a standstill: see Device.waits_with_the_lock.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.perf_counter, worked: Callable[[], float] | None = None
+    ) -> None:
+        """worked: processor time of the thread that enters this; the system's own account of it where None."""
         self._clock = clock
-        self._worked: Callable[[], float] = time.process_time
+        self._given = worked
+        self._worked: Callable[[], float] = worked or time.process_time
         self._last, self._last_worked, self._lost = 0.0, 0.0, 0.0
         self._lock, self._end = threading.Lock(), threading.Event()
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Pulse:
-        if hasattr(time, "pthread_getcpuclockid"):  # not on macOS, where the time of all threads has to do
+        # Not on macOS, where the time of all threads has to do.
+        if self._given is None and hasattr(time, "pthread_getcpuclockid"):
             own = time.pthread_getcpuclockid(threading.get_ident())
             self._worked = lambda: time.clock_gettime(own)
         self._last, self._last_worked = self._clock(), self._worked()
@@ -115,6 +121,15 @@ def far_longer(block_seconds: Sequence[float]) -> list[int]:
         for number, seconds in enumerate(block_seconds)
         if seconds > FAR_LONGER * usual and seconds - usual > LEAST_SECONDS
     ]
+
+
+def uneven(block_seconds: Sequence[float], why: str) -> list[str]:
+    """A warning where blocks last far longer than the median one. why: what may have happened then."""
+    long = far_longer(block_seconds)
+    return [
+        f"uneven: {len(long)} of {len(block_seconds)} blocks lasted over twice as long as the median one, up to "
+        f"{max(block_seconds):.1f} s: {why}"
+    ] * bool(long)
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

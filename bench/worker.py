@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -31,7 +32,7 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Proof
 from bench.record import STOOD_STILL, Kind, Outcome
 from bench.schedule import variant
-from bench.standstill import Instant, Pulse, far_longer, standstills
+from bench.standstill import Instant, Pulse, standstills, uneven
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
@@ -180,7 +181,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     if arguments.losses or arguments.kind == "parity":
         return tell(first_losses(steps, device, PARITY_LOSSES))
     limit = ladder.protocol.timeout_seconds
-    with Pulse() as pulse:
+    with nullcontext() if device.waits_with_the_lock else Pulse() as pulse:
         window = measure(
             steps,
             device,
@@ -220,12 +221,8 @@ def _unevenness(windows: list[Window]) -> list[str]:
     if lost := _most_lost([window.blocks for window in windows]):
         found.append(f"{STOOD_STILL}: in the window the process did, {lost}; measure again")
     else:
-        seconds = max((window.block_seconds for window in windows), key=sum)
-        if long := far_longer(seconds):
-            found.append(
-                f"uneven: {len(long)} of {len(seconds)} blocks lasted over twice as long as the median one, up to "
-                f"{max(seconds):.1f} s, though the process ran: it waited for data, the device, memory or the disk"
-            )
+        slowest = max((window.block_seconds for window in windows), key=sum)
+        found += uneven(slowest, "it ran meanwhile, and waited for data, the device, memory or the disk")
     return found
 
 
@@ -236,7 +233,11 @@ def _most_lost(ranks: list[list[Instant]]) -> str | None:
     if not lost[rank]:
         return None
     asleep = sum(block.asleep_seconds or 0.0 for block in ranks[rank]) > sum(lost[rank].values()) / 2
-    why = "the machine slept, and its clocks and caches were cold" if asleep else "stopped, or without a processor"
+    why = (
+        "the machine slept, and its clocks and caches were cold"
+        if asleep
+        else "stopped, without a processor, or swapped out"
+    )
     of = f" of rank {rank}" if len(ranks) > 1 else ""
     return f"for about {sum(lost[rank].values()):.1f} s in {len(lost[rank])} of {len(ranks[rank])} blocks{of}: {why}"
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -144,22 +145,18 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
 def prune(root: Path, keep: int) -> None:
     """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss.
 
-    Losses on other tokens than the newest one's do not compare with it.
+    Losses on other tokens do not compare: where a run changed its validation, the best of each stays.
     """
     found = folders(root)
-    saved: dict[Path, Saved] = {}
+    best: dict[str, tuple[float, Path]] = {}
     for folder in found:
         with contextlib.suppress(CheckpointError):  # a damaged one is no reason to end a sound run
-            saved[folder] = read(folder)
-    judged_by = [each.data.get("validation") for each in saved.values()][-1:]
-    losses = {
-        folder: each.val_loss
-        for folder, each in saved.items()
-        if each.val_loss is not None and [each.data.get("validation")] == judged_by
-    }
-    best = min(losses, key=lambda folder: losses[folder], default=None)
+            saved = read(folder)
+            judged_by = str(saved.data.get("validation"))
+            if saved.val_loss is not None and saved.val_loss < best.get(judged_by, (math.inf, folder))[0]:
+                best[judged_by] = saved.val_loss, folder
     for folder in found[:-keep]:
-        if folder != best:
+        if folder not in [each for _, each in best.values()]:
             shutil.rmtree(folder, ignore_errors=True)
     for torn in root.glob(f"step-*{PART}"):
         shutil.rmtree(torn, ignore_errors=True)

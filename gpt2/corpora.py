@@ -87,13 +87,18 @@ class Documents:
     def check_unchanged(self) -> None:
         """Raises DataError where a local file is no longer what `source` says it was."""
         local = [(Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)]
-        if path := changed({path: sha256 for path, sha256 in local if sha256}):
-            raise DataError(f"{path} changed while it was read; begin anew once nothing writes to it")
+        try:
+            other = changed({path: sha256 for path, sha256 in local if sha256})
+        except OSError as error:
+            raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
+        if other:
+            raise DataError(f"{other} changed while it was read; begin anew once nothing writes to it")
 
     @property
     def warnings(self) -> list[str]:
         """What is odd about it."""
         found = [data.not_the_known(self.name)] if is_other(self.source) else []
+        found += [f"left out: {self.left_out}"] * bool(self.left_out)
         if self.kind == "text":
             found += filter(None, (end_of_text_written(Path(file)) for file in self.files))
         return found
@@ -104,7 +109,7 @@ class Documents:
         names = [Path(file).name if _is_local(file) else file for file in self.files]
         shown = listed(names) if len(names) > 1 else names[0]
         column = f", column {self.text_column!r}" if self.kind != "text" else ""
-        return f"{shown}{column}{f'; left out: {self.left_out}' if self.left_out else ''}"
+        return f"{shown}{column}"
 
     @property
     def bytes_of_text(self) -> int | None:
@@ -210,9 +215,8 @@ def is_other(source: Mapping[str, Any]) -> bool:
 
 
 def stem_of(path: Path) -> str:
-    """What a corpus of a file or folder is called: its name up to the first dot within it."""
-    path = path if path.name.strip(".") else path.resolve()
-    return _printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.name)
+    """What a corpus is called: as its folder, or as its file up to the first dot within the name."""
+    return _printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.resolve().name)
 
 
 def not_taken(name: str) -> Path | None:

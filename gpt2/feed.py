@@ -174,7 +174,7 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
     if name == GENERATED:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
-    if folder is None and Path(name).exists():
+    if folder is None and Path(os.path.expanduser(name)).exists():
         raise DataError(f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
@@ -212,8 +212,8 @@ def _named(name: str) -> Path | None:
 
 
 def _prepared(name: str) -> Path | None:
-    """The folder of shards that goes by a corpus' name, which is no path."""
-    if Path(name).name != name:
+    """The folder of shards that goes by a corpus' name, which may be OWNER/NAME of the hub, but no path."""
+    if Path(name).is_absolute() or Path(name).parts[:1] == ("~",) or name.startswith("."):
         return None
     given = os.environ.get("GPT2_DATA_DIR")
     for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):

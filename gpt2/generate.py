@@ -60,7 +60,7 @@ def generate(
         raise ValueError("max_tokens and temperature must be at least 0")
     if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         raise ValueError("top_k must be at least 1, and top_p above 0 and at most 1")
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed % 2**64)  # more than that no generator takes
 
     def choose(logits: Tensor) -> Tensor:
         if temperature == 0:

@@ -35,7 +35,7 @@ def own_path() -> dict[str, str]:
     """PYTHONPATH by which a child finds this project where it is run from a checkout that is not installed."""
     if not sys.path or Path(sys.path[0] or ".").resolve() != ROOT:
         return {}
-    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *_others_paths()])}
+    return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, _others_paths())])}
 
 
 def without_own_path() -> dict[str, str]:
@@ -45,7 +45,8 @@ def without_own_path() -> dict[str, str]:
 
 
 def _others_paths() -> list[str]:
-    return [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each and each != str(ROOT)]
+    given = os.environ.get("PYTHONPATH")
+    return [each for each in given.split(os.pathsep) if each != str(ROOT)] if given else []
 
 
 def enter_environment(toggles: Toggles, module: str) -> None:

@@ -44,6 +44,10 @@ MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, 
 """What the user can mend."""
 
 
+ABOUT = "run.json"
+"""What a run says of itself, in its folder."""
+
+
 def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool = False) -> int:
     """Train until the run ends or is broken off. Returns the exit code: see gpt2.cli.train."""
     device: Device | None = None
@@ -90,11 +94,11 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
                 stack.push(partial(_close, sink))
-        failed, folder = False, place.folder.stat().st_ino
+        failed, moved = False, False
         for event in leg:
-            if rank == 0 and folder and not _is(place.folder, folder):
+            if rank == 0 and not moved and not (place.folder / ABOUT).exists():
+                moved = True
                 _say(f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is now", 0)
-                folder = 0
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -107,12 +111,6 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
     if failed:
         return FAILED
     return 130 if interrupted() and leg.ended_early else 0
-
-
-def _is(folder: Path, inode: int) -> bool:
-    with contextlib.suppress(OSError):
-        return folder.stat().st_ino == inode
-    return False
 
 
 def _done(leg: Leg) -> str:
@@ -187,7 +185,7 @@ def _see_one_folder(run: Run, place: Place) -> None:
 
 
 def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
-    step, about = leg.training.number, place.folder / "run.json"
+    step, about = leg.training.number, place.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
     with replacing(about) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from gpt2.terminal import fail
-from gpt2.workload import MOST_SEED, TEXT_VOCABULARY
+from gpt2.workload import TEXT_VOCABULARY
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -106,7 +106,7 @@ def sample(
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
     top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest of this share together.")] = None,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="The same seed writes the same text.")] = 1337,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:

@@ -81,6 +81,7 @@ def prepare(
     *,
     processes: int | None = None,
     warn: Callable[[str], None] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Iterator[Progress]:
     """Write a corpus' tokens into shards, by `processes` processes (one per processor where None).
@@ -90,7 +91,8 @@ def prepare(
     the first `val_tokens` of the corpus, where None its first shard, or its first tenth where it ends within that.
     `max_tokens` of the corpus are taken, its validation included where it is cut from it. See Settings for the rest.
     `warn` is told of each document that cannot be tokenised and is left out, and at the end of their number; where it
-    is None, such a document is an error. It is told, too, of a text that holds <|endoftext|> in writing.
+    is None, such a document is an error. It is told, too, of files that are left out, and of what is odd of a text.
+    `tell` is told at the beginning which files are taken.
 
     Killed at any moment, the same call goes on after the last whole shard and writes the same shards as a call never
     killed; once finished it does nothing. Raises DataError for other settings in the same folder, a damaged or
@@ -106,10 +108,10 @@ def prepare(
         job = _begin(asked, folder)
         if job is None:
             return
+        tell(f"to train on: {job.training.taken}")
+        if job.validation is not None:
+            tell(f"for validation: {job.validation.taken}")
         if warn is not None:
-            warn(f"trained on: {job.training.taken}")
-            if job.validation is not None:
-                warn(f"validated on: {job.validation.taken}")
             for line in job.training.warnings:
                 warn(line)
         with Encoder(processes, warn) as encoder:

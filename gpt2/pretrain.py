@@ -9,7 +9,6 @@ and written down is up to who pulls (gpt2.cli).
 
 from __future__ import annotations
 
-import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -77,7 +76,7 @@ class Leg(Iterator[Event]):
         saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
-        self.data = _open_data(run, place.source, saved.data if saved else None)
+        self.data: Data = open_data(run, place.source, saved.data if saved else None)
         step = saved.step if saved else 0
         batches = micro_batches(self.data.batches, run.toggles, rank=parallel.rank(), first_step=step)
         self.waiting = Waiting(device.feed(batches))
@@ -272,27 +271,13 @@ class Leg(Iterator[Event]):
         return Event(kind=kind, step=self.training.number, values=values)
 
 
-def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
-    """As gpt2.feed.open_data(). Of several ranks one of each machine reads the files, and the others what it found."""
-    if run.toggles.processes == 1:
-        return open_data(run, source, saved)
-    data, wrong = None, None
-    if os.environ.get("LOCAL_RANK", "0") == "0":
-        try:
-            data = open_data(run, source, saved)
-        except DataError as error:
-            wrong = str(error)
-    if found := [each for each in parallel.gather(wrong, run.toggles.processes) if each]:
-        raise DataError(found[0])
-    return data or open_data(run, source, saved)
-
-
 def _read(folder: Path) -> Saved:
     """The newest checkpoint. Raises CheckpointError, with what to do to go on from the one before."""
     try:
         return read(folder)
     except CheckpointError as error:
-        older = [each.name for each in folders(folder.parent) if each < folder]
+        kept = [each.name for each in folders(folder.parent)]
+        older = kept[: kept.index(folder.name)] if folder.name in kept else kept
         before = older[-1] if older else "the beginning"
         raise CheckpointError(f"{error}; to go on from {before}, delete {folder}") from None
 

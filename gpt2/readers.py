@@ -79,7 +79,7 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
             raise DataError(f"{file}: no column {column!r}, but {', '.join(parquet.schema_arrow.names)}")
         if parquet.schema_arrow.names.count(column) > 1:
             raise DataError(f"{file}: two columns are called {column!r}; rename one")
-        if not _is_text(kind := parquet.schema_arrow.field(column).type):
+        if not _is_text(kind := parquet.schema_arrow.field(column).type) and not pyarrow.types.is_null(kind):
             raise DataError(f"{file}: column {column!r} is no text but {kind}")
         before = 0
         for group in range(parquet.num_row_groups):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ VERSION = 1
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
 """Tokens looked through at once."""
+LOOK_SECONDS = 1.0
+"""Between two looks at whether a shard that is read is still what it was."""
 UNWRITTEN = 64
 """Zeros at a stretch, from a place that is a multiple of it, that mark what was never written: no two of token 0, an
 exclamation mark, follow each other in a text, for two have a token of their own."""
@@ -70,22 +73,28 @@ class Shards:
             )
         return found
 
-    def map(self, files: dict[Path, str]) -> None:
-        """Say which files, of which sha256, the arrays are of; from now on they are seen to stay as they are."""
+    def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
+        """Say which files, of which sha256, the arrays are, and how they looked; they are seen to stay so."""
         self.files = files
-        self._looks = [(path, _look(path)) for path in files]
+        self._looks = list(zip(files, looks, strict=True))
+        self._looked_at = [0.0] * len(looks)
 
     def _check(self, shard: int) -> None:
         """Raises DataError where something has written into a file; one put in its place leaves the tokens mapped."""
+        if time.monotonic() - self._looked_at[shard] < LOOK_SECONDS:
+            return
+        self._looked_at[shard] = time.monotonic()
         path, before = self._looks[shard]
         try:
             now = _look(path)
-        except OSError:
+            if now == before or now[0] != before[0]:
+                return
+            same = sha256_of(path) == self.files[path]
+        except OSError:  # it is gone
             return
-        if now != before and now[0] == before[0]:
-            if sha256_of(path) != self.files[path]:
-                raise DataError(f"corpus {self.name!r}: {path} changed since it was opened; put back what it was")
-            self._looks[shard] = path, now
+        if not same:
+            raise DataError(f"corpus {self.name!r}: {path} changed since it was opened; put back what it was")
+        self._looks[shard] = path, now
 
 
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
@@ -96,6 +105,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
+    looks = [_look(path) for path in paths]
     found = remembered(paths, "tokens 2", lambda: _read_all(paths))
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
@@ -110,21 +120,20 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
                 "synthetic corpus), and see that they are little-endian uint16"
             )
     corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
-    corpus.map(dict(zip(paths, found["files"], strict=True)))
+    corpus.watch(dict(zip(paths, found["files"], strict=True)), looks)
     return corpus
 
 
 def _look(path: Path) -> tuple[int, ...]:
     """Which file a path is, and by what a change of its content shows."""
     found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def is_whole(path: Path) -> bool:
     """Whether a shard of ours is as long as its header says."""
-    with path.open("rb") as file:
-        head = np.frombuffer(file.read(HEADER_BYTES)[:12], dtype="<i4")
-    return head.tolist() == [MAGIC, VERSION, (path.stat().st_size - HEADER_BYTES) // TOKEN.itemsize]
+    size = path.stat().st_size - HEADER_BYTES
+    return size % TOKEN.itemsize == 0 and _first_bytes(path) == shard_header(max(0, size) // TOKEN.itemsize)
 
 
 def _map_shard(path: Path) -> np.memmap:

@@ -17,7 +17,7 @@ from pathlib import Path, PurePath
 from typing import Literal, NamedTuple
 
 from gpt2.cache import DataError
-from gpt2.files import files_in
+from gpt2.files import files_in, listed
 from gpt2.index import read_index
 from gpt2.shards import Shards, open_shards
 
@@ -82,21 +82,24 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
     if index is not None:
         if not index.finished:
             raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
-        listed = {folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split}
-        if missing := [path for path in listed if not path.is_file()]:
+        entries = {folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split}
+        if missing := [path for path in entries if not path.is_file()]:
             raise DataError(f"{missing[0]} is missing; put it back, or prepare anew into another folder")
-        if not listed:
+        if not entries:
             raise DataError(f"{folder / 'index.json'} lists no {split} shard; prepare anew into another folder")
-        corpus = open_shards(name, list(listed), vocab_size)
+        corpus = open_shards(name, list(entries), vocab_size)
         for path, sha256 in corpus.files.items():
-            if sha256 != listed[path]:
+            if sha256 != entries[path]:
                 raise DataError(f"{path} is not what gpt2 prepare wrote; prepare anew into another folder")
         return corpus
     shards = [path for path in files_in(folder) if path.suffix.lower() == ".bin"]
     if not shards:
         raise DataError(f"corpus {name!r}: {folder} holds no .bin shard")
     taken, left_out = files_of_split(name, folder, shards, split)
+    tests = [path.name for path in shards if split_of(path.relative_to(folder)) == "test"]
     corpus = open_shards(name, taken, vocab_size)
+    if tests and split == "train":
+        corpus.warnings += (f"left out: {listed(tests)} (for tests)",)
     if left_out:
         others = f" and {len(left_out) - 1} more" if left_out[1:] else ""
         corpus.warnings += (

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
     import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
-FEWEST, NUL_SHARE = 16, 0.25
-"""Bytes from which a share of NULs among them tells that they are no text; here and there one is ordinary text."""
+CONTROL, FEWEST, CONTROL_SHARE = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 16, 0.75
+"""Characters that no text has many of, NUL among them; bytes from which, and share of all others below which, a sample
+is no text. Latin and Cyrillic letters in UTF-16 are valid UTF-8 with one such character each."""
+HOLE = "\0" * 4096
+"""A part of a file that was never written."""
+POINTER_BYTES = 1024
+"""A pointer of git LFS is smaller than this."""
 TOKENISED = 2
 """Version of the ways in which a text is cut: cached tokens of another one are not taken."""
 LONGEST = 1 << 18
@@ -153,14 +158,18 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     held = ""
     with path.open("rb") as file:
         head = file.read(64)
-    if head.startswith(POINTER):
+    if head.startswith(POINTER) and path.stat().st_size < POINTER_BYTES:
         raise DataError(f"{path} is {kind_of(head)}")
-    if any(len(part) >= FEWEST and part.count(0) > NUL_SHARE * len(part) for part in samples(path)):
-        what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written to its end"
-        raise DataError(f"{path} is not UTF-8 text (much of it is NUL characters){of_other_kind(head) or what}")
+    if any(
+        len(part) >= FEWEST and len(part.translate(None, CONTROL)) < CONTROL_SHARE * len(part)
+        for part in samples(path)
+    ):
+        raise _no_text(path, head)
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             while len(chunk := file.read(piece_chars)) == piece_chars:
+                if HOLE in chunk:
+                    raise _no_text(path, head)
                 held += chunk
                 found = LAST_CUT.match(held)
                 end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next may make a place
@@ -174,6 +183,11 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
         raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}") from None
     if held:
         yield held
+
+
+def _no_text(path: Path, head: bytes) -> DataError:
+    what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written throughout"
+    return DataError(f"{path} is not UTF-8 text (much of it is control characters){of_other_kind(head) or what}")
 
 
 def of_other_kind(head: bytes) -> str:

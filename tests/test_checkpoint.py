@@ -279,12 +279,17 @@ def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Pa
     assert [read(each).step for each in folders(tmp_path)] == [99_999_999, 100_000_000]
 
 
-def test_losses_on_other_validation_tokens_do_not_make_a_checkpoint_the_best(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "before", [None, {"validation": ["easy", 256]}, {"validation": ["own", 128]}], ids=["older", "other", "fewer"]
+)
+@pytest.mark.parametrize("now", [{"validation": ["own", 256]}, {"validation": None}], ids=["validated", "not"])
+def test_where_a_run_changed_its_validation_the_best_of_each_stays(
+    before: dict | None, now: dict, tmp_path: Path
+) -> None:
     training = trained(FUSED, steps=1)
-    for step, loss, judged_by in ((10, 1.0, "easy"), (20, 2.0, "own"), (30, 2.5, "own"), (40, 2.6, "own")):
-        data = {"validation": [judged_by, 256]}
-        state.save(
-            step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=loss, data=data)
-        )
+    for step, loss, data in ((10, 1.5, before), (20, 1.0, before), (30, 2.5, now), (40, 2.0, now), (50, 2.1, now)):
+        loss = None if data == {"validation": None} else loss
+        saved = replace(saved_of(training), step=step, val_loss=loss, data=data or {})
+        state.save(step_folder(tmp_path, step), training, saved)
     prune(tmp_path, keep=1)
-    assert [read(each).step for each in folders(tmp_path)] == [20, 40]
+    assert [read(each).step for each in folders(tmp_path)] == ([20, 50] if now["validation"] is None else [20, 40, 50])

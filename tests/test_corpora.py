@@ -708,6 +708,12 @@ def test_a_later_file_whose_column_is_no_text_is_named(values: list[Any], tmp_pa
         list(open_documents(str(tmp_path)))
 
 
+def test_a_later_file_whose_column_is_null_throughout_has_empty_documents(tmp_path: Path) -> None:
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["to", "be"]}), tmp_path / "a.parquet")
+    pyarrow.parquet.write_table(pyarrow.table({"text": pyarrow.nulls(2)}), tmp_path / "b.parquet")
+    assert [piece.text for piece in open_documents(str(tmp_path))] == ["to", "be", "", ""]
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")

@@ -716,9 +716,16 @@ def test_texts_that_are_here_are_judged_by_and_not_a_corpus_of_their_name(
     assert validation.read(0, 6).tolist() == [50256, *encode("To be, or not").tolist()]
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("seed", 10**23), ("seed", -1), ("lr", 1e39), ("weight_decay", 1e39), ("eps", 1e39)]
-)
+@pytest.mark.parametrize("name", ["owner/name", "plain"])
+def test_a_prepared_corpus_goes_by_its_name(name: str, tmp_path: Path, own_cache: Path, vocabulary: None) -> None:
+    (tmp_path / "a.txt").write_text("To be, or not to be. " * 2000)
+    list(prepare(str(tmp_path / "a.txt"), own_cache / "corpora" / name, processes=1))
+    run = tiny_run(workload={"model": "mini", "data": name})
+    assert open_data(run, Source()).facts["name"] == "a"
+    assert open_data(tiny_run(workload={"model": "mini"}, val_corpus=name), Source()).validation is not None
+
+
+@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("lr", 1e39), ("weight_decay", 1e39), ("eps", 1e39)])
 def test_numbers_that_torch_cannot_hold_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key):
         tiny_run(workload={key: value})

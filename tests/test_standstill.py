@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import subprocess
@@ -108,24 +107,53 @@ def test_a_process_that_is_stopped_for_real_knows_for_how_long() -> None:
     assert lost > 1.0
 
 
-def test_work_that_holds_pythons_lock_is_no_standstill() -> None:
-    text = b"x" * (1 << 20)
-    with Pulse() as pulse:
-        end = time.perf_counter() + 1.0
-        slow = sys.getswitchinterval()
-        sys.setswitchinterval(10)  # nobody else has a turn
-        try:
-            while time.perf_counter() < end:
-                hashlib.sha256(text[:1000]).digest()
-        finally:
-            sys.setswitchinterval(slow)
-        assert pulse.lost_seconds() == 0.0
+class Time:
+    """A clock, and the processor time of a thread, that go on as they are told."""
+
+    def __init__(self) -> None:
+        self.now = self.worked = 0.0
+        self.pulse = Pulse(lambda: self.now, lambda: self.worked)
+
+    def passes(self, seconds: float, worked: float) -> None:
+        self.now += seconds
+        self.worked += worked
 
 
-def test_waiting_is_no_standstill() -> None:
-    with Pulse() as pulse:
-        threading.Event().wait(1.0)  # as for data
-        assert pulse.lost_seconds() == 0.0
+@pytest.mark.parametrize(
+    ("seconds", "worked", "lost"),
+    [
+        (5.0, 0.0, 4.9),  # stopped
+        (5.0, 0.06, 4.84),  # after some work
+        (5.0, 5.0, 0.0),  # at work that holds Python's lock
+        (0.3, 0.0, 0.0),  # a thread has to wait its turn
+        (0.1, 0.0, 0.0),  # as ever
+    ],
+)
+def test_what_is_lost_is_a_gap_within_which_nobody_worked(seconds: float, worked: float, lost: float) -> None:
+    time_of = Time()
+    time_of.passes(seconds, worked)
+    assert time_of.pulse.lost_seconds() == pytest.approx(lost)
+
+
+def test_waiting_is_no_standstill_while_the_pulse_beats() -> None:
+    time_of = Time()
+    for _ in range(100):
+        time_of.passes(0.1, 0.0)
+        assert time_of.pulse.lost_seconds() == 0.0
+
+
+def test_a_pulse_beats_by_itself_while_its_thread_waits() -> None:
+    beats: list[float] = []
+
+    def clock() -> float:
+        beats.append(time.perf_counter())
+        return beats[-1]
+
+    with Pulse(clock):
+        deadline = time.monotonic() + 60
+        while len(beats) < 5 and time.monotonic() < deadline:
+            threading.Event().wait(0.01)
+    assert len(beats) >= 5
 
 
 class Stopping(FakeDevice):
@@ -156,7 +184,7 @@ def test_a_window_within_which_the_process_stood_still_is_taken_once_more() -> N
     assert [round(block.seconds) for block in window.set_aside] == [1, 1, 6, 1, 1, 1]
     assert _unevenness([window]) == [
         "taken once more: within the first window the process stood still, for about 5.0 s in 1 of 6 blocks: stopped, "
-        "or without a processor"
+        "without a processor, or swapped out"
     ]
 
 
@@ -219,6 +247,6 @@ def test_of_several_ranks_the_one_that_stood_still_is_named_once() -> None:
 def test_blocks_that_waited_for_something_are_told_and_stay() -> None:
     window = replace(stopping({}), blocks=blocks(1.0, 1.0, 6.0, 1.0))
     assert _unevenness([window]) == [
-        "uneven: 1 of 4 blocks lasted over twice as long as the median one, up to 6.0 s, though the process ran: it "
-        "waited for data, the device, memory or the disk"
+        "uneven: 1 of 4 blocks lasted over twice as long as the median one, up to 6.0 s: it ran meanwhile, and waited "
+        "for data, the device, memory or the disk"
     ]

@@ -288,12 +288,14 @@ def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_p
         "To be, or not to be: that is the question".encode("utf-16-be"),
         b"To be, or not to be. " * 50_000 + bytes(500_000),
         bytes(20_000) + b"To be, or not to be. " * 5_000,
+        b"To be, or not to be. " * 200_000 + bytes(9000) + b"To be, or not to be. " * 200_000,
+        "Быть или не быть, вот в чём вопрос".encode("utf-16-le"),
     ],
-    ids=["UTF-16LE", "UTF-16BE", "not written to its end", "not written from its beginning"],
+    ids=["UTF-16LE", "UTF-16BE", "no end", "no beginning", "a hole", "Cyrillic UTF-16LE"],
 )
 def test_a_text_that_is_largely_nul_characters_is_refused(content: bytes, tmp_path: Path, vocabulary: None) -> None:
     (tmp_path / "a.txt").write_bytes(content)
-    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text \(much of it is NUL characters\)"):
+    with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text \(much of it is control characters\)"):
         tokenise(tmp_path / "a.txt")
 
 
@@ -303,6 +305,11 @@ def test_a_pointer_of_git_lfs_is_no_text(tmp_path: Path, vocabulary: None) -> No
         DataError, match=r"a\.txt is a pointer of git LFS in place of the file itself \(git lfs pull\)"
     ):
         tokenise(tmp_path / "a.txt")
+
+
+def test_a_text_about_git_lfs_is_one(tmp_path: Path, vocabulary: None) -> None:
+    text = "version https://git-lfs.github.com/spec/v1 is how a pointer begins. " * 100
+    assert tokens_of(tokenise(written(tmp_path, text))) == by_tiktoken(text)
 
 
 def test_tokens_of_a_text_that_changed_meanwhile_are_not_kept_as_those_of_the_text_before(
@@ -322,10 +329,10 @@ def test_tokens_of_a_text_that_changed_meanwhile_are_not_kept_as_those_of_the_te
     assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")
 
 
-@pytest.mark.parametrize("damage", [b"", bytes(2000)], ids=["empty", "zeros"])
+@pytest.mark.parametrize("damage", [b"", b"\0" * 5, bytes(2000), None], ids=["empty", "short", "zeros", "longer"])
 def test_cached_tokens_that_were_not_written_to_their_end_are_made_anew(
-    damage: bytes, tmp_path: Path, vocabulary: None
+    damage: bytes | None, tmp_path: Path, vocabulary: None
 ) -> None:
     shard = tokenise(written(tmp_path, "To be, or not to be."))
-    shard.write_bytes(damage)
+    shard.write_bytes(shard.read_bytes() + b"x" if damage is None else damage)
     assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")

@@ -257,6 +257,14 @@ def test_a_run_that_does_not_say_what_it_is_is_named(lacking: str, tmp_path: Pat
         load([run])
 
 
+def test_losses_of_an_older_version_compare_by_the_corpus_and_its_tokens(tmp_path: Path) -> None:
+    new = val(4, 2.5)
+    new.values["sha256"] = "ab"
+    text = table(written(tmp_path / "mine", LEG, val(0, 5.0), *map(step, range(1, 5)), val(2, 2.0), new))
+    (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
+    assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "2.0000"
+
+
 def test_the_lowest_loss_is_of_those_on_the_last_one_s_tokens(tmp_path: Path) -> None:
     text = table(
         written(tmp_path / "mine", LEG, val(0, 1.5, "easy"), *map(step, range(1, 5)), val(2, 7.0), val(4, 7.5))

@@ -244,8 +244,15 @@ def _lowest(vals: Sequence[Event]) -> str:
     """The lowest loss of those on the same tokens as the last one: others do not compare."""
     if not vals:
         return DASH
-    judged_by = [[event.values.get(key) for key in ("corpus", "sha256", "tokens")] for event in vals]
-    alike = [loss_of(event) for event, by in zip(vals, judged_by, strict=True) if by == judged_by[-1]]
+    last = vals[-1].values
+    alike = [
+        loss_of(event)
+        for event in vals
+        if all(
+            event.values.get(key) in (last.get(key), None) or last.get(key) is None  # older versions kept no sha256
+            for key in ("corpus", "sha256", "tokens")
+        )
+    ]
     return loss(min(alike, key=lambda each: (math.isnan(each), each)))
 
 

@@ -84,6 +84,9 @@ class Device(ABC):
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 
+    waits_with_the_lock = False
+    """Whether synchronize() keeps Python's lock, so that no other thread of Python runs meanwhile."""
+
     def synchronize(self) -> None:
         """Wait until all queued work is done; without this one times the launch."""
         return

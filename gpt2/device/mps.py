@@ -27,6 +27,8 @@ class Mps(Device):
             return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
         return super().refuses(toggle, value)
 
+    waits_with_the_lock = True
+
     def synchronize(self) -> None:
         torch.mps.synchronize()
 
