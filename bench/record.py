@@ -11,7 +11,7 @@ import contextlib
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -224,6 +224,20 @@ class Record(Plain):
 
 class RecordError(Exception):
     """A results file that cannot be read; the message names file and line."""
+
+
+def not_of_one_run(records: Sequence[Record]) -> str | None:
+    """What tells that records of a file were not written by one run; None where nothing does."""
+    runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
+    if len(runs) > 1:
+        return f"holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each"
+    done: set[tuple[str, int, int]] = set()
+    for record in records:
+        if record.key in done:
+            what = f"{record.rung!r}, {record.kind}, round {record.repetition}"
+            return f"holds the process {what} twice; was a file appended to itself?"
+        done |= set() if record.cut_short else {record.key}
+    return None
 
 
 def append(path: Path, record: Record) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.ladder import Ladder
 from bench.machine import Difference, Environment, differences
-from bench.record import BLANK, NUL, RUNGS, Record, RecordError, read, results_files, torn
+from bench.record import BLANK, NUL, RUNGS, Record, RecordError, not_of_one_run, read, results_files, torn
 
 
 class ResumeError(Exception):
@@ -49,6 +49,9 @@ def unfinished(
     reasons: list[str] = []
     complete: list[Path] = []
     for path, records in found:
+        if mixed := not_of_one_run(records):
+            reasons.append(f"{path}: cannot go on with it: it {mixed}")
+            continue
         differences = [
             *_machine(records, machine, ladder.chosen(chosen)[-1].toggles.device),
             *_ladder(records, ladder),

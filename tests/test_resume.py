@@ -235,3 +235,13 @@ def test_results_behind_a_link_are_gone_on_with(ladder: Ladder, tmp_path: Path) 
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "linked").symlink_to(path.parent)
     assert unfinished(tmp_path / "results", ladder, MACHINE) == tmp_path / "results" / "linked" / path.name
+
+
+@pytest.mark.parametrize(("change", "said"), [({"run_id": "another"}, "holds 2 runs"), ({}, "holds the process 'a'")])
+def test_a_file_that_is_of_several_runs_or_was_appended_to_itself_is_not_gone_on_with(
+    change: dict[str, str], said: str, ladder: Ladder, tmp_path: Path
+) -> None:
+    path = results(tmp_path, ladder)
+    append(path, read(path)[0][0].model_copy(update=change))
+    with pytest.raises(ResumeError, match=said):
+        unfinished(tmp_path, ladder, MACHINE)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.published import Published, is_published, read_published
-from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, read, results_files
+from bench.record import ABLATION, CEILING, RUNGS, Record, RecordError, not_of_one_run, read, results_files
 from bench.report.caption import status_of
 from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.text import plain
@@ -131,22 +131,14 @@ def _workload(record: Record) -> str:
 def _one_run(file: Path) -> tuple[list[Record], list[str]]:
     """The records of a file, and warnings. Raises RecordError, for several runs in one file too."""
     records, warnings = read(file)
-    runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
-    if len(runs) > 1:
-        raise RecordError(
-            f"{file}: holds {len(runs)} runs ({plain(', '.join(runs))}), which do not mix; one file each"
-        )
+    if mixed := not_of_one_run(records):
+        raise RecordError(f"{file}: {plain(mixed)}")
     _of_one_ladder(file, records)
-    done: set[tuple[str, int, int]] = set()
     for record in records:
         for key, value in record.workload.items():
             if (other := records[0].workload.get(key, value)) != value:
                 both = plain(f"{key} {other} and {value}")
                 raise RecordError(f"{file}: holds records of unlike tasks, which do not mix: {both}; one file each")
-        if record.key in done:
-            what = f"{plain(record.rung)!r}, {record.kind}, round {record.repetition}"
-            raise RecordError(f"{file}: holds the process {what} twice; was a file appended to itself?")
-        done |= set() if record.cut_short else {record.key}
     return records, warnings
 
 
