@@ -54,7 +54,9 @@ def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | 
     """What earlier runs of a ladder on this machine measured, and a line that says where that is from."""
     try:
         boards, _ = load_boards([results])
-    except RecordError:
+    except RecordError as error:
+        if results.exists():
+            return None, f"Measured: {error}."
         boards = []
     here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder.name, machine)]
     board = next((board for board in here if Workload(**board.records[0].workload) == ladder.workload), None)

@@ -21,6 +21,7 @@ import numpy as np
 from gpt2.cache import DataError
 from gpt2.corpora import Documents, Piece
 from gpt2.encode import encode_one, processors
+from gpt2.files import listed
 from gpt2.prefetch import Prefetched
 from gpt2.shards import TOKEN, Shards
 
@@ -244,10 +245,16 @@ def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -
             f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files and no "
             "checksums; go on with that version, or begin a new run from its weights with --init-from"
         )
+    had, now = (dict(each.get("files", [])) for each in (state.get("source", {}), identity["source"]))
+    if other := sorted(file for file in {*had, *now} if had.get(file, "") != now.get(file, "")):
+        raise DataError(
+            f"corpus {name!r}: the checkpoint's position in the stream is for other files: {listed(other)} came, went "
+            "or changed since; go on with the files as they were"
+        )
     for key, value in identity.items():
         if state.get(key) != value:
-            had, now = ("other files", "these") if key == "source" else (state.get(key), value)
+            what = "another source" if key == "source" else f"{key} {state.get(key)}, not {value}"
             raise DataError(
-                f"corpus {name!r}: the checkpoint's position in the stream is for {key} {had}, not {now}; "
-                "go on with the same corpus and settings"
+                f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the same corpus "
+                "and settings"
             )
