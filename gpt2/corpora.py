@@ -69,6 +69,7 @@ class Documents:
         self.origin = origin
         self._in_order = self.files
         self._at_start = True
+        self._piece_chars: int | None = None
         self._dataset = self._open()
 
     @cached_property
@@ -162,9 +163,16 @@ class Documents:
         self._at_start = True
         self._dataset = self._open()
 
+    def cut(self, piece_chars: int) -> None:
+        """Begin anew, and give texts in pieces of about so many characters; positions count pieces."""
+        self._piece_chars = piece_chars
+        self.restart()
+
     def _open(self, **skipped: Any) -> Any:
         arguments = {"files": self._in_order, **skipped}
-        if self.kind != "text":
+        if self.kind == "text":
+            arguments["piece_chars"] = self._piece_chars
+        else:
             arguments["column"] = self.text_column
         return import_datasets().IterableDataset.from_generator(READERS[self.kind], gen_kwargs=arguments)
 

@@ -151,6 +151,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
     documents = opened()
+    apart = f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -165,7 +166,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
         streamed=streamed,
-        notes=(f"trained on: {documents.taken}", *documents.warnings),
+        notes=(f"trained on: {documents.taken}{apart}", *documents.warnings),
     )
 
 

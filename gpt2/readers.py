@@ -31,11 +31,11 @@ BLANK = b" \t\r\n\0"
 """What a line without a document is made of: NULs stand at the end of a file that was given its size beforehand."""
 
 
-def read_text(files: Sequence[str]) -> Iterator[dict[str, Any]]:
+def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[dict[str, Any]]:
     """Each file as one document, in pieces that can be tokenised one by one."""
     for file in files:
         try:
-            for number, text in enumerate(pieces(Path(file), PIECE_CHARS)):
+            for number, text in enumerate(pieces(Path(file), piece_chars or PIECE_CHARS)):
                 yield {"text": text, "begins": number == 0, "where": file}
         except OSError as error:
             raise explain(file, error) from None
@@ -159,6 +159,8 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     file = files[0]
     sought = asked or USUAL_COLUMNS[0]
     columns, texts, empty = _parquet_columns(file) if kind == "parquet" else _json_columns(files, sought)
+    if asked is not None and kind == "json" and asked not in columns and not texts:
+        return asked  # no line so far has any text: later ones may
     if asked is not None and asked not in columns:
         raise DataError(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):

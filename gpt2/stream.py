@@ -28,6 +28,8 @@ from gpt2.shards import TOKEN, Shards
 BLOCK_DOCUMENTS = 8192
 BLOCK_CHARS = 64 << 20
 """A block of long documents ends here; with the blocks ahead it takes some 250 MB of English."""
+PIECE_CHARS = 1 << 14
+"""A text is shuffled, and held out for validation, in pieces of about so many characters: 4,000 tokens of English."""
 KEPT = 16
 """Steps whose position is known: a loader may be that far ahead of the checkpoint."""
 
@@ -49,6 +51,7 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
     corpus is shorter, unless `or_all` of it are asked for.
     """
     assert tokens > 0
+    documents.cut(PIECE_CHARS)
     parts: list[np.ndarray] = []
     digests = set()
     left = tokens
@@ -115,6 +118,9 @@ class StreamedBatches:
             "held_out": held,
             "source": documents.source,
         }
+        if documents.kind == "text":
+            self._identity["piece_chars"] = PIECE_CHARS
+        documents.cut(PIECE_CHARS)
         self._documents, self._threads = documents, threads or min(processors(), 8)
         place, skip, first = _Place(0, 0, None), 0, 0
         if state is not None:

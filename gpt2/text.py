@@ -168,15 +168,17 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             while len(chunk := file.read(piece_chars)) == piece_chars:
-                if HOLE in chunk:
-                    raise _no_text(path, head)
                 held += chunk
+                if HOLE in held:
+                    raise _no_text(path, head)
                 found = LAST_CUT.match(held)
                 end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next may make a place
                 if end:
                     yield held[:end]
                     held = held[end:]
             held += chunk
+            if HOLE in held:
+                raise _no_text(path, head)
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
             place = _first_undecodable(file)

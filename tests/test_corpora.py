@@ -714,6 +714,13 @@ def test_a_later_file_whose_column_is_null_throughout_has_empty_documents(tmp_pa
     assert [piece.text for piece in open_documents(str(tmp_path))] == ["to", "be", "", ""]
 
 
+def test_a_column_that_only_later_lines_have_may_be_asked_for(tmp_path: Path) -> None:
+    lines = ['{"id": 1}'] * 300 + ['{"id": 1, "text": "to be"}'] * 2
+    (tmp_path / "a.jsonl").write_text("\n".join(lines))
+    found = [piece.text for piece in open_documents(str(tmp_path / "a.jsonl"), text_column="text")]
+    assert found == [""] * 300 + ["to be"] * 2
+
+
 def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
     table = pyarrow.Table.from_arrays([pyarrow.array(["a"]), pyarrow.array(["b"])], names=["text", "text"])
     pyarrow.parquet.write_table(table, tmp_path / "a.parquet")

@@ -161,6 +161,22 @@ def test_what_is_held_out_for_validation_never_comes_in_any_epoch(corpus: str) -
         stream(corpus, state=batches.state(steps))
 
 
+def test_of_one_text_little_more_is_held_out_than_was_asked_for(shakespeare: Path) -> None:
+    held = hold_out(open_documents(str(shakespeare)), 1025)
+    whole = tokens_of_text(shakespeare)
+    batches = stream(str(shakespeare), held_out=held)
+    wanted = (len(whole) - 6000) // (T * SEQUENCES)
+    came = np.concatenate([x.reshape(-1) for x in read(batches, range(wanted))])
+    assert batches.state(wanted)["epoch"] == 0
+    assert len(set(came.tolist())) > 0.9 * len(set(whole))
+
+
+def tokens_of_text(path: Path) -> list[int]:
+    import tiktoken
+
+    return tiktoken.get_encoding("gpt2").encode_ordinary(path.read_text(encoding="utf-8"))
+
+
 def test_more_cannot_be_held_out_than_there_is(corpus: str) -> None:
     with pytest.raises(DataError, match=r"has \d+ tokens, fewer than the 1000000 to hold out"):
         hold_out(open_documents(corpus), 10**6)

@@ -289,9 +289,10 @@ def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_p
         b"To be, or not to be. " * 50_000 + bytes(500_000),
         bytes(20_000) + b"To be, or not to be. " * 5_000,
         b"To be, or not to be. " * 200_000 + bytes(9000) + b"To be, or not to be. " * 200_000,
+        b"To be, or not to be. " * 300 + bytes(5000) + b"To be, or not to be. " * 9000,
         "Быть или не быть, вот в чём вопрос".encode("utf-16-le"),
     ],
-    ids=["UTF-16LE", "UTF-16BE", "no end", "no beginning", "a hole", "Cyrillic UTF-16LE"],
+    ids=["UTF-16LE", "UTF-16BE", "no end", "no beginning", "a hole", "a hole between samples", "Cyrillic UTF-16LE"],
 )
 def test_a_text_that_is_largely_nul_characters_is_refused(content: bytes, tmp_path: Path, vocabulary: None) -> None:
     (tmp_path / "a.txt").write_bytes(content)
