@@ -24,7 +24,7 @@ from gpt2 import data
 from gpt2.cache import DataError, changed, sha256_of
 from gpt2.files import files_below, listed
 from gpt2.hub import KNOWN, hub_files, import_datasets
-from gpt2.readers import FILE_KINDS, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
+from gpt2.readers import FILE_KINDS, NoColumn, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.splits import files_of_split, split_of
 from gpt2.text import end_of_text_written
 
@@ -220,6 +220,21 @@ def is_other(source: Mapping[str, Any]) -> bool:
     known = data.KNOWN.get(source["corpus"]) if "corpus" in source else None
     told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]  # older versions kept sizes
     return known is not None and told not in ([], [known.text_sha256])
+
+
+def open_beside(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:
+    """A corpus to validate on beside another one, of its validation where it has some: see open_documents().
+
+    text_column: of the other corpus; this one's is the same where it has it. Raises DataError.
+    """
+    split = "validation" if has_validation(name) else "train"
+    try:
+        return open_documents(name, split=split, text_column=text_column, revision=revision)
+    except NoColumn as error:
+        try:
+            return open_documents(name, split=split, revision=revision)
+        except DataError:
+            raise error from None
 
 
 def stem_of(path: Path) -> str:

@@ -175,8 +175,8 @@ class Batches:
             self._chunks = (corpus.tokens - 1) // seq_len
             if self._chunks < self.sequences_per_step:
                 self.warnings += (
-                    f"the corpus has {corpus.tokens} tokens, fewer than one step's {tokens_per_step}; "
-                    "sequences repeat within a step",
+                    f"the corpus has {corpus.tokens} tokens, fewer than the {tokens_per_step + 1} of a step with its "
+                    "last target; sequences repeat within a step",
                 )
         self._order = lru_cache(maxsize=2)(self._draw_order)
 

@@ -93,9 +93,10 @@ def _shards(run: Run, source: Source) -> Data:
         seed=workload.seed,
     )
     validation: Corpus | None = None
+    judged = ""
     if _validates(run):
         if run.val_corpus is not None:
-            validation = _other_validation(run, run.val_corpus)
+            validation, judged = _other_validation(run, run.val_corpus, source.text_column)
         elif name == GENERATED:  # by the same rules, drawn anew
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
@@ -105,8 +106,8 @@ def _shards(run: Run, source: Source) -> Data:
                 f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
                 "--val-corpus, or train without: --set evaluation.val_every=0"
             )
-    parts = [_taken("trained on", corpus), _taken("validated on", validation)] if folder and folder.is_dir() else []
-    notes = ["; ".join(part for part in parts if part), *batches.warnings]
+    parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
+    notes = ["; ".join(part for part in parts if part) if folder and folder.is_dir() else judged, *batches.warnings]
     if index and is_other(index.corpus):
         notes.append(not_the_known(name))
     if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
@@ -142,11 +143,14 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     revision = place["source"].get("revision") if place else None
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
+    judged = ""
     if _validates(run):
         if run.val_corpus is not None:
-            validation = _other_validation(run, run.val_corpus)
+            validation, judged = _other_validation(run, run.val_corpus, source.text_column)
         elif has_validation(name):
-            validation = hold_out(opened(split="validation"), run.evaluation.val_tokens + 1, or_all=True).corpus
+            own = opened(split="validation")
+            validation = hold_out(own, run.evaluation.val_tokens + 1, or_all=True).corpus
+            judged = f"validated on: {own.taken}"
         else:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
@@ -166,7 +170,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
         streamed=streamed,
-        notes=(f"trained on: {documents.taken}{apart}", *documents.warnings),
+        notes=("; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))), *documents.warnings),
     )
 
 
@@ -186,20 +190,18 @@ def _validates(run: Run) -> bool:
     return run.evaluation.val_every > 0
 
 
-def _other_validation(run: Run, name: str) -> Corpus:
-    """Of a corpus that is not trained on: its prepared validation shard, or its first documents as they come."""
-    folder = _named(name)
-    if folder is not None:
-        return open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
-    return _first_documents(run, name)
-
-
-def _first_documents(run: Run, name: str) -> Shards | FirstTokens:
-    from gpt2.corpora import has_validation, open_documents
+def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str]:
+    """Of a corpus that is not trained on its prepared validation, or its first documents; and which these are."""
+    from gpt2.corpora import open_beside
     from gpt2.stream import hold_out
 
-    split = "validation" if has_validation(name) else "train"
-    return hold_out(open_documents(name, split=split), run.evaluation.val_tokens + 1, or_all=True).corpus
+    folder = _named(name)
+    if folder is not None:
+        corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
+        return corpus, _taken("validated on", corpus)
+    documents = open_beside(name, text_column=text_column)
+    first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
+    return first, f"validated on: {documents.taken}"
 
 
 def _named(name: str) -> Path | None:

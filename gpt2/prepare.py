@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.cache import DataError
-from gpt2.corpora import Documents, has_validation, open_documents
+from gpt2.corpora import Documents, has_validation, open_beside, open_documents
 from gpt2.documents import SEPARATOR
 from gpt2.encode import Batch, Encoder, Tokens
 from gpt2.index import Index, damaged, read_index, writing
@@ -59,7 +59,6 @@ class Settings:
     text_column: str | None = None
     revision: str | None = None
     val_corpus: str | None = None
-    val_text_column: str | None = None
     val_tokens: int | None = None
     shard_tokens: int = SHARD_TOKENS
     max_tokens: int | None = None
@@ -259,8 +258,7 @@ def _validation(asked: Settings, training: Documents, index: Index | None) -> Do
             return None
         revision = revision or training.origin.get("revision")
         return open_documents(asked.corpus, split="validation", text_column=asked.text_column, revision=revision)
-    split = "validation" if has_validation(asked.val_corpus) else "train"
-    return open_documents(asked.val_corpus, split=split, text_column=asked.val_text_column, revision=revision)
+    return open_beside(asked.val_corpus, text_column=asked.text_column, revision=revision)
 
 
 def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> None:

@@ -31,6 +31,10 @@ BLANK = b" \t\r\n\0"
 """What a line without a document is made of: NULs stand at the end of a file that was given its size beforehand."""
 
 
+class NoColumn(DataError):
+    """The column that was asked for is not there."""
+
+
 def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[dict[str, Any]]:
     """Each file as one document, in pieces that can be tokenised one by one."""
     for file in files:
@@ -162,7 +166,7 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if asked is not None and kind == "json" and asked not in columns and not texts:
         return asked  # no line so far has any text: later ones may
     if asked is not None and asked not in columns:
-        raise DataError(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
+        raise NoColumn(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
         raise DataError(f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}")
     named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]

@@ -530,7 +530,7 @@ def test_ranks_and_micro_batches_split_the_global_batch_without_overlap(
 def test_a_corpus_shorter_than_a_step_wraps_with_a_warning(tmp_path: Path) -> None:
     batches = Batches(corpus_of(tmp_path, 50), seq_len=16, tokens_per_step=16 * 8, seed=0)
     (warning,) = batches.warnings
-    assert "50 tokens, fewer than one step's 128" in warning
+    assert "50 tokens, fewer than the 129 of a step" in warning
     assert batches.sequences(0, 0, 8)[0].shape == (8, 16)
 
 

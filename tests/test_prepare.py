@@ -577,6 +577,34 @@ def test_a_corpus_that_goes_while_it_is_prepared_is_refused(tmp_path: Path, voca
         list(told)
 
 
+@pytest.mark.parametrize(
+    ("columns", "taken"),
+    [(["prompt", "completion"], "completion"), (["text", "completion"], "completion"), (["text"], "text")],
+    ids="+".join,
+)
+def test_another_validation_corpus_gives_the_same_column_where_it_has_it(
+    columns: list[str], taken: str, tmp_path: Path, vocabulary: None
+) -> None:
+    for name, own in (("a", ["prompt", "completion"]), ("b", columns)):
+        rows = [json.dumps({column: f"{column} {n}" for column in own}) for n in range(300)]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(rows))
+    told: list[str] = []
+    asked = {"text_column": "completion", "val_corpus": str(tmp_path / "b.jsonl"), "tell": told.append}
+    made(str(tmp_path / "a.jsonl"), tmp_path / "out", **asked)
+    assert told == ["to train on: a.jsonl, column 'completion'", f"for validation: b.jsonl, column {taken!r}"]
+
+
+def test_another_validation_corpus_whose_column_cannot_be_told_is_refused_by_the_column_asked_for(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"completion": "a"}')
+    (tmp_path / "b.jsonl").write_text('{"prompt": "a", "answer": "b"}')
+    with pytest.raises(DataError, match=r"b\.jsonl has no column 'completion', but prompt, answer"):
+        made(
+            str(tmp_path / "a.jsonl"), tmp_path / "out", text_column="completion", val_corpus=str(tmp_path / "b.jsonl")
+        )
+
+
 def test_which_files_are_taken_is_told(tmp_path: Path, vocabulary: None) -> None:
     path = streams.json_lines(tmp_path / "mine.jsonl", TEXTS)
     told: list[str] = []
