@@ -125,11 +125,12 @@ def far_longer(block_seconds: Sequence[float]) -> list[int]:
 
 def uneven(block_seconds: Sequence[float], why: str) -> list[str]:
     """A warning where blocks last far longer than the median one. why: what may have happened then."""
-    long = far_longer(block_seconds)
+    if not (long := far_longer(block_seconds)):
+        return []
     return [
         f"uneven: {len(long)} of {len(block_seconds)} blocks lasted over twice as long as the median one, up to "
         f"{max(block_seconds):.1f} s: {why}"
-    ] * bool(long)
+    ]
 
 
 def _difference(later: float | None, earlier: float | None) -> float | None:

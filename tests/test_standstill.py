@@ -14,7 +14,7 @@ import pytest
 from test_measure import FACTS, PROTOCOL, FakeDevice, run
 
 from bench.combine import combine
-from bench.measure import Window
+from bench.measure import Window, first_losses
 from bench.standstill import Instant, Pulse, far_longer, standstills
 from bench.worker import _unevenness
 from gpt2.launch import ROOT
@@ -242,6 +242,11 @@ def test_of_several_ranks_the_one_that_stood_still_is_named_once() -> None:
     waiting = replace(waiting, blocks=blocks(*[block.seconds for block in still.blocks]), set_aside=still.blocks)
     assert [line.split(":")[0] for line in _unevenness([waiting, still])] == ["taken once more", "stood still"]
     assert "of rank 1: " in _unevenness([waiting, still])[1]
+
+
+def test_a_process_for_its_losses_alone_has_no_blocks_to_be_uneven() -> None:
+    device = FakeDevice(0.5)
+    assert _unevenness([first_losses(device.steps_of(), device, 5)]) == []
 
 
 def test_blocks_that_waited_for_something_are_told_and_stay() -> None:
