@@ -22,7 +22,7 @@ from bench.child_side import Progress, cause, give_way, leave, leave_with_runner
 from bench.machine import Ceiling, Matmul
 from bench.record import Outcome
 from bench.shapes import linear_layers
-from bench.standstill import Instant, Pulse, standstills
+from bench.standstill import Instant, pulse_beside, standstills
 from gpt2 import stages
 from gpt2.device import Device, find
 from gpt2.launch import enter_environment
@@ -127,7 +127,7 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
             taken.append(block(calls))
         return taken
 
-    with contextlib.nullcontext() if device.waits_with_the_lock else Pulse() as pulse:
+    with pulse_beside(device) as pulse:
         block(1)  # libraries load, and choose or generate their kernel
         calls, heated = 1, 0.0
         while heated < seconds:

@@ -14,8 +14,13 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpt2.device import Device
 
 PERIOD = 0.1
 """Seconds between two beats of the pulse."""
@@ -76,6 +81,11 @@ class Pulse:
     def _beat(self) -> None:
         while not self._end.wait(PERIOD):
             self.lost_seconds()
+
+
+def pulse_beside(device: Device) -> AbstractContextManager[Pulse | None]:
+    """A pulse for work on a device; None where waiting for it would be taken for a standstill."""
+    return nullcontext() if device.waits_with_the_lock else Pulse()
 
 
 @dataclass(frozen=True, kw_only=True)

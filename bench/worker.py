@@ -12,7 +12,6 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -32,7 +31,7 @@ from bench.ladder import Ladder, LadderError, Rung, load
 from bench.measurement import Proof
 from bench.record import STOOD_STILL, Kind, Outcome
 from bench.schedule import variant
-from bench.standstill import Instant, Pulse, standstills, uneven
+from bench.standstill import Instant, pulse_beside, standstills, uneven
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
@@ -181,7 +180,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
     if arguments.losses or arguments.kind == "parity":
         return tell(first_losses(steps, device, PARITY_LOSSES))
     limit = ladder.protocol.timeout_seconds
-    with nullcontext() if device.waits_with_the_lock else Pulse() as pulse:
+    with pulse_beside(device) as pulse:
         window = measure(
             steps,
             device,
