@@ -58,7 +58,7 @@ def combine(
 
 def _lost_seconds(window: Window) -> list[float]:
     """Of each block; empty where nobody looked."""
-    if any(block.lost_seconds is None for block in window.blocks):
+    if any(block.lost_seconds is None and block.asleep_seconds is None for block in window.blocks):
         return []
     lost = standstills(window.blocks)
     return [lost.get(number, 0.0) for number in range(len(window.blocks))]

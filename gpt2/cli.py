@@ -125,7 +125,6 @@ def prepare(
     from gpt2.index import read_index, to_nanogpt
     from gpt2.prepare import prepare
 
-    taken: list[str] = []
     if other := not_taken(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
@@ -136,7 +135,7 @@ def prepare(
                 folder,
                 processes=processes,
                 warn=lambda line: typer.echo(f"gpt2: {line}", err=True),
-                tell=taken.append,
+                tell=lambda line: typer.echo(f"gpt2: {line}", err=True),
                 text_column=text_column,
                 revision=revision,
                 val_corpus=val_corpus,
@@ -159,8 +158,6 @@ def prepare(
         f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to train on, "
         f"{tokens['val']:,} for validation"
     )
-    for line in taken:
-        typer.echo(line)
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
 

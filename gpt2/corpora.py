@@ -22,7 +22,7 @@ import numpy as np
 
 from gpt2 import data
 from gpt2.cache import DataError, changed, sha256_of
-from gpt2.files import files_below, listed
+from gpt2.files import files_below, listed, printable
 from gpt2.hub import KNOWN, hub_files, import_datasets
 from gpt2.readers import FILE_KINDS, NoColumn, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
 from gpt2.splits import files_of_split, split_of
@@ -108,9 +108,8 @@ class Documents:
     def taken(self) -> str:
         """Which files these are, and what of them: in words, for the user to see."""
         names = [Path(file).name if _is_local(file) else file for file in self.files]
-        shown = listed(names) if len(names) > 1 else names[0]
         column = f", column {self.text_column!r}" if self.kind != "text" else ""
-        return f"{shown}{column}"
+        return f"{listed(names)}{column}"
 
     @property
     def bytes_of_text(self) -> int | None:
@@ -239,7 +238,7 @@ def open_beside(name: str, *, text_column: str | None, revision: str | None = No
 
 def stem_of(path: Path) -> str:
     """What a corpus is called: as its folder, or as its file up to the first dot within the name."""
-    return _printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.resolve().name)
+    return printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.resolve().name)
 
 
 def not_taken(name: str) -> Path | None:
@@ -296,12 +295,7 @@ def _is_local(file: str) -> bool:
 
 def _shown(file: str) -> str:
     """A local file by its name: a folder may move between two sessions."""
-    return _printable(Path(file).name) if _is_local(file) else file
-
-
-def _printable(name: str) -> str:
-    """A name of the file system, its bytes that are no UTF-8 as escapes: others could not be written down."""
-    return os.fsencode(name).decode(errors="backslashreplace")
+    return printable(Path(file).name) if _is_local(file) else file
 
 
 def _unknown(name: str) -> DataError:

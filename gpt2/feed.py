@@ -18,7 +18,7 @@ from gpt2.cache import DataError, cache_dir
 from gpt2.data import GENERATED, Batches, Corpus, not_the_known, open_corpus
 from gpt2.data import KNOWN as KNOWN_TEXTS
 from gpt2.documents import FirstTokens, in_new_order, open_validation
-from gpt2.files import listed
+from gpt2.files import listed, printable
 from gpt2.index import read_index
 from gpt2.run import Run
 from gpt2.shards import Shards
@@ -93,10 +93,10 @@ def _shards(run: Run, source: Source) -> Data:
         seed=workload.seed,
     )
     validation: Corpus | None = None
-    judged = ""
+    judged, odd = "", list[str]()
     if _validates(run):
         if run.val_corpus is not None:
-            validation, judged = _other_validation(run, run.val_corpus, source.text_column)
+            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif name == GENERATED:  # by the same rules, drawn anew
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
@@ -107,14 +107,15 @@ def _shards(run: Run, source: Source) -> Data:
                 "--val-corpus, or train without: --set evaluation.val_every=0"
             )
     parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
-    notes = ["; ".join(part for part in parts if part) if folder and folder.is_dir() else judged, *batches.warnings]
+    files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
+    notes = [files, *batches.warnings, *odd]
     if index and is_other(index.corpus):
         notes.append(not_the_known(name))
     if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
-        trained = {sha256: path.name for path, sha256 in corpus.files.items()}
+        trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
         notes += [
-            f"{path.name} holds the very bytes of {trained[sha256]}, which is trained on: its loss tells nothing of "
-            "text that was never seen"
+            f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its loss tells "
+            "nothing of text that was never seen"
             for path, sha256 in validation.files.items()
             if sha256 in trained
         ]
@@ -143,12 +144,13 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
     revision = place["source"].get("revision") if place else None
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
-    judged = ""
+    judged, odd = "", list[str]()
     if _validates(run):
         if run.val_corpus is not None:
-            validation, judged = _other_validation(run, run.val_corpus, source.text_column)
+            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
         elif has_validation(name):
             own = opened(split="validation")
+            odd = own.warnings
             validation = hold_out(own, run.evaluation.val_tokens + 1, or_all=True).corpus
             judged = f"validated on: {own.taken}"
         else:
@@ -170,7 +172,10 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
         validation=validation,
         facts={"name": documents.name, "sha256": sha256},
         streamed=streamed,
-        notes=("; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))), *documents.warnings),
+        notes=(
+            "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
+            *dict.fromkeys([*documents.warnings, *odd]),
+        ),
     )
 
 
@@ -190,18 +195,18 @@ def _validates(run: Run) -> bool:
     return run.evaluation.val_every > 0
 
 
-def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str]:
-    """Of a corpus that is not trained on its prepared validation, or its first documents; and which these are."""
+def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
+    """Prepared validation, or first documents, of a corpus that is not trained on; which these are; what is odd."""
     from gpt2.corpora import open_beside
     from gpt2.stream import hold_out
 
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
-        return corpus, _taken("validated on", corpus)
+        return corpus, _taken("validated on", corpus), []
     documents = open_beside(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
-    return first, f"validated on: {documents.taken}"
+    return first, f"validated on: {documents.taken}", documents.warnings
 
 
 def _named(name: str) -> Path | None:

@@ -35,8 +35,14 @@ def kind_of(head: bytes) -> str | None:
     return next((kind for begins, kind in KINDS.items() if head.startswith(begins)), None)
 
 
+def printable(name: str) -> str:
+    """A name of the file system, its bytes that are no UTF-8 as escapes: others could not be written down."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
 def listed(names: Sequence[str]) -> str:
     """Names in words: all of a few, of many the first, the last and how many there are."""
+    names = [printable(name) for name in names]
     if len(names) <= 3:
         return ", ".join(names)
     return f"{names[0]} to {names[-1]} ({len(names)} files)"

@@ -96,7 +96,7 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
                 stack.push(partial(_close, sink))
         failed, moved = False, False
         for event in leg:
-            if rank == 0 and not moved and not (place.folder / ABOUT).exists():
+            if rank == 0 and not moved and _is_gone(place.folder / ABOUT):
                 moved = True
                 _say(f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is now", 0)
             for sink in list(sinks):
@@ -111,6 +111,17 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
     if failed:
         return FAILED
     return 130 if interrupted() and leg.ended_early else 0
+
+
+def _is_gone(path: Path) -> bool:
+    """Whether there is no such file; False where the file system does not answer."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _done(leg: Leg) -> str:

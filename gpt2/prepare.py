@@ -111,7 +111,8 @@ def prepare(
         if job.validation is not None:
             tell(f"for validation: {job.validation.taken}")
         if warn is not None:
-            for line in job.training.warnings:
+            documents = [job.training, *([job.validation] if job.validation is not None else [])]
+            for line in dict.fromkeys(line for each in documents for line in each.warnings):
                 warn(line)
         with Encoder(processes, warn) as encoder:
             yield from job.run(encoder)

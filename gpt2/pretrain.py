@@ -9,6 +9,7 @@ and written down is up to who pulls (gpt2.cli).
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Iterator, Mapping
@@ -76,7 +77,7 @@ class Leg(Iterator[Event]):
         saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
-        self.data: Data = open_data(run, place.source, saved.data if saved else None)
+        self.data = _open_data(run, place.source, saved.data if saved else None)
         step = saved.step if saved else 0
         batches = micro_batches(self.data.batches, run.toggles, rank=parallel.rank(), first_step=step)
         self.waiting = Waiting(device.feed(batches))
@@ -269,6 +270,36 @@ class Leg(Iterator[Event]):
 
     def _event(self, kind: Any, **values: Any) -> Event:
         return Event(kind=kind, step=self.training.number, values=values)
+
+
+def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
+    """Open the run's data on every rank, first on one of each machine, which leaves the cache to the others.
+
+    Raises DataError, or what a rank's own opening raised, on all ranks where one fails or has other data than rank 0.
+    """
+    ranks = run.toggles.processes
+    data: Data | None = None
+    error: Exception | None = None
+    for firsts in (True, False):
+        if (os.environ.get("LOCAL_RANK", "0") == "0") is firsts:
+            try:
+                data = open_data(run, source, saved)
+            except Exception as raised:
+                error = raised
+        facts = data and (data.facts["sha256"], data.validation and data.validation.sha256)
+        everyone = parallel.gather((facts, error and str(error)), ranks)
+    if error is not None:
+        raise error
+    for rank, (theirs, problem) in enumerate(everyone):
+        if problem:
+            raise DataError(f"rank {rank} cannot open the data: {problem}")
+        if theirs != everyone[0][0]:
+            raise DataError(
+                f"rank {rank} would train or validate on other data than rank 0: its files differ; give all machines "
+                "the same (--data, GPT2_DATA_DIR, GPT2_CACHE_DIR)"
+            )
+    assert data is not None
+    return data
 
 
 def _read(folder: Path) -> Saved:

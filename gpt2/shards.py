@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import pickle
-import time
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ VERSION = 1
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
 """Tokens looked through at once."""
-LOOK_SECONDS = 1.0
-"""Between two looks at whether a shard that is read is still what it was."""
 UNWRITTEN = 64
 """Zeros at a stretch, from a place that is a multiple of it, that mark what was never written: no two of token 0, an
 exclamation mark, follow each other in a text, for two have a token of their own."""
@@ -77,13 +74,9 @@ class Shards:
         """Say which files, of which sha256, the arrays are, and how they looked; they are seen to stay so."""
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
-        self._looked_at = [0.0] * len(looks)
 
     def _check(self, shard: int) -> None:
         """Raises DataError where something has written into a file; one put in its place leaves the tokens mapped."""
-        if time.monotonic() - self._looked_at[shard] < LOOK_SECONDS:
-            return
-        self._looked_at[shard] = time.monotonic()
         path, before = self._looks[shard]
         try:
             now = _look(path)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import threading
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -251,8 +251,13 @@ def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -
             f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files and no "
             "checksums; go on with that version, or begin a new run from its weights with --init-from"
         )
-    had, now = (dict(each.get("files", [])) for each in (state.get("source", {}), identity["source"]))
-    if other := sorted(file for file in {*had, *now} if had.get(file, "") != now.get(file, "")):
+    if state.keys() & identity.keys() != identity.keys():
+        raise DataError(
+            f"corpus {name!r}: the checkpoint is of an older version, whose positions mean something else; go on "
+            "with that version, or begin a new run from its weights with --init-from"
+        )
+    had, now = (Counter(map(tuple, each.get("files", []))) for each in (state["source"], identity["source"]))
+    if other := sorted({file for file, _ in (had - now) + (now - had)}):
         raise DataError(
             f"corpus {name!r}: the checkpoint's position in the stream is for other files: {listed(other)} came, went "
             "or changed since; go on with the files as they were"

@@ -8,8 +8,12 @@ from typing import Any
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """As json.dumps(), in UTF-8; tuples are lists."""
-    return json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    """As json.dumps(), in UTF-8; tuples are lists.
+
+    Bytes of a file's name that are no UTF-8 become JSON's escapes, so that what is returned can always be written.
+    """
+    text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _finite(value: Any) -> Any:

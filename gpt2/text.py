@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import tiktoken
 
 END_OF_TEXT = "<|endoftext|>"
-CONTROL, FEWEST, CONTROL_SHARE = bytes({*range(32)} - {*b"\t\n\v\f\r\x1b"}), 16, 0.75
+CONTROL, FEWEST, CONTROL_SHARE = bytes({*range(32)} - {*b"\b\t\n\v\f\r\x1b"}), 16, 0.75
 """Characters that no text has many of, NUL among them; bytes from which, and share of all others below which, a sample
 is no text. Latin and Cyrillic letters in UTF-16 are valid UTF-8 with one such character each."""
 HOLE = "\0" * 4096

@@ -214,10 +214,7 @@ def test_a_swapped_shard_beyond_the_vocabulary_is_refused(tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("ids", [np.full(3000, 50300), numbers(3000)[::-1]], ids=["beyond the vocabulary", "others"])
-def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(
-    tmp_path: Path, ids: np.ndarray, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(shards, "LOOK_SECONDS", 0.0)
+def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(tmp_path: Path, ids: np.ndarray) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
     corpus = open_corpus("mine", vocab_size=V, path=path)
     corpus.read(0, 100)
@@ -227,10 +224,18 @@ def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(
         corpus.read(0, 100)
 
 
-def test_a_shard_that_is_touched_or_replaced_or_gone_is_read_on_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_shard_that_is_cut_short_while_it_is_read_is_refused_and_not_touched(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr(shards, "LOOK_SECONDS", 0.0)
+    path = nanogpt_shard(tmp_path / "train.bin", numbers(1 << 16))
+    corpus = open_corpus("mine", vocab_size=V, path=path)
+    corpus.read(0, 100)
+    os.truncate(path, 0)
+    with pytest.raises(DataError, match=r"train\.bin changed since it was opened"):
+        corpus.read(50_000, 100)
+
+
+def test_a_shard_that_is_touched_or_replaced_or_gone_is_read_on_as_it_was(tmp_path: Path) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", ids := numbers(3000))
     corpus = open_corpus("mine", vocab_size=V, path=path)
     path.touch()

@@ -148,6 +148,15 @@ def test_a_document_with_a_million_of_one_character_is_tokenised(
     assert (index.documents, said) == (41, [])
 
 
+def test_what_is_odd_about_the_texts_for_validation_is_told_too(tmp_path: Path, vocabulary: None) -> None:
+    (tmp_path / "mine" / "val").mkdir(parents=True)
+    (tmp_path / "mine" / "a.txt").write_text("To be, or not to be: that is the question. " * 100)
+    (tmp_path / "mine" / "val" / "b.txt").write_text("Whether 'tis nobler<|endoftext|> in the mind " * 100)
+    said: list[str] = []
+    made(str(tmp_path / "mine"), tmp_path / "out", warn=said.append)
+    assert any("b.txt" in line and "<|endoftext|>" in line for line in said)
+
+
 class Panic(BaseException):
     """As pyo3's PanicException is: no Exception."""
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
 
-from gpt2 import longrun
+from gpt2 import longrun, parallel
 from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, folders, read
 from gpt2.feed import Source, open_data
@@ -677,6 +677,40 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
     assert capsys.readouterr().err.count("here was moved or removed") == 1
     assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
     assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(range(1, 9))
+
+
+@pytest.mark.parametrize(("error", "gone"), [(FileNotFoundError(), True), (OSError(116, "stale"), False)])
+def test_a_folder_is_moved_only_where_the_file_system_says_so(
+    error: OSError, gone: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def stat(path: Path) -> None:
+        raise error
+
+    monkeypatch.setattr(Path, "stat", stat)
+    assert longrun._is_gone(tmp_path) is gone
+
+
+def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
+    for name in (b"train_\xff.bin", b"val_\xff.bin"):
+        path = os.path.join(os.fsencode(tmp_path), name)
+        torch.arange(2000 + len(name), dtype=torch.int16).remainder(500).numpy().tofile(os.fsdecode(path))
+    run = tiny_run(steps=1, workload={"data": "mine"})
+    place = Place(folder=tmp_path / "run", source=Source(path=tmp_path))
+    assert longrun.carry_out(run, place) == 0
+    notes = [event.values["text"] for event in read_metrics(tmp_path / "run") if event.kind == "note"]
+    assert any(r"train_\xff.bin" in note for note in notes)
+
+
+def test_a_rank_with_other_data_than_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
+    with pytest.raises(DataError, match="rank 1 would train or validate on other data than rank 0"):
+        events(tiny_run(steps=1), tmp_path)
+
+
+def test_what_keeps_another_rank_from_its_data_is_said_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (None, "no such folder")])
+    with pytest.raises(DataError, match="rank 1 cannot open the data: no such folder"):
+        events(tiny_run(steps=1), tmp_path)
 
 
 def test_a_folder_whose_checkpoints_nobody_could_read_is_refused(

@@ -15,7 +15,7 @@ from test_measure import FACTS, PROTOCOL, FakeDevice, run
 
 from bench.combine import combine
 from bench.measure import Window, first_losses
-from bench.standstill import Instant, Pulse, far_longer, standstills
+from bench.standstill import Instant, Pulse, far_longer, pulse_beside, standstills
 from bench.worker import _unevenness
 from gpt2.launch import ROOT
 
@@ -208,6 +208,27 @@ def test_a_second_window_of_that_kind_stays_and_is_told() -> None:
     measured = combine([window], [[1.0]], [1.0], **FACTS)
     assert measured.block_lost_seconds is not None
     assert sum(measured.block_lost_seconds) == pytest.approx(2.0)
+
+
+def test_before_a_second_window_a_block_is_run_that_does_not_count() -> None:
+    window = stopping({40: 5.0})
+    steps = sum(1 for _ in window.history)
+    assert steps - window.warmup_steps == 6 * (window.block_steps or 0)
+    assert window.warmup_steps == stopping({}).warmup_steps + 7 * (window.block_steps or 0)
+
+
+def test_a_window_that_the_machine_slept_through_is_told_where_no_pulse_can_be() -> None:
+    asleep = [Instant(seconds=1.0, lost_seconds=None, asleep_seconds=each) for each in (0.0, 30.0, 0.0)]
+    measured = combine([replace(stopping({}), blocks=asleep)], [[1.0]], [1.0], **FACTS)
+    assert measured.block_lost_seconds == [0.0, 30.0, 0.0]
+
+
+@pytest.mark.parametrize("waits_with_the_lock", [False, True])
+def test_no_pulse_is_taken_where_waiting_for_the_device_would_stop_it(waits_with_the_lock: bool) -> None:
+    device = FakeDevice(0.1)
+    device.waits_with_the_lock = waits_with_the_lock
+    with pulse_beside(device) as pulse:
+        assert (pulse is None) is waits_with_the_lock
 
 
 def test_where_there_is_no_time_for_a_second_window_the_first_stays() -> None:

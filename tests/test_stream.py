@@ -356,6 +356,29 @@ def test_a_file_whose_name_is_no_utf_8_has_a_place_that_can_be_written_down(tmp_
     assert len(first) == 2
 
 
+def test_a_place_of_a_version_before_texts_were_cut_is_said_to_be_of_an_older_one(
+    tmp_path: Path, vocabulary: None
+) -> None:
+    (tmp_path / "a.txt").write_text("\n".join(TEXTS), encoding="utf-8")
+    batches = stream(str(tmp_path / "a.txt"))
+    read(batches, range(1))
+    state = batches.state(1) or {}
+    del state["piece_chars"]
+    with pytest.raises(DataError, match="older version, whose positions mean something else"):
+        stream(str(tmp_path / "a.txt"), state=state)
+
+
+def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+        streams.json_lines(tmp_path / folder / "part.jsonl", [f"{folder} {text}" for text in TEXTS])
+    batches = stream(str(tmp_path))
+    read(batches, range(1))
+    streams.json_lines(tmp_path / "a" / "part.jsonl", TEXTS)
+    with pytest.raises(DataError, match=r"other files: part\.jsonl came, went or changed"):
+        stream(str(tmp_path), state=batches.state(1))
+
+
 def test_a_place_of_an_older_version_is_said_to_be_of_one(corpus: str) -> None:
     batches = stream(corpus)
     read(batches, range(1))

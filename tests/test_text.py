@@ -281,6 +281,12 @@ def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_p
 # --- what is no text, or another one by now
 
 
+def test_a_text_that_is_overstruck_as_manuals_are_is_tokenised(tmp_path: Path, vocabulary: None) -> None:
+    content = "".join(f"{letter}\b{letter}" for letter in "NAME  gpt2 - train a model  SYNOPSIS ") * 50
+    (tmp_path / "a.txt").write_text(content)
+    assert tokenise(tmp_path / "a.txt").stat().st_size > HEADER_BYTES + 2 * len(content) / 3
+
+
 @pytest.mark.parametrize(
     "content",
     [
