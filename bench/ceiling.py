@@ -24,9 +24,8 @@ from bench.record import Outcome
 from bench.shapes import linear_layers
 from bench.standstill import Instant, pulse_beside, standstills
 from gpt2 import stages
-from gpt2.device import Device, find
+from gpt2.device import Device, check, find
 from gpt2.launch import enter_environment
-from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, GPT2Config

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench.peers import PEERS, Peer, PeerRung, program_place
 from gpt2.code import git
-from gpt2.stages import missing_allocator
+from gpt2.hardware.host import missing_allocator
 from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles

@@ -11,7 +11,7 @@ from bench import state as machine
 from bench.machine import GpuState, State
 from bench.record import OTHER_WORK
 from bench.report.text import GIB
-from gpt2.stages import missing_allocator, missing_compiler, other_folder, usable_cores
+from gpt2.hardware.host import missing_allocator, missing_compiler, other_folder, usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this

@@ -26,6 +26,7 @@ from bench.report.text import GIB, plain
 from bench.state import SYSTEM
 from gpt2 import stages
 from gpt2.code import git_state
+from gpt2.hardware import host
 from gpt2.toggles import HOST, Toggles
 
 NOISE = 0.05
@@ -99,7 +100,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         checks.threads(stages.threads(Toggles()), 1, root),
         *checks.unheeded(stages.unheeded_threads(Toggles()), stages.threads(Toggles())),
         checks.battery(),
-        checks.other_work(machine.other_cores(), stages.usable_cores()),
+        checks.other_work(machine.other_cores(), host.usable_cores()),
         _noise(blocks),
         checks.steal(stolen, 1),
         checks.memory(state.memory_available_bytes, memory_bytes, root),
@@ -111,7 +112,7 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
-        _disk("disk for compiler caches", stages.plain_folder() or Path(tempfile.gettempdir())),
+        _disk("disk for compiler caches", host.plain_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
 
@@ -203,7 +204,7 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
 
 
 def _huge_pages(root: Path) -> Finding:
-    given = stages.huge_pages(root)
+    given = host.huge_pages(root)
     asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
     meaning = {
         "always": "always",

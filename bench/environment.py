@@ -16,8 +16,7 @@ from bench.machine import Environment
 from bench.state import SYSTEM, cpu_flags, cpu_mhz, read, variables
 from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
-from gpt2.device.cpu import identity
-from gpt2.stages import usable_cores
+from gpt2.hardware.host import identity, usable_cores
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:

@@ -24,7 +24,7 @@ from bench.processes import Observed, Processes, Watcher
 from bench.runner import check_data
 from bench.schedule import Task, variant
 from bench.stop import Stop, stoppable
-from gpt2.stages import plain_folder
+from gpt2.hardware.host import plain_folder
 
 
 class Farewell(Exception):

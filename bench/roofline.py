@@ -17,7 +17,7 @@ from bench.report.scoreboard import Scoreboard
 from bench.runner import RunError, results_file
 from bench.schedule import Task, ceiling_rung
 from bench.stop import stoppable
-from gpt2.stages import plain_folder
+from gpt2.hardware.host import plain_folder
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -53,11 +53,9 @@ def measure(
 def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | None, str]:
     """What earlier runs of a ladder on this machine measured, and a line that says where that is from."""
     try:
-        boards, _ = load_boards([results])
+        boards, _ = load_boards([results] if results.exists() else [], needed=False)
     except RecordError as error:
-        if results.exists():
-            return None, f"Measured: {error}."
-        boards = []
+        return None, f"Measured: {str(error).splitlines()[0]}."
     here = [board for board in boards if (board.ladder, board.environment.machine) == (ladder.name, machine)]
     board = next((board for board in here if Workload(**board.records[0].workload) == ladder.workload), None)
     if board is None or board.source is None:

@@ -33,7 +33,7 @@ from bench.schedule import Cut, Schedule, Task
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from bench.stop import Stop, stoppable
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.stages import plain_folder
+from gpt2.hardware.host import plain_folder
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 
 from bench.peers import Peer
-from gpt2.stages import environment, one_cpu_per_core, threads
+from gpt2.hardware.host import one_cpu_per_core
+from gpt2.stages import environment, threads
 from gpt2.toggles import HOST, Toggles
 
 

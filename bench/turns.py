@@ -59,7 +59,7 @@ def turns(
     from bench.probe import ProbeError, probe
     from bench.runner import RunError, check_data, results_file
     from gpt2.data import DataError
-    from gpt2.stages import plain_folder
+    from gpt2.hardware.host import plain_folder
 
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     try:

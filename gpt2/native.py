@@ -5,15 +5,12 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-import platform
-import re
 import subprocess
-import sys
 import tempfile
 from functools import lru_cache
 from pathlib import Path
 
-from gpt2.stages import missing_cxx
+from gpt2.hardware.host import cpu_flags
 from gpt2.toggle import UnsupportedToggle
 
 SOURCE = Path(__file__).with_name("attention.cpp")
@@ -21,26 +18,6 @@ FLAGS = (
     *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),  # pairs of bfloat16 are moved as one number
 )
-UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}
-"""Of which oneDNN's small products need one, by number format."""
-
-
-def missing(number_format: str) -> str | None:
-    """Why there can be no such kernels here for products in that format; None where there can."""
-    if (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        return "torch has small products for x86 CPUs under Linux only; choose blocks"
-    if number_format not in UNITS:
-        return f"there is no such kernel for {number_format}; choose sdpa, or set autocast to bfloat16 or float32"
-    if not cpu_flags().intersection(UNITS[number_format]):
-        return f"this CPU has no {' or '.join(UNITS[number_format])}, which its {number_format} needs; choose blocks"
-    return missing_cxx()
-
-
-@lru_cache(maxsize=1)
-def cpu_flags() -> frozenset[str]:
-    """Of the first processor, as Linux names them."""
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return frozenset(found.group(1).split() if found else ())
 
 
 @lru_cache(maxsize=1)

@@ -8,22 +8,13 @@ Importing this module loads no torch, so that a process can be prepared before i
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
-import re
-import shutil
-import sys
-import sysconfig
-import tempfile
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from ctypes.util import find_library
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import psutil
-
+from gpt2.hardware.host import PLACES, allocator_library, one_cpu_per_core, other_folder, usable_cores
 from gpt2.toggles import Toggles
 from gpt2.workload import GPT2Config, Workload
 
@@ -32,15 +23,6 @@ if TYPE_CHECKING:
 
     from gpt2.device import Device
     from gpt2.model import GPT2
-
-
-def usable_cores() -> int:
-    """Physical cores that this process may use."""
-    places = os.environ.get(PLACES, "")
-    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # then the system tells only where the first thread stays
-        return places.count("{")
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
@@ -77,93 +59,7 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     return variables
 
 
-PLACES = "OMP_PLACES"
-"""Where OpenMP's threads stay: {0},{1} are the first two logical processors, each a place of its own."""
-
-
-def one_cpu_per_core() -> list[int]:
-    """The first logical processor of each physical core that this process may use."""
-    first: dict[str, int] = {}
-    for cpu in sorted(os.sched_getaffinity(0)):
-        core = str(cpu)
-        with contextlib.suppress(OSError):
-            core = Path(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-        first.setdefault(core, cpu)
-    return list(first.values())
-
-
-ALLOCATORS = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc"}
-"""The libraries' names for the linker."""
-PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
-"""That install them on Debian and Ubuntu."""
 CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-
-
-def missing_allocator(name: str) -> str | None:
-    """Why memory cannot come from there here; None where it can."""
-    library = ALLOCATORS.get(name)
-    if library and sys.platform != "linux":
-        return "it is put under torch by LD_PRELOAD, which is Linux's; choose system"
-    if library and not find_library(library):
-        return f"there is no lib{library} here; apt-get install {PACKAGES[name]}, or choose thp"
-    return None
-
-
-def huge_pages(root: Path = Path("/")) -> str | None:
-    """Who is given huge pages: always, madvise (who asks) or never; None where the system does not tell."""
-    with contextlib.suppress(OSError):
-        told = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
-        return told.partition("[")[2].partition("]")[0] or None
-    return None
-
-
-def plain_folder() -> Path | None:
-    """The folder for temporary files; another of the system's where torch.compile cannot compile in that one.
-
-    None where there is no other.
-    """
-    usual = Path(tempfile.gettempdir())
-    if not SPLITS_WORDS.search(str(usual)):
-        return usual
-    others = [Path("/tmp"), Path("/var/tmp")]
-    return next((each for each in others if each.is_dir() and os.access(each, os.W_OK | os.X_OK)), None)
-
-
-def other_folder() -> Path | None:
-    """The folder that plain_folder() has in place of the usual one; None where it has that one, or none."""
-    folder = plain_folder()
-    return None if folder == Path(tempfile.gettempdir()) else folder
-
-
-SPLITS_WORDS = re.compile(r"[\s'\"\\]")
-"""What torch.compile's command lines cannot hold in a path: it does not quote all of them."""
-
-
-def missing_cxx() -> str | None:
-    """Why nothing can be compiled for this CPU, by $CXX or the system's compiler; None where it can."""
-    name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
-    if shutil.which(name):
-        return None
-    if os.environ.get("CXX"):
-        return f"CXX is {name!r}, and there is no such program; set it to a C++ compiler, without options"
-    return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
-
-
-def missing_compiler() -> str | None:
-    """Why torch.compile can make no code for this CPU, which Python's C interface calls; None where it can."""
-    if missing := missing_cxx():
-        return missing
-    if plain_folder() is None:
-        where = tempfile.gettempdir()
-        return f"torch.compile cannot compile in {where!r}; set TMPDIR to a folder without blanks or quotes"
-    torch = importlib.util.find_spec("torch")
-    if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
-        return f"torch.compile cannot compile with {torch.origin!r}; install into a folder without blanks or quotes"
-    headers = Path(sysconfig.get_path("include"))
-    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of macOS's own Pythons
-    if not any((folder / "Python.h").exists() for folder in (headers, framework)):
-        return f"Python's headers are not in {headers}; apt-get install python3-dev, or take a Python that has them"
-    return None
 
 
 def _allocator(name: str) -> dict[str, str]:
@@ -174,7 +70,7 @@ def _allocator(name: str) -> dict[str, str]:
         given = os.environ.get(CUDA_ALLOCATOR) or os.environ.get("PYTORCH_ALLOC_CONF", "")
         others = [each for each in given.split(",") if each and not each.startswith("expandable_segments:")]
         return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
-    if name not in ALLOCATORS or not (library := find_library(ALLOCATORS[name])):
+    if not (library := allocator_library(name)):
         return {}
     others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
     variables = {"LD_PRELOAD": ":".join([library, *others])}

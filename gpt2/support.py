@@ -1,35 +1,29 @@
-"""Which toggles a device can do, and which of them need one another. Imports no torch."""
+"""Which toggles a kind of device can do, and which of them need one another. Imports no torch."""
 
 from __future__ import annotations
 
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
-from gpt2 import native
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import HOST, SCALED, Toggles
 
-if TYPE_CHECKING:
-    from gpt2.device import Device
 
+def check(toggles: Toggles) -> None:
+    """Raise UnsupportedToggle where the kind of device cannot do a toggle, or a toggle needs another one.
 
-def check(toggles: Toggles, device: Device | None = None) -> None:
-    """Raise UnsupportedToggle where the kind of device, or with `device` this very one, cannot do a toggle."""
+    What this very device can do, gpt2.device.check asks it.
+    """
     for toggle in fields(toggles):
         value = getattr(toggles, toggle.name)
         only = toggle.metadata["only"].get(value)
         if only and toggles.device not in only.devices:
             raise UnsupportedToggle(toggle.name, value, only.otherwise)
-        if device and (reason := device.refuses(toggle.name, value)):
-            raise UnsupportedToggle(toggle.name, value, reason)
     if toggles.threads != "default" and toggles.device != HOST:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
     if reason := _unmet(toggles):
         raise UnsupportedToggle(*reason)
     if toggles.attention in ("flash", "cudnn", "flash3") and toggles.autocast == "float32" and toggles.device != HOST:
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
-        raise UnsupportedToggle("attention", toggles.attention, reason)
-    if device and toggles.attention == "brgemm" and (reason := native.missing(toggles.autocast)):
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.sharding != "none" and toggles.world_size == 1:
         reason = "one rank has nobody to share with; choose a world_size above 1, or none"

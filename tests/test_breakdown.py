@@ -13,7 +13,7 @@ from bench.record import Record
 from bench.report.scoreboard import scoreboard
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
-from gpt2.native import missing
+from gpt2.hardware.host import missing_brgemm
 from gpt2.ops import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
 from gpt2.ops import record as record_step
 
@@ -219,7 +219,9 @@ def test_kernels_of_others_are_not_taken_for_cudnn_s(name: str, kind: str | None
     [
         {},
         {"attention": "blocks", "compile": "default", "adamw": "compiled"},
-        pytest.param({"attention": "brgemm"}, marks=pytest.mark.skipif(bool(missing("float32")), reason="not here")),
+        pytest.param(
+            {"attention": "brgemm"}, marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="not here")
+        ),
     ],
 )
 def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:

@@ -13,14 +13,15 @@ from torch import Tensor
 
 from gpt2 import native
 from gpt2.brgemm import BrgemmAttention
+from gpt2.device import check
 from gpt2.device.cpu import Cpu
+from gpt2.hardware import host
 from gpt2.model import by_heads
-from gpt2.support import check
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles
 
-kernel = pytest.mark.skipif(bool(native.missing("float32")), reason=str(native.missing("float32")))
-narrow_kernel = pytest.mark.skipif(bool(native.missing("bfloat16")), reason=str(native.missing("bfloat16")))
+kernel = pytest.mark.skipif(bool(host.missing_brgemm("float32")), reason=str(host.missing_brgemm("float32")))
+narrow_kernel = pytest.mark.skipif(bool(host.missing_brgemm("bfloat16")), reason=str(host.missing_brgemm("bfloat16")))
 TORCHS = by_heads(partial(F.scaled_dot_product_attention, is_causal=True))
 
 
@@ -194,15 +195,15 @@ def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
 
 
 def test_a_cpu_without_the_units_is_refused_with_what_to_choose(monkeypatch) -> None:
-    monkeypatch.setattr(native, "cpu_flags", lambda: frozenset({"avx2"}))
-    monkeypatch.setattr(native.sys, "platform", "linux")
-    monkeypatch.setattr(native.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(host, "cpu_flags", lambda: frozenset({"avx2"}))
+    monkeypatch.setattr(host.sys, "platform", "linux")
+    monkeypatch.setattr(host.platform, "machine", lambda: "x86_64")
     with pytest.raises(
         UnsupportedToggle, match=r"no avx512_bf16 or amx_bf16, which its bfloat16 needs; choose blocks"
     ):
         check(Toggles(attention="brgemm", autocast="bfloat16"), Cpu())
     with pytest.raises(UnsupportedToggle, match=r"no such kernel for float16; choose sdpa"):
         check(Toggles(attention="brgemm", autocast="float16"), Cpu())
-    monkeypatch.setattr(native.platform, "machine", lambda: "arm64")
+    monkeypatch.setattr(host.platform, "machine", lambda: "arm64")
     with pytest.raises(UnsupportedToggle, match=r"x86 CPUs under Linux only; choose blocks"):
         check(Toggles(attention="brgemm"), Cpu())

@@ -18,6 +18,7 @@ from bench.record import read
 from bench.roofline import measure
 from bench.runner import RunError
 from gpt2.device import Cpu, Device, PeakMemory
+from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, GPT2Config
 
 SMALL = GPT2Config(n_layer=1, n_head=1, n_embd=16, n_ctx=8, vocab_size=61)
@@ -35,8 +36,8 @@ class FakeDevice(Device):
         self.queue: list[float] = []
         self.blocks: list[int] = []
 
-    def refuses(self, toggle: str, value: object) -> str | None:
-        return self.refused.get(value)
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        return self.refused.get(getattr(toggles, toggle))
 
     def synchronize(self) -> None:
         self.now += sum(self.queue)

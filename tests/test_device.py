@@ -2,6 +2,7 @@ import mmap
 import platform
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 
 from gpt2.device import DEVICES, Cpu, DeviceError, Xla
-from gpt2.device.cpu import named_by
+from gpt2.hardware.host import named_by
 from gpt2.parallel import process_group
 from gpt2.stages import environment
 from gpt2.toggle import UnsupportedToggle
@@ -153,32 +154,32 @@ def test_without_a_c_compiler_what_torch_compiles_is_refused_and_the_rest_is_not
 ) -> None:
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert "there is no C++ compiler" in str(Cpu().refuses(toggle, value))
-    assert Cpu().refuses("compile", "eager") is None
-    assert Cpu().refuses("adamw", "fused") is None
+    assert "there is no C++ compiler" in str(Cpu().refuses(toggle, replace(Toggles(), **{toggle: value})))
+    assert Cpu().refuses("compile", Toggles(compile="eager")) is None
+    assert Cpu().refuses("adamw", Toggles(adamw="fused")) is None
 
 
 def test_without_python_s_headers_what_torch_compiles_is_refused_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path / "a" / "b" / name))
-    assert "apt-get install python3-dev" in str(Cpu().refuses("compile", "default"))
+    assert "apt-get install python3-dev" in str(Cpu().refuses("compile", Toggles(compile="default")))
     folder = tmp_path / "a" / "b" / "include"
     folder.mkdir(parents=True)
     (folder / "Python.h").touch()
-    assert Cpu().refuses("compile", "default") is None
+    assert Cpu().refuses("compile", Toggles(compile="default")) is None
 
 
 def test_a_compiler_named_by_cxx_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", sys.executable)
     monkeypatch.setenv("PATH", "/nowhere")
-    assert Cpu().refuses("compile", "default") is None
+    assert Cpu().refuses("compile", Toggles(compile="default")) is None
 
 
 def test_where_libraries_are_not_preloaded_other_allocators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert "LD_PRELOAD" in str(Cpu().refuses("allocator", "jemalloc"))
-    assert Cpu().refuses("allocator", "system") is None
+    assert "LD_PRELOAD" in str(Cpu().refuses("allocator", Toggles(allocator="jemalloc")))
+    assert Cpu().refuses("allocator", Toggles(allocator="system")) is None
 
 
 def test_xla_says_how_to_install_it_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,9 +240,10 @@ def test_a_tpu_is_found_in_the_table_of_peaks(monkeypatch: pytest.MonkeyPatch) -
 def test_a_board_of_tpus_trains_on_one_device_or_on_all(value: int) -> None:
     device = object.__new__(Xla)
     device._on_cpu, device._found = False, 8
-    assert device.refuses("world_size", value) == ("a batch is spread over all of the 8 device(s) here; choose 1 or 8")
-    assert device.refuses("world_size", 8) is None
-    assert device.refuses("world_size", 1) is None
+    reason = "a batch is spread over all of the 8 device(s) here; choose 1 or 8"
+    assert device.refuses("world_size", Toggles(world_size=value)) == reason
+    assert device.refuses("world_size", Toggles(world_size=8)) is None
+    assert device.refuses("world_size", Toggles(world_size=1)) is None
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from bench.state import variables
 from bench.worker import _peak_flops
 from gpt2.code import code_hash
 from gpt2.device import Cpu
-from gpt2.stages import usable_cores
+from gpt2.hardware.host import usable_cores
 from gpt2.toggles import Toggles
 
 

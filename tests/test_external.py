@@ -24,7 +24,7 @@ from bench.record import Outcome, Record, read
 from bench.report.scoreboard import scoreboard
 from bench.runner import run
 from bench.surroundings import processors, variables
-from gpt2.stages import missing_allocator
+from gpt2.hardware.host import missing_allocator
 from gpt2.toggles import Toggles
 
 

@@ -6,11 +6,11 @@ import torch
 import transformers
 from torch import Tensor
 
-from gpt2 import native
+from gpt2.hardware import host
 from gpt2.model import GPT2, PRESETS, GPT2Config, build
 
 CPU = torch.device("cpu")
-NO_BRGEMM = native.missing("float32")
+NO_BRGEMM = host.missing_brgemm("float32")
 ATTENTIONS = [
     *("explicit", "sdpa", "blocks"),
     pytest.param("brgemm", marks=pytest.mark.skipif(bool(NO_BRGEMM), reason=str(NO_BRGEMM))),

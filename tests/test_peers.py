@@ -318,7 +318,7 @@ def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
     external = ladder.rungs[1].external
     assert external
     monkeypatch.setenv("NANOGPT", str(tmp_path))
-    monkeypatch.setattr("gpt2.stages.find_library", lambda library: None)
+    monkeypatch.setattr("gpt2.hardware.host.find_library", lambda library: None)
     with pytest.raises(MissingPeer, match=reason):
         found(external, ladder.rungs[1].toggles, ladder.path)
 

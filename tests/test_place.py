@@ -14,7 +14,8 @@ from bench.place import Place, PlaceError, nodes_for, place
 from bench.record import ToggleValues
 from bench.report.caption import caption
 from bench.report.scoreboard import scoreboard
-from gpt2.stages import environment, usable_cores
+from gpt2.hardware.host import usable_cores
+from gpt2.stages import environment
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles
 

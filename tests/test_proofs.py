@@ -13,7 +13,7 @@ from _pytest.mark import ParameterSet
 from trainings import FAST, FOUR, every_value, start
 
 import gpt2.products
-from gpt2.native import missing
+from gpt2.hardware.host import missing_brgemm
 from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
 from gpt2.proofs import PROOFS, Finding, prove
 from gpt2.seen import Seen
@@ -354,7 +354,7 @@ def test_an_op_that_autocast_passes_on_counts_once() -> None:
     assert [op.dtypes[0] for op in linear] == ["c10::BFloat16"]
 
 
-OURS = pytest.param("brgemm", "brgemm", marks=pytest.mark.skipif(bool(missing("float32")), reason="none here"))
+OURS = pytest.param("brgemm", "brgemm", marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="none here"))
 
 
 @pytest.mark.parametrize(("chosen", "kernel"), [("explicit", None), ("sdpa", "flash"), ("math", "math"), OURS])

@@ -17,7 +17,9 @@ from bench.peers import PEERS
 from bench.surroundings import variables
 from gpt2 import cache, code, launch, stages, terminal
 from gpt2.cache import DataError
-from gpt2.stages import missing_compiler, plain_folder, unheeded_threads
+from gpt2.hardware import host
+from gpt2.hardware.host import missing_compiler, plain_folder
+from gpt2.stages import unheeded_threads
 from gpt2.toggles import Toggles
 from gpt2.validation import ConfigError
 
@@ -189,7 +191,7 @@ def test_threads_that_are_taken_as_asked_need_no_word(asked: str | None, monkeyp
 def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
     from bench.record import read
 
-    more = str(stages.usable_cores() + 1)
+    more = str(host.usable_cores() + 1)
     done = program("bench", "run", ladder(tmp_path), "--out", "out", cwd=tmp_path, OMP_NUM_THREADS=more)
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out").rglob("*.jsonl")
@@ -235,20 +237,20 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / name).mkdir()
-    monkeypatch.setattr(stages.tempfile, "tempdir", str(tmp_path / name))
+    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
     folder = plain_folder()
     assert folder is not None
-    assert not stages.SPLITS_WORDS.search(str(folder))
+    assert not host.SPLITS_WORDS.search(str(folder))
     assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
     assert "TMPDIR" not in stages.environment(Toggles())
-    monkeypatch.setattr(stages, "plain_folder", lambda: None)
+    monkeypatch.setattr(host, "plain_folder", lambda: None)
     assert f"cannot compile in {str(tmp_path / name)!r}" in (missing_compiler() or "")
 
 
 @pytest.mark.parametrize("name", ["plain", "größe", "semi;colon", "dollar$"])
 def test_a_folder_that_torch_can_quote_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / name).mkdir()
-    monkeypatch.setattr(stages.tempfile, "tempdir", str(tmp_path / name))
+    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
     assert plain_folder() == tmp_path / name
     assert "TMPDIR" not in stages.environment(Toggles(compile="default"))
 

@@ -6,10 +6,10 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
-from gpt2.device import Cpu, find
+from gpt2.device import Cpu, check, find
+from gpt2.hardware.host import usable_cores
 from gpt2.model import build
-from gpt2.stages import configure_process, environment, make_optimizer, model_config, usable_cores, wrap_model
-from gpt2.support import check
+from gpt2.stages import configure_process, environment, make_optimizer, model_config, wrap_model
 from gpt2.toggle import UnsupportedToggle
 from gpt2.toggles import Toggles, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
@@ -263,7 +263,7 @@ def test_a_loss_that_this_torch_does_not_have_is_refused_with_the_version_that_h
 def test_an_allocator_that_is_not_here_is_refused_with_what_installs_it(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.stages.find_library", lambda library: None)
+    monkeypatch.setattr("gpt2.hardware.host.find_library", lambda library: None)
     with pytest.raises(UnsupportedToggle, match=rf"there is no lib{name}\w* here; apt-get install lib{name}"):
         find(Toggles(allocator=name))  # type: ignore[arg-type]
 

@@ -78,8 +78,9 @@ class Device(ABC):
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
 
-    def refuses(self, toggle: str, value: object) -> str | None:
-        """Why this very device cannot do `toggle: value`, with what to choose instead; None if it can."""
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        """Why this very device cannot do the value of `toggle`, with what to choose instead; None if it can."""
+        value = getattr(toggles, toggle)
         if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
@@ -188,7 +189,7 @@ class Device(ABC):
     ) -> Chip | None:
         """Datasheet figures of one device; None where it is not known.
 
-        A CPU's are derived from its instruction sets, its highest clock and what it is (gpt2.device.cpu.identity), as
+        A CPU's are derived from its instruction sets, its highest clock and its identity (gpt2.hardware.host), as
         bench.environment reads them.
         """
         return peaks.lookup(self.chip())

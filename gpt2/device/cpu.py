@@ -18,8 +18,9 @@ import psutil
 
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
+from gpt2.hardware.host import missing_allocator, missing_brgemm, missing_compiler, named_by, usable_cores
 from gpt2.peaks import Chip
-from gpt2.stages import missing_allocator, missing_compiler, usable_cores
+from gpt2.toggles import Toggles
 
 
 class Cpu(Device):
@@ -27,15 +28,18 @@ class Cpu(Device):
     _run_peak = 0
     shared_by_ranks = True
 
-    def refuses(self, toggle: str, value: object) -> str | None:
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        value = getattr(toggles, toggle)
         if toggle == "allocator" and (missing := missing_allocator(str(value))):
             return missing
         compiles = (toggle == "compile" and value != "eager") or (toggle, value) == ("adamw", "compiled")
         if compiles and (missing := missing_compiler()):
             return missing
+        if (toggle, value) == ("attention", "brgemm"):
+            return missing_brgemm(toggles.autocast)
         if (toggle, value) == ("affinity", "pinned") and not hasattr(os, "sched_getaffinity"):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
-        return super().refuses(toggle, value)
+        return super().refuses(toggle, toggles)
 
     def give_back(self) -> None:
         gc.collect()
@@ -88,46 +92,6 @@ class Cpu(Device):
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total
-
-
-IDENTITY = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
-    "vendor": "vendor_id",
-    "family": "cpu family",
-    "model": "model",
-    "stepping": "stepping",
-    "implementer": "CPU implementer",
-    "part": "CPU part",
-}
-
-
-NO_MODEL = r"\d+-Core|version \S+|rev \d+|ARMv\d+|\(v\d\w*\)|\(TM\)\d"
-"""Numbers in a CPU's name that are not its model's."""
-
-
-def named_by(cpuinfo: str) -> str | None:
-    """What to call the CPU that Linux describes so in /proc/cpuinfo; None where that holds nothing to tell it by.
-
-    Many virtual machines hide the model's number from the name, so that two generations of unlike speed are both
-    called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that it gives itself.
-    """
-    said = _first_processor(cpuinfo)
-    name, at, clock = said.get("model name", "").partition("@")
-    if re.search(r"\d", re.sub(NO_MODEL, "", name)):
-        return said["model name"]
-    numbers = " ".join(f"{kind} {value}" for kind, value in identity(cpuinfo).items() if kind != "vendor")
-    if not numbers:
-        return said.get("model name")
-    return f"{name.strip() or platform.machine()} ({numbers})" + (f" {at}{clock}" if at else "")
-
-
-def identity(cpuinfo: str) -> dict[str, str]:
-    """Vendor, family, model and stepping of the first processor in /proc/cpuinfo, or ARM's numbers, as far as told."""
-    said = _first_processor(cpuinfo)
-    return {kind: said[key] for kind, key in IDENTITY.items() if key in said}
-
-
-def _first_processor(cpuinfo: str) -> dict[str, str]:
-    return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
 
 
 def _resident_peak() -> int:

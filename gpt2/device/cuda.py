@@ -35,7 +35,8 @@ class Cuda(Device):
         self._cuda_graphs = toggles.cuda_graphs
         torch.cuda.set_device(local_rank)
 
-    def refuses(self, toggle: str, value: object) -> str | None:
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        value = getattr(toggles, toggle)
         ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
         if (toggle, value) == ("autocast", "bfloat16") and not ampere:
             return f"{self.chip()} has no bfloat16 units (Ampere and later have); choose float16"
@@ -59,7 +60,7 @@ class Cuda(Device):
                 return (
                     "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
                 )
-        return super().refuses(toggle, value)
+        return super().refuses(toggle, toggles)
 
     def _too_many_ranks(self) -> str:
         found = torch.cuda.device_count()

@@ -20,12 +20,13 @@ class Mps(Device):
         super().__init__()
         self._highest = self._run_peak = 0
 
-    def refuses(self, toggle: str, value: object) -> str | None:
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        value = getattr(toggles, toggle)
         if toggle == "world_size" and value != 1:
             return "a Mac has one GPU; leave it at 1"
         if (toggle, value) == ("autocast", "bfloat16") and not torch.backends.mps.is_macos_or_newer(14, 0):
             return "bfloat16 on an Apple GPU needs macOS 14 or later; choose float16"
-        return super().refuses(toggle, value)
+        return super().refuses(toggle, toggles)
 
     waits_with_the_lock = True
 

@@ -73,11 +73,12 @@ class Xla(Device):
             mesh = spmd.Mesh(list(range(self._found)), (self._found,), ("data",))
             self._spread = spmd.ShardingSpec(mesh, ("data", None))
 
-    def refuses(self, toggle: str, value: object) -> str | None:
+    def refuses(self, toggle: str, toggles: Toggles) -> str | None:
+        value = getattr(toggles, toggle)
         # Of the CPU backend's devices there are as many as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
             return f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
-        return super().refuses(toggle, value)
+        return super().refuses(toggle, toggles)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         send = self._xla.core.xla_model.send_cpu_data_to_device
