@@ -7,6 +7,8 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+OWN = Path(__file__).resolve().relative_to(ROOT).as_posix()
+"""A file that the repository of this project has, and others have not."""
 
 
 def code_hash() -> str:
@@ -41,7 +43,7 @@ def git_state() -> tuple[str | None, bool | None]:
     """Commit of this checkout, and whether a tracked file that matters to a run differs from it; None outside git."""
     matters = ("gpt2", "bench", "ladders", "pyproject.toml")
     try:
-        git(ROOT, "ls-files", "--error-unmatch", "bench/environment.py")  # else the repository is somebody else's
+        git(ROOT, "ls-files", "--error-unmatch", OWN)  # else the repository is somebody else's
         commit = git(ROOT, "rev-parse", "HEAD").decode().strip()
         return commit, bool(git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *matters).strip())
     except (OSError, subprocess.SubprocessError):

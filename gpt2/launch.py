@@ -1,6 +1,6 @@
 """Start Python programs of this project, whatever surrounds them. Imports no torch.
 
-subprocess.run([*python("bench.probe"), "cpu"], env={**os.environ, **own_variables()})
+subprocess.run([*python("bench.run.probe"), "cpu"], env={**os.environ, **own_variables()})
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
 from gpt2.signals import ending
 from gpt2.strict_json import dumps
-from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import UnsupportedToggle
 from gpt2.validation import ConfigError
 
 MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, RanksError, UnsupportedToggle)

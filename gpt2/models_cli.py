@@ -203,7 +203,7 @@ def _refused() -> tuple[type[Exception], ...]:
     from gpt2.checkpoint import CheckpointError
     from gpt2.convert import ConvertError
     from gpt2.device import DeviceError
-    from gpt2.toggle import UnsupportedToggle
+    from gpt2.toggles import UnsupportedToggle
 
     return CheckpointError, ConvertError, DeviceError, UnsupportedToggle
 

@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from gpt2.hardware.host import cpu_flags
-from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import UnsupportedToggle
 
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (

@@ -201,7 +201,7 @@ def derived_cpu(
 ) -> Chip | None:
     """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
 
-    `cores` are physical ones, `flags` and `identity` those of bench.environment. The units per core, which flags do
+    `cores` are physical ones, `flags` and `identity` as Linux gives them. The units per core, which flags do
     not tell, are taken to be a server core's, and the clock to hold under load: to be shown as derived, and never
     ranked.
     """

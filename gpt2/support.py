@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import HOST, SCALED, Toggles
+from gpt2.toggles import HOST, SCALED, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:

@@ -6,10 +6,10 @@ gpt2.proofs. Importing this module loads no torch, so that ladders can be read w
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import ClassVar, Literal
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar, Literal
 
-from gpt2.toggle import Only, choice
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import STRICT, Workload
 
@@ -23,6 +23,40 @@ EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
 SCALED = frozenset({"cpu", "cuda"})
 """Devices whose fused AdamW heeds the scale of gradients, and whether any of them overflowed."""
+
+
+class UnsupportedToggle(Exception):
+    """A toggle that this device cannot do; the message says why and what to choose instead."""
+
+    def __init__(self, toggle: str, value: object, reason: str) -> None:
+        super().__init__(f"{toggle}: {value}: {reason}")
+
+
+@dataclass(frozen=True)
+class Only:
+    """The kinds of device that can do one value of a toggle, and what to say elsewhere."""
+
+    devices: Collection[str]
+    otherwise: str
+
+
+def choice(
+    default: Any,
+    help: str,
+    *,
+    only: Mapping[Any, Only] | None = None,
+    precision: Mapping[Any, str] | None = None,
+    maths: Mapping[Any, str] | None = None,
+    note: Callable[[Toggles, Workload], str] | None = None,
+) -> Any:
+    """A field of Toggles.
+
+    only: values that not every device can do. precision: values that change the arithmetic, with their class (see
+    LOSS_TOLERANCE). maths: values that make it another training than GPT-2's with other rounding, and why. note: what
+    a reader of the scoreboard must be told beside the value.
+    """
+    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from bench.ladder import Protocol
+from bench.ladder.ladder import Protocol
 from bench.stats import paired_ratio
 from gpt2.stages import environment
 from gpt2.toggles import Toggles
@@ -39,9 +39,9 @@ def main() -> None:
 
     import torch
 
-    from bench.child_side import Progress
-    from bench.environment import describe
-    from bench.measure import Waiting, measure
+    from bench.host.environment import describe
+    from bench.process.worker_side import Progress
+    from bench.run.measure import Waiting, measure
     from gpt2.data import Batches, open_corpus
     from gpt2.device import Cpu
     from gpt2.train import micro_batches, train

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict
 from typing import Any
 
-from bench.ladder import Protocol
-from bench.machine import Environment
-from bench.measurement import Measurement, Rank
-from bench.record import Record, ToggleValues
+from bench.ladder.ladder import Protocol
+from bench.records.machine import Environment
+from bench.records.measurement import Measurement, Rank
+from bench.records.record import Record, ToggleValues
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

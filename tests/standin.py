@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 from conftest import ROOT
 
-from bench.record import Outcome
+from bench.records.record import Outcome
 
 STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.00%')\n"
 SILENT = "import time\nopen('ready', 'w').close()\nprint('loading the data')\ntime.sleep(600)\n"

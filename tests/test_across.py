@@ -14,20 +14,20 @@ from conftest import REAL, ROOT
 from rich.console import Console
 from samples import MACHINE, measurement, record
 
-from bench.ladder import Protocol
-from bench.published import read_published
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.timing import timing
+from bench.cli.report import show
+from bench.ladder.ladder import Protocol
+from bench.records.published import read_published
 from bench.report.across import sheets
 from bench.report.formats import number_formats
 from bench.report.hardware import hardware, mfu_context
 from bench.report.overview import overview
 from bench.report.published import sheets as published_sheets
 from bench.report.scaling import scaling
-from bench.report.scoreboard import Scoreboard, scoreboard
-from bench.report.sheet import Sheet
 from bench.report.sizes import sizes
+from bench.report.table import Sheet
 from bench.report.tables import sheets as board_sheets
-from bench.report.timing import timing
-from bench.show import show
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

@@ -9,14 +9,14 @@ import pytest
 from pydantic import ValidationError
 from samples import MACHINE, measurement, record
 
-from bench.measurement import External
-from bench.record import Record
-from bench.report.compare import Side, compare
-from bench.report.frame import frame
-from bench.report.load import exit_code
+from bench.analysis.compare import Side, compare
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import exit_code
+from bench.records.measurement import External
+from bench.records.record import Record
+from bench.report.export import frame
 from bench.report.peers import against, peers
-from bench.report.plots import pictures
-from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.report.plots.pictures import pictures
 from bench.report.tables import sheets, to_markdown
 from gpt2.toggles import Toggles
 

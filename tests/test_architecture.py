@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args, get_type_hints
@@ -16,119 +17,132 @@ import pytest
 from gpt2.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent
-TORCH_FREE = [
-    "gpt2.workload",
-    "gpt2.stages",
-    "gpt2.tolerances",
-    "gpt2.support",
-    "gpt2.toggle",
-    "gpt2.toggles",
-    "gpt2.validation",
-    "gpt2.peaks",
-    "gpt2.data",
-    "gpt2.prefetch",
-    "gpt2.native",
-    "gpt2.ranks",
-    "gpt2.signals",
-    "gpt2.checkpoint",
-    "gpt2.cli",
-    "gpt2.corpora",
-    "gpt2.documents",
-    "gpt2.encode",
-    "gpt2.display",
-    "gpt2.feed",
-    "gpt2.figures",
-    "gpt2.guard",
-    "gpt2.hellaswag",
-    "gpt2.hub",
-    "gpt2.index",
-    "gpt2.launch",
-    "gpt2.lock",
-    "gpt2.metrics",
-    "gpt2.models_cli",
-    "gpt2.prepare",
-    "gpt2.readers",
-    "gpt2.run",
-    "gpt2.stream",
-    "gpt2.terminal",
-    "gpt2.tokenizer_files",
-    "bench.arrivals",
-    "bench.axis",
-    "bench.bash",
-    "bench.candidate",
-    "bench.best",
-    "bench.checkout",
-    "bench.checks",
-    "bench.child",
-    "bench.child_side",
-    "bench.cli",
-    "gpt2.code",
-    "bench.complete",
-    "bench.command",
-    "bench.doctor",
-    "bench.external",
-    "bench.follower",
-    "bench.foreign",
-    "bench.joint",
-    "bench.here",
-    "bench.ladder",
-    "bench.link",
-    "bench.log",
-    "bench.machine",
-    "bench.measurement",
-    "bench.nodes",
-    "bench.options",
-    "bench.pairs",
-    "bench.peers",
-    "bench.place",
-    "bench.record",
-    "bench.search",
-    "bench.sleeper",
-    "bench.steps",
-    "bench.sweep",
-    "bench.state",
-    "bench.stats",
-    "bench.surroundings",
-    "bench.terminal",
-    "bench.trainings",
-    "bench.turns",
-    "bench.runner",
-    "bench.progress",
-    "bench.probe",
-    "bench.processes",
-    "bench.published",
-    "bench.resume",
-    "bench.roofline",
-    "bench.schedule",
-    "bench.schema",
-    "bench.show",
-    "bench.validation",
-    "bench.report.across",
-    "bench.report.attribution",
-    "bench.report.bound",
-    "bench.report.caption",
-    "bench.report.chain",
-    "bench.report.chained",
-    "bench.report.compare",
-    "bench.report.compared",
-    "bench.report.entry",
-    "bench.report.formats",
-    "bench.report.frame",
-    "bench.report.gate",
-    "bench.report.guards",
-    "bench.report.hardware",
-    "bench.report.load",
-    "bench.report.peers",
-    "bench.report.published",
-    "bench.report.roofline",
-    "bench.report.rungs",
-    "bench.report.scoreboard",
-    "bench.report.scaling",
-    "bench.report.sheet",
-    "bench.report.sizes",
-    "bench.report.tables",
-    "bench.report.trainings",
-]
+MAY_IMPORT = {
+    "bench.cli": ("bench", "gpt2"),
+    "bench.run": (
+        *("bench.process", "bench.host", "bench.analysis", "bench.records", "bench.ladder", "bench.format"),
+        *("bench.stats", "gpt2"),
+    ),
+    "bench.report": (
+        *("bench.analysis", "bench.records", "bench.ladder", "bench.format", "bench.stats", "gpt2.toggles"),
+        *("gpt2.workload", "gpt2.metrics", "gpt2.hellaswag", "gpt2.strict_json", "gpt2.yaml_files"),
+    ),
+    "bench.analysis": (
+        *("bench.records", "bench.ladder", "bench.format", "bench.stats", "gpt2.toggles", "gpt2.workload"),
+        *("gpt2.tolerances", "gpt2.strict_json"),
+    ),
+    "bench.process": ("bench.host", "bench.records", "bench.format", "gpt2.signals"),
+    "bench.host": ("bench.records", "bench.ladder", "bench.format", "gpt2"),
+    "bench.records": ("bench.ladder", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
+    "bench.ladder": ("gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
+    "bench.format": ("bench.stats", "gpt2.figures"),
+    "bench.stats": (),
+}
+"""By package or leaf, what it may import besides itself."""
+ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
+"""Three lines each, kept because the commands in committed records name them."""
+LOADS_TORCH = (
+    *("bench.ceiling", "bench.cli.dry_run", "bench.host.environment", "bench.host.feasibility"),
+    *("bench.run.aggregate", "bench.run.ceiling", "bench.run.measure"),
+    *("gpt2.attention", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert", "gpt2.device", "gpt2.evaluate"),
+    *("gpt2.float8", "gpt2.functions", "gpt2.generate", "gpt2.gradients", "gpt2.llmc", "gpt2.longrun", "gpt2.looks"),
+    *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),
+    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.train", "gpt2.weight_files"),
+)
+"""Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
+LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")
+
+
+def modules() -> dict[str, Path]:
+    """All of ours by dotted name."""
+    found = {}
+    for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def arrows() -> dict[str, set[str]]:
+    """Which modules of ours each of them imports, within functions and for types only included."""
+    known = modules()
+    graph: dict[str, set[str]] = {}
+    for name, path in known.items():
+        graph[name] = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                graph[name] |= {alias.name for alias in node.names if alias.name in known}
+            elif isinstance(node, ast.ImportFrom):
+                assert not node.level, f"{path}: a relative import"
+                each = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= {full if full in known else str(node.module) for full in each} & known.keys()
+    return graph
+
+
+def within(name: str, packages: Iterable[str]) -> bool:
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def test_packages_import_only_what_lies_below_them() -> None:
+    for name, imports in arrows().items():
+        (own,) = [package for package in MAY_IMPORT if within(name, [package])] or [None]
+        if own is not None:
+            wrong = [each for each in imports if not within(each, [own, *MAY_IMPORT[own]])]
+            assert not wrong, f"{name} imports {', '.join(sorted(wrong))}"
+        elif name.startswith("bench."):
+            assert name in ENTRY_POINTS, f"{name} is of no package"
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    graph, done = arrows(), set()
+
+    def visit(name: str, path: tuple[str, ...]) -> None:
+        assert name not in path, " -> ".join((*path[path.index(name) :], name))
+        if name not in done:
+            for each in sorted(graph[name]):
+                visit(each, (*path, name))
+            done.add(name)
+
+    for name in graph:
+        visit(name, ())
+
+
+def test_what_the_commands_of_committed_records_name_is_there() -> None:
+    commands = {
+        json.loads(line).get("command") or ""
+        for path in (ROOT / "results").rglob("*.jsonl")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if line.startswith('{"schema')
+    }
+    named = {module for command in commands for module in re.findall(r"-m ((?:bench|gpt2)\S*)", command)}
+    assert named == set(ENTRY_POINTS)
+    for module in named:
+        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT)
+        options = set(re.findall(r"(?<!\S)--[\w-]+", done.stdout))
+        of_it = [command.partition(f"-m {module}")[2] for command in commands if f"-m {module}" in command]
+        given = {option for command in of_it for option in re.findall(r"(?<!\S)--[a-z][\w-]*", command)}
+        assert given <= options, module
+
+
+def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> None:
+    results = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("results/*/*.jsonl"))
+    against = ["results/published", "--baseline", "results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline"]
+    trainings = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("results/*/trainings/*"))
+    for arguments in (["report", *results, *against], ["trainings", *trainings]):
+        command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
+        subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    for name in ("scoreboard.md", "trainings.md"):
+        assert (tmp_path / name).read_bytes() == (ROOT / "reports" / name).read_bytes(), f"{name}: make reports"
+
+
+@pytest.mark.slow
+def test_pictures_and_the_page_are_made_anew_byte_for_byte(tmp_path: Path) -> None:
+    command = ["make", "reports", f"OUT={tmp_path}", f"BIN={Path(sys.executable).parent}", "-o", ".venv/.ready"]
+    subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
+    made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    kept = {path.relative_to(ROOT / "reports"): path for path in (ROOT / "reports").rglob("*") if path.is_file()}
+    assert made.keys() == kept.keys()
+    for name, path in kept.items():
+        assert made[name] == path.read_bytes(), f"{name}: make reports"
 
 
 def imported(path: Path) -> set[str]:
@@ -152,28 +166,36 @@ def test_the_trainer_holds_no_clock() -> None:
 
 
 def test_runner_and_worker_meet_only_at_a_file() -> None:
-    assert "bench.worker" not in imported(ROOT / "bench" / "runner.py")
-    assert "bench.runner" not in imported(ROOT / "bench" / "worker.py")
+    assert "bench.run.worker" not in imported(ROOT / "bench" / "run" / "runner.py")
+    assert "bench.run.runner" not in imported(ROOT / "bench" / "run" / "worker.py")
 
 
-@pytest.mark.parametrize("module", TORCH_FREE)
-def test_what_must_start_quickly_loads_no_torch(module: str) -> None:
-    program = (
-        f"import json, sys, {module}; print(json.dumps([m for m in ('torch', 'matplotlib') if m in sys.modules]))"
+def test_only_what_trains_loads_torch_and_only_what_draws_matplotlib() -> None:
+    entry = [name for name in modules() if name.endswith("__main__")]
+    program = "\n".join(
+        [
+            "import importlib, sys",
+            "for name in sys.argv[2:]:",
+            "    importlib.import_module(name)",
+            "    assert sys.argv[1] not in sys.modules, f'{name} loads it'",
+        ]
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
-    assert json.loads(done.stdout) == []
+    for library, exempt in {"torch": LOADS_TORCH, "matplotlib": (*LOADS_MATPLOTLIB, *LOADS_TORCH)}.items():
+        free = [name for name in modules() if not within(name, exempt) and name not in entry]
+        command = [sys.executable, "-c", program, library, *free]
+        done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+        assert done.returncode == 0, done.stderr
 
 
 def test_a_report_loads_no_torch_from_start_to_end(tmp_path: Path) -> None:
     from samples import record
 
-    from bench.record import append
+    from bench.records.record import append
 
     append(tmp_path / "r.jsonl", record())
     program = (
         "import sys\n"
-        "from bench.cli import app\n"
+        "from bench.cli.main import app\n"
         f"app(['report', {str(tmp_path / 'r.jsonl')!r}, '--markdown'], standalone_mode=False)\n"
         "print('torch' in sys.modules)"
     )

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 from samples import measurement, record
 
-from bench.measurement import Proof
-from bench.report.attribution import Attribution, Gain, attribution
-from bench.report.load import exit_code
-from bench.report.scoreboard import Scoreboard, scoreboard
+from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import exit_code
+from bench.records.measurement import Proof
 from bench.report.tables import to_markdown
 from bench.stats import Estimate, Verdict
 from gpt2.toggles import Toggles

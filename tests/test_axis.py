@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from bench.axis import parse, parse_all
-from bench.validation import LadderError
+from bench.ladder.sweep_axis import parse, parse_all
+from bench.ladder.validation import LadderError
 
 
 def test_listed_values_have_the_types_that_yaml_gives_them() -> None:

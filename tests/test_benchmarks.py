@@ -12,8 +12,8 @@ from statistics import median
 import pytest
 from samples import measurement, record
 
-from bench.record import append
-from bench.report.load import load_boards
+from bench.analysis.select import load_boards
+from bench.records.record import append
 from bench.report.tables import to_markdown
 from gpt2.data import Batches, open_corpus
 from gpt2.device import Cpu

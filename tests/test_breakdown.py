@@ -9,8 +9,8 @@ import torch
 from samples import measurement, record
 from trainings import FOUR, start
 
-from bench.record import Record
-from bench.report.scoreboard import scoreboard
+from bench.analysis.scoreboard import scoreboard
+from bench.records.record import Record
 from bench.report.spent import TITLES, spent
 from gpt2.breakdown import KINDS, breakdown
 from gpt2.hardware.host import missing_brgemm

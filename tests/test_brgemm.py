@@ -17,8 +17,7 @@ from gpt2.device import check
 from gpt2.device.cpu import Cpu
 from gpt2.hardware import host
 from gpt2.model import by_heads
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 
 kernel = pytest.mark.skipif(bool(host.missing_brgemm("float32")), reason=str(host.missing_brgemm("float32")))
 narrow_kernel = pytest.mark.skipif(bool(host.missing_brgemm("bfloat16")), reason=str(host.missing_brgemm("bfloat16")))

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from bench import ceiling
-from bench.ceiling import measure_ceiling, sustained
-from bench.command import MOST_TOKENS, ceiling_command
-from bench.ladder import load
-from bench.machine import Ceiling
-from bench.record import read
-from bench.roofline import measure
-from bench.runner import RunError
+from bench.ladder.ladder import load
+from bench.records.machine import Ceiling
+from bench.records.record import read
+from bench.run import ceiling
+from bench.run.ceiling import measure_ceiling, sustained
+from bench.run.command import MOST_TOKENS, ceiling_command
+from bench.run.roofline import measure
+from bench.run.runner import RunError
 from gpt2.device import Cpu, Device, PeakMemory
 from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, GPT2Config
@@ -275,8 +275,8 @@ def test_the_tokens_measured_are_those_of_the_largest_micro_batch_of_the_device_
 
 
 def test_the_process_tells_how_far_it_is(quick: None, tmp_path: Path) -> None:
-    from bench.child_side import Progress
-    from bench.record import progress_path
+    from bench.process.worker_side import Progress
+    from bench.records.record import progress_path
 
     small(Cpu(), progress=Progress(tmp_path / "m.json"))
     assert '"phase": "ceiling"' in progress_path(tmp_path / "m.json").read_text()

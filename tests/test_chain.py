@@ -14,13 +14,13 @@ import pytest
 from conftest import ROOT
 from samples import MACHINE, measurement, record, step_of
 
-from bench.record import RecordError, append
-from bench.report.chain import Chain, baseline, chain
+from bench.analysis.cross_run import Chain, baseline, chain
+from bench.analysis.select import load_boards
+from bench.format import training_time
+from bench.records.record import RecordError, append
 from bench.report.chained import sheet
-from bench.report.frame import frame
-from bench.report.load import load_boards
+from bench.report.export import frame
 from bench.report.page import page
-from bench.report.text import training_time
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

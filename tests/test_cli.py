@@ -19,9 +19,9 @@ from rich.console import Console
 from samples import record
 from typer.testing import CliRunner
 
-from bench.cli import app
-from bench.progress import Progress
-from bench.record import append, read
+from bench.cli.main import app
+from bench.cli.progress import Progress
+from bench.records.record import append, read
 
 ROOT = Path(__file__).parent.parent
 

@@ -10,11 +10,11 @@ import pytest
 from samples import MACHINE, measurement, record, step_of
 from scipy import stats as scipy_stats
 
-from bench.record import External, RecordError, append
-from bench.report.compare import Comparison, compare, sides
+from bench.analysis.compare import Comparison, compare, sides
+from bench.analysis.gate import Condition, judge
+from bench.records.record import External, RecordError, append
 from bench.report.compared import sheet
-from bench.report.gate import Condition, judge
-from bench.report.sheet import Sheet
+from bench.report.table import Sheet
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload

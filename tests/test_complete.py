@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.bash import inserted, rejoined
+from bench.cli.bash import inserted, rejoined
 
 ROOT = Path(__file__).parent.parent
 

@@ -9,8 +9,7 @@ from trainings import FOUR, start
 
 from gpt2.device import Cuda
 from gpt2.parallel import process_group
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 
 
 class Counters:

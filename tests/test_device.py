@@ -13,8 +13,7 @@ from gpt2.device import DEVICES, Cpu, DeviceError, Xla
 from gpt2.hardware.host import named_by
 from gpt2.parallel import process_group
 from gpt2.stages import environment
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 
 MIB = 2**20
 

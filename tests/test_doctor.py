@@ -14,10 +14,10 @@ import psutil
 import pytest
 from rich.console import Console
 
-from bench import checks, doctor
-from bench import state as machine
-from bench.checks import Finding
-from bench.machine import GpuState, State
+from bench.host import checks, doctor
+from bench.host import telemetry as machine
+from bench.host.checks import Finding
+from bench.records.machine import GpuState, State
 
 GIB = 2**30
 QUIET = State(load_average=9.0, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=8 * GIB)

@@ -12,8 +12,8 @@ import pytest
 from conftest import ROOT
 from standin import SILENT, await_peer, children_of, command, none_left, program, timed
 
-from bench.child import MOST_OUTPUT, supervise
-from bench.stop import Stop
+from bench.process.shutdown import Stop
+from bench.process.supervisor import MOST_OUTPUT, supervise
 
 DETACHES = """\
 import os, time

@@ -3,11 +3,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from bench import environment
-from bench.environment import describe, highest_cpu_mhz
-from bench.machine import Environment
-from bench.state import variables
-from bench.worker import _peak_flops
+from bench.host import environment
+from bench.host.environment import describe, highest_cpu_mhz
+from bench.host.telemetry import variables
+from bench.records.machine import Environment
+from bench.run.worker import _peak_flops
 from gpt2.code import code_hash
 from gpt2.device import Cpu
 from gpt2.hardware.host import usable_cores
@@ -95,7 +95,9 @@ def test_where_a_user_keeps_something_is_never_recorded(
     assert describe(Cpu()).variables == ({name: recorded} if recorded else {})
 
 
-@pytest.mark.parametrize("source", ["gpt2/train.py", "gpt2/device/cpu.py", "gpt2/attention.cpp", "bench/runner.py"])
+@pytest.mark.parametrize(
+    "source", ["gpt2/train.py", "gpt2/device/cpu.py", "gpt2/attention.cpp", "bench/run/runner.py"]
+)
 def test_the_hash_of_the_code_changes_with_any_source(source: str, tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr("gpt2.code.ROOT", tmp_path)
     (tmp_path / source).parent.mkdir(parents=True)

@@ -14,16 +14,17 @@ from conftest import ROOT
 from standin import SILENT, children_of, program, timed
 from test_runner import Silent
 
-from bench import foreign, runner
-from bench.command import Options
-from bench.foreign import Program, Usage
-from bench.ladder import load
-from bench.peers import PEERS
-from bench.probe import Answer, probe
-from bench.record import Outcome, Record, read
-from bench.report.scoreboard import scoreboard
-from bench.runner import run
-from bench.surroundings import processors, variables
+from bench.analysis.scoreboard import scoreboard
+from bench.ladder.ladder import load
+from bench.ladder.peers import PEERS
+from bench.process import pty_process as foreign
+from bench.process.pty_process import Program, Usage
+from bench.records.record import Outcome, Record, read
+from bench.run import runner
+from bench.run.command import Options
+from bench.run.peers.child_env import processors, variables
+from bench.run.probe import Answer, probe
+from bench.run.runner import run
 from gpt2.hardware.host import missing_allocator
 from gpt2.toggles import Toggles
 
@@ -239,7 +240,7 @@ def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
 
 def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1, 2, 3}, raising=False)
-    monkeypatch.setattr("bench.surroundings.one_cpu_per_core", lambda: [0, 2])
+    monkeypatch.setattr("bench.run.peers.child_env.one_cpu_per_core", lambda: [0, 2])
     found = {n: processors(Toggles(device="cpu", threads=n), PEERS["jax"]) for n in (1, 2, 3, 4)}
     assert found == {1: [0], 2: [0, 2], 3: [0, 2, 1], 4: None}
     assert processors(Toggles(device="cuda"), PEERS["jax"]) is None

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.record import Record, progress_path, read
+from bench.records.record import Record, progress_path, read
 
 pytestmark = pytest.mark.slow
 

@@ -10,11 +10,12 @@ import torch
 from conftest import ROOT
 from rich.console import Console
 
-from bench import foresight, plan, worker
-from bench.foresight import HOPELESS, check_time, product_rate
-from bench.ladder import Ladder, load
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import HOST, Toggles
+from bench.cli import dry_run as plan
+from bench.host import feasibility as foresight
+from bench.host.feasibility import HOPELESS, check_time, product_rate
+from bench.ladder.ladder import Ladder, load
+from bench.run import worker
+from gpt2.toggles import HOST, Toggles, UnsupportedToggle
 
 BFLOAT16_UNITS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether oneDNN has kernels for it here."""

@@ -10,8 +10,8 @@ from dataclasses import fields, replace
 import pytest
 from samples import measurement, record
 
-from bench.report.frame import to_csv, to_json
-from bench.report.scoreboard import scoreboard
+from bench.analysis.scoreboard import scoreboard
+from bench.report.export import to_csv, to_json
 from gpt2.toggles import Toggles
 
 CUDA = Toggles(device="cuda")

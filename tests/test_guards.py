@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.measurement import Measurement, Proof
-from bench.report.load import exit_code
-from bench.report.row import Row
-from bench.report.scoreboard import scoreboard
+from bench.analysis.row import Row
+from bench.analysis.scoreboard import scoreboard
+from bench.analysis.select import exit_code
+from bench.records.measurement import Measurement, Proof
 from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles
 from gpt2.tolerances import GRADIENT_TOLERANCE

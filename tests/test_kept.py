@@ -13,16 +13,20 @@ import samples
 from test_runner import Silent
 from typer.testing import CliRunner
 
-from bench import cli, processes, runner, show
-from bench import record as record_module
-from bench.child import Ended
-from bench.command import Options
-from bench.ladder import load
-from bench.probe import Answer
-from bench.record import Outcome, Record, read
-from bench.runner import Run, run
+import bench
+from bench.cli import main as cli
+from bench.cli import report as show
+from bench.ladder.ladder import load
+from bench.process.supervisor import Ended
+from bench.records import record as record_module
+from bench.records.record import Outcome, Record, read
+from bench.run import executor as processes
+from bench.run import runner
+from bench.run.command import Options
+from bench.run.probe import Answer
+from bench.run.runner import Run, run
 
-BENCH = str(Path(processes.__file__).parent)
+BENCH = str(Path(bench.__file__).parent)
 MEASURED = samples.measurement()
 ASKED = Answer(environment=samples.record().environment, memory_bytes={})
 

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.ladder import LadderError, load
+from bench.ladder.ladder import LadderError, load
 from gpt2.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent

@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from bench.combine import combine
-from bench.ladder import Protocol
-from bench.measure import MOST_WARMUP_STEPS, CpuUse, Waiting, first_losses, measure, more_losses, read
+from bench.ladder.ladder import Protocol
+from bench.run.aggregate import combine
+from bench.run.measure import MOST_WARMUP_STEPS, CpuUse, Waiting, first_losses, measure, more_losses, read
 from gpt2.device import Device, PeakMemory
 from gpt2.train import Step
 

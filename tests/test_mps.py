@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from gpt2.device import Cpu, Mps
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.workload import Workload
 
 

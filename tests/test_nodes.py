@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 from samples import MACHINE
 
-from bench import runner
-from bench.command import Options
-from bench.follower import Farewell, Follower
-from bench.joint import Joint, verdict
-from bench.ladder import Ladder, load
-from bench.link import Link, connect, free_port, listen
-from bench.nodes import Patience, Team, described
-from bench.place import Place, PlaceError
-from bench.probe import Answer
-from bench.processes import Processes
-from bench.record import Outcome, Record, read
-from bench.schedule import Task
-from bench.stop import Stop
+from bench.analysis.schedule import Task
+from bench.ladder.ladder import Ladder, load
+from bench.process.shutdown import Stop
+from bench.records.record import Outcome, Record, read
+from bench.run import runner
+from bench.run.command import Options
+from bench.run.executor import Processes
+from bench.run.nodes.connection import Link, connect, free_port, listen
+from bench.run.nodes.coordinator import Patience, Team, described
+from bench.run.nodes.distributed_task import Joint, verdict
+from bench.run.nodes.node_agent import Farewell, Follower
+from bench.run.nodes.topology import Place, PlaceError
+from bench.run.probe import Answer
 
 QUICK = Patience(come_seconds=5.0, silence_seconds=3.0)
 
@@ -351,7 +351,7 @@ def answers(link: Link, count: int) -> list[dict[str, Any]]:
 def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
     joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bench.joint.SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr("bench.run.nodes.distributed_task.SETTLE_SECONDS", 0.3)
     one, link = joint
     assert not one.asked
     link.send("ended", task=["cumulative", 0, 1], outcome={"status": "failed", "error": "killed by SIGKILL"})
@@ -378,7 +378,7 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
     joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SETTLE_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
-        monkeypatch.setattr(f"bench.joint.{name}", 0.3)
+        monkeypatch.setattr(f"bench.run.nodes.distributed_task.{name}", 0.3)
     one, link = joint
     found = one.conclude(OK)
     assert answer(link) == {"what": "end"}

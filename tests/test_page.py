@@ -14,9 +14,9 @@ import pytest
 from conftest import ROOT
 from samples import MACHINE, measurement, record
 
-from bench.published import read_published
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.records.published import read_published
 from bench.report.page import page
-from bench.report.scoreboard import Scoreboard, scoreboard
 from gpt2.toggles import Toggles
 
 CUDA = Toggles(device="cuda")

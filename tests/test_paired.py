@@ -7,9 +7,9 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 
-from bench.ladder import Ladder, load
-from bench.paired import results
-from bench.pairs import CONTROL, Group, Pair
+from bench.ladder.ladder import Ladder, load
+from bench.run.turns.interleave import CONTROL, Group, Pair
+from bench.run.turns.results import results
 from bench.stats import geometric_mean
 
 Turns = list[list[tuple[float, float]]]

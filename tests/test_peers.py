@@ -12,14 +12,14 @@ from conftest import ROOT
 from rich.console import Console
 from samples import record
 
-from bench.arrivals import ArrivalError, Arrivals
-from bench.checkout import MissingPeer, commit, found, located, script
-from bench.command import Options, external_command
-from bench.ladder import Ladder, LadderError, Protocol, load
-from bench.peers import PEERS, Line
-from bench.plan import table
-from bench.runner import missing_peers
-from bench.schedule import Schedule
+from bench.analysis.schedule import Schedule
+from bench.cli.dry_run import table
+from bench.ladder.ladder import Ladder, LadderError, Protocol, load
+from bench.ladder.peers import PEERS, Line
+from bench.run.command import Options, external_command
+from bench.run.peers.checkout import MissingPeer, commit, found, located, script
+from bench.run.peers.log_timing import ArrivalError, Arrivals
+from bench.run.runner import missing_peers
 
 NANOGPT = """\
 number of parameters: 0.81M

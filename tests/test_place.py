@@ -8,16 +8,15 @@ from typing import Any
 import pytest
 from samples import MACHINE, record
 
-from bench.joint import Part
-from bench.nodes import Patience
-from bench.place import Place, PlaceError, nodes_for, place
-from bench.record import ToggleValues
+from bench.analysis.scoreboard import scoreboard
+from bench.records.record import ToggleValues
 from bench.report.caption import caption
-from bench.report.scoreboard import scoreboard
+from bench.run.nodes.coordinator import Patience
+from bench.run.nodes.distributed_task import Part
+from bench.run.nodes.topology import Place, PlaceError, nodes_for, place
 from gpt2.hardware.host import usable_cores
 from gpt2.stages import environment
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 
 # --- which node this is ----------------------------------------------------------------------------------------------
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from bench import plan
-from bench.ladder import Ladder, load
+from bench.cli import dry_run as plan
+from bench.ladder.ladder import Ladder, load
 from gpt2.device import DEVICES
 from gpt2.memory import MemoryEstimate, estimate
 from gpt2.model import build

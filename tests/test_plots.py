@@ -17,9 +17,10 @@ from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from samples import MACHINE, measurement, record
 
-from bench.machine import Ceiling, Matmul
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.records.machine import Ceiling, Matmul
 from bench.report.page import page
-from bench.report.plots import draw, style
+from bench.report.plots import style
 from bench.report.plots.alike import by_batch
 from bench.report.plots.boards import hardware, merged, summary
 from bench.report.plots.curves import (
@@ -30,12 +31,12 @@ from bench.report.plots.curves import (
     machines_by_time,
 )
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
+from bench.report.plots.pictures import draw
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import fallbacks, shortened, with_room
 from bench.report.plots.style import names as labelled
-from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import to_markdown
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import measure
-from bench.measure import Waiting
+from bench.run import measure
+from bench.run.measure import Waiting
 from gpt2.prefetch import Prefetched
 
 PATIENCE = 20.0

@@ -12,11 +12,11 @@ import yaml
 from conftest import REAL, ROOT
 from samples import record
 
-from bench.published import Published, is_published, read_published
-from bench.record import RecordError, append
-from bench.report.load import load_boards, load_published
+from bench.analysis.scoreboard import scoreboard
+from bench.analysis.select import load_boards, load_published
+from bench.records.published import Published, is_published, read_published
+from bench.records.record import RecordError, append
 from bench.report.published import beside, sheets
-from bench.report.scoreboard import scoreboard
 from gpt2.toggles import Toggles
 
 FOLDER = ROOT / "results" / "published"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.record import RecordError, append, read, reserved, results_files
+from bench.records.record import RecordError, append, read, reserved, results_files
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:

@@ -10,16 +10,16 @@ import pytest
 from rich.console import Console
 from samples import MACHINE, measurement, record
 
-from bench.ladder import Protocol
-from bench.machine import Ceiling, ChipState, Matmul
-from bench.record import CUT_SHORT, NOT_BEGUN, RecordError, append
-from bench.report.bound import each_of_row, most_tokens_per_second
+from bench.analysis.bound import each_of_row, most_tokens_per_second
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
+from bench.analysis.timing import timing
+from bench.format import duration, markdown, number, plain
+from bench.ladder.ladder import Protocol
+from bench.records.machine import Ceiling, ChipState, Matmul
+from bench.records.record import CUT_SHORT, NOT_BEGUN, RecordError, append
 from bench.report.caption import caption
-from bench.report.load import claims_refuted, exit_code, load_boards, load_named
-from bench.report.scoreboard import Scoreboard, scoreboard
 from bench.report.tables import sheets, to_markdown, to_terminal
-from bench.report.text import duration, markdown, number, plain
-from bench.report.timing import timing
 from bench.stats import LOUD
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from samples import MACHINE, record
 
-from bench.ladder import Ladder, load
-from bench.machine import Environment
-from bench.record import Record, append, read
-from bench.resume import ResumeError, repair
-from bench.resume import unfinished as find_unfinished
-from bench.runner import Rounds, lacks
+from bench.ladder.ladder import Ladder, load
+from bench.records.machine import Environment
+from bench.records.record import Record, append, read
+from bench.run.resume import ResumeError, repair
+from bench.run.resume import unfinished as find_unfinished
+from bench.run.runner import Rounds, lacks
 
 
 @pytest.fixture

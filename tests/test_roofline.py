@@ -14,11 +14,7 @@ import pytest
 from rich.console import Console
 from samples import MACHINE, measurement, record, step_of
 
-from bench.environment import describe
-from bench.ladder import load
-from bench.machine import Ceiling, Matmul
-from bench.record import Record, ToggleValues, append, read
-from bench.report.bound import (
+from bench.analysis.bound import (
     Bound,
     bound,
     causal_attention_flops,
@@ -27,10 +23,14 @@ from bench.report.bound import (
     product_flops,
     share,
 )
-from bench.report.load import load_boards
+from bench.analysis.matmul_shapes import linear_layers
+from bench.analysis.scoreboard import scoreboard
+from bench.analysis.select import load_boards
+from bench.host.environment import describe
+from bench.ladder.ladder import load
+from bench.records.machine import Ceiling, Matmul
+from bench.records.record import Record, ToggleValues, append, read
 from bench.report.roofline import bound_table, ladder_lines, measured_ms
-from bench.report.scoreboard import scoreboard
-from bench.shapes import linear_layers
 from gpt2.device import Cpu
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload

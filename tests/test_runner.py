@@ -13,20 +13,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench import processes, runner
-from bench.command import Options
-from bench.ladder import load
-from bench.machine import GpuState, State
-from bench.measurement import Measurement
-from bench.probe import Answer, _first_here, probe
-from bench.record import Record, read
-from bench.report.scoreboard import scoreboard
-from bench.resume import ResumeError
-from bench.runner import MOST_ROUNDS_UNTIL, RunError, run
-from bench.schedule import Task
+from bench.analysis.schedule import Task
+from bench.analysis.scoreboard import scoreboard
+from bench.ladder.ladder import load
+from bench.records.machine import GpuState, State
+from bench.records.measurement import Measurement
+from bench.records.record import Record, read
+from bench.run import executor as processes
+from bench.run import runner
+from bench.run.command import Options
+from bench.run.probe import Answer, _first_here, probe
+from bench.run.resume import ResumeError
+from bench.run.runner import MOST_ROUNDS_UNTIL, RunError, run
 from gpt2.data import DataError
 from gpt2.device import DEVICES, Cpu
-from gpt2.toggle import UnsupportedToggle
+from gpt2.toggles import UnsupportedToggle
 
 
 @pytest.fixture(scope="module")

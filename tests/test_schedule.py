@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 from samples import measurement, record
 
-from bench.ladder import Ladder, LadderError, load
-from bench.record import CUT_SHORT
-from bench.schedule import Schedule, Task, ablated, variant
+from bench.analysis.schedule import Schedule, Task, ablated, variant
+from bench.ladder.ladder import Ladder, LadderError, load
+from bench.records.record import CUT_SHORT
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from conftest import ROOT
 
-from bench import schema
+from bench.records import schema
 
 LADDER, RESULTS = schema.ladder(), schema.results()
 
@@ -18,7 +18,7 @@ LADDER, RESULTS = schema.ladder(), schema.results()
 @pytest.mark.parametrize(("name", "expected"), [("ladder", LADDER), ("results", RESULTS)])
 def test_the_committed_schema_is_that_of_the_code(name: str, expected: dict) -> None:
     committed = (ROOT / "docs" / "schema" / f"{name}.json").read_text(encoding="utf-8")
-    assert committed == schema.text(expected), "python -m bench.schema writes it anew"
+    assert committed == schema.text(expected), "python -m bench.records.schema writes it anew"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ladders").glob("*.yaml")), ids=lambda path: path.stem)

@@ -11,16 +11,16 @@ from pathlib import Path
 import pytest
 from samples import MACHINE, measurement, record
 
-from bench.axis import parse_all
-from bench.best import ladder_to
-from bench.candidate import as_ladder
-from bench.ladder import Ladder, LadderError, load
-from bench.record import Record
+from bench.analysis.schedule import Task
+from bench.analysis.scoreboard import scoreboard
+from bench.ladder.ladder import Ladder, LadderError, load
+from bench.ladder.sweep_axis import parse_all
+from bench.records.record import Record
 from bench.report.caption import caption
-from bench.report.scoreboard import scoreboard
-from bench.runner import lacks
-from bench.schedule import Task
-from bench.search import Search
+from bench.report.winner_ladder import ladder_to
+from bench.run.runner import lacks
+from bench.run.sweep.candidate import as_ladder
+from bench.run.sweep.search import Search
 from gpt2.toggles import Toggles
 
 RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"

@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 from test_measure import FACTS, PROTOCOL, FakeDevice, run
 
-from bench.combine import combine
-from bench.measure import Window, first_losses
-from bench.standstill import Instant, Pulse, far_longer, pulse_beside, standstills
-from bench.worker import _unevenness
+from bench.host.standstill import Instant, Pulse, far_longer, pulse_beside, standstills
+from bench.run.aggregate import combine
+from bench.run.measure import Window, first_losses
+from bench.run.worker import _unevenness
 from gpt2.launch import ROOT
 
 
@@ -90,7 +90,7 @@ def test_blocks_far_longer_than_the_median_one_are_found(seconds: list[float], l
 
 def test_a_process_that_is_stopped_for_real_knows_for_how_long() -> None:
     script = (
-        "import sys, time; from bench.standstill import Pulse\n"
+        "import sys, time; from bench.host.standstill import Pulse\n"
         "with Pulse() as pulse:\n"
         "    print('up', flush=True); sys.stdin.readline(); print(pulse.lost_seconds())"
     )

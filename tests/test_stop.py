@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from bench.stop import interruptible, stoppable
+from bench.process.shutdown import interruptible, stoppable
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 

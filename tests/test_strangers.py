@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from samples import measurement, record
 
-from bench.measurement import Proof
-from bench.record import Record, RecordError
-from bench.report.frame import to_csv, to_json
-from bench.report.load import exit_code, load_boards
+from bench.analysis.select import exit_code, load_boards
+from bench.records.measurement import Proof
+from bench.records.record import Record, RecordError
+from bench.report.export import to_csv, to_json
 from bench.report.page import page
 from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import samples
 
-from bench.command import anonymous
-from bench.peers import PEERS
-from bench.surroundings import variables
+from bench.ladder.peers import PEERS
+from bench.run.command import anonymous
+from bench.run.peers.child_env import variables
 from gpt2 import cache, code, launch, stages, terminal
 from gpt2.cache import DataError
 from gpt2.hardware import host
@@ -189,7 +189,7 @@ def test_threads_that_are_taken_as_asked_need_no_word(asked: str | None, monkeyp
 
 @pytest.mark.slow
 def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
-    from bench.record import read
+    from bench.records.record import read
 
     more = str(host.usable_cores() + 1)
     done = program("bench", "run", ladder(tmp_path), "--out", "out", cwd=tmp_path, OMP_NUM_THREADS=more)
@@ -212,8 +212,8 @@ def test_the_commit_of_another_user_s_checkout_is_told(tmp_path: Path, monkeypat
         command = ["git", *who, "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
 
-    (folder / "bench").mkdir(parents=True)
-    (folder / "bench" / "environment.py").write_text("")
+    (folder / code.OWN).parent.mkdir(parents=True)
+    (folder / code.OWN).write_text("")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
@@ -259,7 +259,7 @@ def test_a_folder_that_torch_can_quote_is_taken(name: str, tmp_path: Path, monke
 @pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
 @pytest.mark.parametrize("name", ["it's here", "a folder\twith tabs"])
 def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(name: str, tmp_path: Path) -> None:
-    from bench.record import read
+    from bench.records.record import read
 
     (tmp_path / name).mkdir()
     path = ladder(tmp_path, "{name: compiled, set: {device: cpu, compile: default}}")
@@ -296,7 +296,7 @@ def test_closed_streams_end_nothing(closed: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_ladder_of_any_script_runs_where_only_ascii_can_be_written(tmp_path: Path) -> None:
-    from bench.record import read
+    from bench.records.record import read
 
     path = ladder(tmp_path, "{name: größer 漢字, set: {device: cpu}}")
     done = program("bench", "run", path, "--out", "out", cwd=tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")

@@ -16,9 +16,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.ladder import load
-from bench.record import Record, read
-from bench.report.scoreboard import scoreboard
+from bench.analysis.scoreboard import scoreboard
+from bench.ladder.ladder import load
+from bench.records.record import Record, read
 
 pytestmark = pytest.mark.slow
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from bench.cli import app
-from bench.record import RecordError
+from bench.cli.main import app
+from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
 from bench.report.trainings import load, reference_lines, sheets
 from gpt2.metrics import Event, Files

@@ -19,9 +19,9 @@ import psutil
 import pytest
 import typer
 
-import bench.turns
-from bench.ladder import LadderError, Rung, load
-from bench.pairs import CONTROL, Asked, Group, Pair, groups, seconds_left
+import bench.cli.turns
+from bench.ladder.ladder import LadderError, Rung, load
+from bench.run.turns.interleave import CONTROL, Asked, Group, Pair, groups, seconds_left
 
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
@@ -130,9 +130,9 @@ def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
         group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("bench.pairs.take_turns", cut)
+    monkeypatch.setattr("bench.run.turns.interleave.take_turns", cut)
     with pytest.raises(typer.Exit) as ended:
-        bench.turns.turns(write_ladder(RUNGS), rungs="a,b", out=tmp_path / "out")
+        bench.cli.turns.turns(write_ladder(RUNGS), rungs="a,b", out=tmp_path / "out")
     assert ended.value.exit_code == 130
     (pair,) = kept(tmp_path / "out")["groups"][0]["pairs"]
     assert (pair["ratio"]["value"], pair["verdict"]) == (2, "not replicated")

@@ -19,8 +19,8 @@ import psutil
 import pytest
 from two_hosts import ROOT, TwoHosts, TwoHostsError
 
-from bench.child import MARK
-from bench.record import Record, progress_path, read
+from bench.process.supervisor import MARK
+from bench.records.record import Record, progress_path, read
 
 pytestmark = pytest.mark.slow
 

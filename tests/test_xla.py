@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bench.record import Outcome
+from bench.records.record import Outcome
 from gpt2.tolerances import LOSS_TOLERANCE
 
 pytest.importorskip("torch_xla", reason="torch_xla is not installed here; make test-xla runs these tests")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from bench import ladder
+from bench.ladder import ladder
 from gpt2 import run, yaml_files
 from gpt2.toggles import Toggles
 from gpt2.validation import ConfigError

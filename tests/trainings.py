@@ -7,8 +7,7 @@ from typing import get_args, get_type_hints
 
 from gpt2.data import Batches, open_corpus
 from gpt2.device import Cpu, check, find
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.train import Training, micro_batches, train
 from gpt2.workload import Workload
 

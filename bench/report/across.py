@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.published import Published
+from bench.analysis.scoreboard import Scoreboard
+from bench.records.published import Published
 from bench.report.formats import number_formats
 from bench.report.hardware import hardware, mfu_context
 from bench.report.scaling import scaling
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
 from bench.report.sizes import sizes
+from bench.report.table import Sheet
 
 
 def sheets(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Sheet]:

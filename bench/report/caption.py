@@ -4,30 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.bound import each_of_row, most_tokens_per_second
+from bench.analysis.bound import each_of_row, most_tokens_per_second
+from bench.analysis.row import Row, status_of
+from bench.analysis.run_records import cumulative, measured
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.warnings import warnings
+from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
 from bench.report.notes import Method
-from bench.report.row import Row
-from bench.report.rungs import cumulative, measured
-from bench.report.scoreboard import Scoreboard
 from bench.report.swept import swept
-from bench.report.text import GIB, floor, listed, number, plain, ratio, with_interval
-from bench.report.warnings import warnings
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
 from gpt2.toggles import HOST
 from gpt2.workload import Workload
-
-STATUS = {
-    "out_of_memory": "OOM",
-    "parity_failed": "loss differs",
-    "ranks_differ": "ranks differ",
-    "not_comparable": "not comparable",
-}
-
-
-def status_of(row: Row) -> str:
-    """For a reader."""
-    status = STATUS.get(row.status, row.status)
-    return f"{status}, not {row.expect}" if row.expect and row.status == "ok" else status
 
 
 def other_step(row: Row, board: Scoreboard) -> bool:

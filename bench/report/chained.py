@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from bench.report.chain import Chain, Link
-from bench.report.entry import Entry, derived_notes, ranks_notes, same_run
-from bench.report.rungs import measured
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, letter, listed, plain, ratio, training_time
+from bench.analysis.cross_run import Chain, Link
+from bench.analysis.run_records import measured
+from bench.analysis.rung_view import Entry, same_run
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, gib, letter, listed, plain, ratio, training_time
+from bench.report.notes import derived_notes, ranks_notes
+from bench.report.table import Sheet
 
 HEAD = (
     "Group",

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.caption import status_of
-from bench.report.compare import Comparison, Pair, Side, same_run
-from bench.report.row import Row
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, number, percent, plain, ratio, with_interval
+from bench.analysis.compare import Comparison, Pair, Side, same_run
+from bench.analysis.row import Row, status_of
+from bench.format import DASH, gib, number, percent, plain, ratio, with_interval
+from bench.report.table import Sheet
 
 
 def sheet(comparisons: Sequence[Comparison]) -> Sheet:

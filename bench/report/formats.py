@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
-from bench.report.entry import Entry, entries, memory_over, over
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, letter, plain, ratio
+from bench.analysis.rung_view import Entry, entries, memory_over, over
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, gib, letter, plain, ratio
+from bench.report.table import Sheet
 from gpt2.toggles import Toggles
 
 PLAIN = "float32"

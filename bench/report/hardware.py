@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.published import Published
-from bench.report.entry import (
-    DERIVED,
-    Entry,
-    best,
-    best_name,
-    by_speed,
-    derived_notes,
-    entries,
-    lacks_notes,
-    ranks_notes,
-    sources,
-    standing,
-)
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, number, percent, plain
+from bench.analysis.rung_view import DERIVED, Entry, best, best_name, by_speed, entries, standing
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, gib, number, percent, plain
+from bench.records.published import Published
+from bench.report.notes import derived_notes, lacks_notes, ranks_notes, sources
+from bench.report.table import Sheet
 
 MEASURED, PUBLISHED = "measured", "published"
 HEAD = (

@@ -6,7 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from bench.report.sheet import Sheet
+from bench.analysis.rung_view import DERIVED, Entry
+from bench.format import plain
+from bench.report.table import Sheet
+from bench.stats import LEAST_ROUNDS
+from gpt2.toggles import HOST
 
 TITLE = "Notes to several tables"
 
@@ -29,3 +33,31 @@ def _referring(sheet: Sheet, numbers: dict[Method, int]) -> Sheet:
         said = ", ".join(map(str, elsewhere))
         own.append(f"{TITLE}, at the end: {said}.")
     return replace(sheet, notes=own)
+
+
+def lacks_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.lacks for entry in shown):
+        return []
+    return [f"Beneath the others: runs that were interrupted, or have fewer than {LEAST_ROUNDS} rounds of that rung."]
+
+
+def ranks_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
+        return []
+    return [
+        Method("Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU once.")
+    ]
+
+
+def sources(shown: Sequence[Entry]) -> str:
+    """A note."""
+    files = dict.fromkeys(entry.board.source.as_posix() for entry in shown if entry.board.source)
+    return plain(f"From {', '.join(files) or 'this run'}.")
+
+
+def derived_notes(shown: Sequence[Entry]) -> list[str]:
+    if not any(entry.derived and entry.row.mfu is not None for entry in shown):
+        return []
+    return [
+        Method(f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing.")
+    ]

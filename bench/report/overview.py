@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, best, best_name
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, floor, number, plain, ratio
+from bench.analysis.rung_view import Entry, best, best_name
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, floor, number, plain, ratio
+from bench.report.table import Sheet
 
 HEAD = (
     "Run",

@@ -11,19 +11,19 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bench.published import Published
+from bench.analysis.cross_run import Chain
+from bench.analysis.row import Row
+from bench.analysis.run_records import tps_by_round
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import gib, loss, number, percent, plain
+from bench.records.published import Published
 from bench.report import across, chained
-from bench.report.chain import Chain
 from bench.report.overview import overview
-from bench.report.plots import of_all, pictures
 from bench.report.plots.inline import Inliner
+from bench.report.plots.pictures import of_all, pictures
 from bench.report.published import sheets as published_sheets
-from bench.report.row import Row
-from bench.report.rungs import tps_by_round
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
+from bench.report.table import Sheet
 from bench.report.tables import sheets
-from bench.report.text import gib, loss, number, percent, plain
 from gpt2.strict_json import dumps
 
 HERE = Path(__file__).parent

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.report.compare import GOOD
-from bench.report.entry import Entry, best, best_name, memory_over, over
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, floor, gib, listed, plain, ratio
+from bench.analysis.compare import GOOD
+from bench.analysis.rung_view import Entry, best, best_name, memory_over, over
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, floor, gib, listed, plain, ratio
+from bench.report.table import Sheet
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, surely_ahead, verdict
 
 NAMED = 6

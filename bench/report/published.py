@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from bench.published import Published
+from bench.analysis.row import Row
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, gib, number, percent, plain, with_interval
+from bench.records.published import Published
 from bench.report.notes import Method
-from bench.report.row import Row
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, number, percent, plain, with_interval
+from bench.report.table import Sheet
 
 NAMES = {"bfloat16": "bf16", "float32": "float32"}
 

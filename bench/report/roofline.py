@@ -9,11 +9,11 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.ladder import Ladder
-from bench.machine import Ceiling
-from bench.report.bound import ASSUMPTIONS, Bound, bound, share
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import DASH, number, plain
+from bench.analysis.bound import ASSUMPTIONS, Bound, bound, share
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, number, plain
+from bench.ladder.ladder import Ladder
+from bench.records.machine import Ceiling
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, derived_notes, entries, ranks_notes, sources
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, gib, number, percent, plain, with_interval
+from bench.analysis.rung_view import Entry, entries
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, gib, number, percent, plain, with_interval
+from bench.report.notes import derived_notes, ranks_notes, sources
+from bench.report.table import Sheet
 
 HEAD = (
     "Run",

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bench.report.entry import Entry, best, best_name, by_speed, derived_notes, ranks_notes, sources
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, plain
+from bench.analysis.rung_view import Entry, best, best_name, by_speed
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, plain
+from bench.report.notes import derived_notes, ranks_notes, sources
+from bench.report.table import Sheet
 from bench.stats import LEAST_ROUNDS
 from gpt2.workload import FLOPS_FORMULA, PRESETS, Workload
 

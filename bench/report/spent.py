@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from statistics import median
 
-from bench.record import Record
+from bench.analysis.row import Row
+from bench.analysis.run_records import by_round
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, number, plain, with_interval
+from bench.records.record import Record
 from bench.report.notes import Method
-from bench.report.row import Row
-from bench.report.rungs import by_round
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, number, plain, with_interval
+from bench.report.table import Sheet
 from bench.stats import beyond, paired_ratio
 
 TITLES = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.report.row import FEWER, Row
-from bench.report.rungs import line_of
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import plain
+from bench.analysis.row import FEWER, Row
+from bench.analysis.run_records import line_of
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import plain
 from gpt2.toggles import Toggles
 
 

@@ -6,25 +6,23 @@ from collections.abc import Sequence
 
 from rich.console import Group
 
-from bench.published import Published
-from bench.report.attribution import Attribution, Gain, attribution
+from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.row import EQUAL, STATUS, Row, status_of
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.timing import Timing, timing
+from bench.format import DASH, floor, gib, loss, number, percent, plain, ratio, with_interval
+from bench.records.published import Published
 from bench.report.caption import (
-    STATUS,
     caption,
     derived_peak,
     other_method,
     other_step,
-    status_of,
 )
 from bench.report.notes import Method
 from bench.report.peers import peers
 from bench.report.published import beside
-from bench.report.row import EQUAL, Row
-from bench.report.scoreboard import Scoreboard
-from bench.report.sheet import Sheet
 from bench.report.spent import spent
-from bench.report.text import DASH, floor, gib, loss, number, percent, plain, ratio, with_interval
-from bench.report.timing import Timing, timing, timing_notes
+from bench.report.table import Sheet
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
@@ -222,3 +220,19 @@ def to_terminal(
     shown = sheets(board, price_per_hour, figures)
     parts = [part for sheet in shown for part in sheet.to_terminal(width)]
     return Group(*parts[:-1])
+
+
+def timing_notes(times: Sequence[Timing]) -> list[str]:
+    """Of the table of where the time goes."""
+    external = ["External rungs: start-up is until the first progress line, first step and compilation included."]
+    return [
+        Method(
+            "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and weights. "
+            "First step: with compilation where there is any; warm: with the compiler cache of an earlier round. "
+            "Steps: those of all windows together, by the device's own clock where it has one; their spread tells how "
+            "evenly the machine ran, not how certain a mean is. Saved: by the medians, where both steps have as many "
+            "tokens; how certain that is, the scoreboard's ratio tells. Making batches: the host's share of the "
+            "window; a GPU works meanwhile on what is queued."
+        ),
+        *(external if any(each.external for each in times) else []),
+    ]

@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.record import RecordError
-from bench.report.sheet import Sheet
-from bench.report.text import DASH, duration, gib, loss, number, percent
+from bench.format import DASH, duration, gib, loss, number, percent
+from bench.records.record import RecordError
+from bench.report.table import Sheet
 from gpt2.hellaswag import PUBLISHED
 from gpt2.metrics import Event, MetricsError, read
 from gpt2.toggles import Toggles

@@ -14,8 +14,7 @@ from gpt2.device.cpu import Cpu
 from gpt2.device.cuda import Cuda
 from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import Toggles
+from gpt2.toggles import Toggles, UnsupportedToggle
 
 __all__ = [
     "DEVICES",

@@ -190,7 +190,7 @@ class Device(ABC):
         """Datasheet figures of one device; None where it is not known.
 
         A CPU's are derived from its instruction sets, its highest clock and its identity (gpt2.hardware.host), as
-        bench.environment reads them.
+        bench.host.environment reads them.
         """
         return peaks.lookup(self.chip())
 

@@ -13,8 +13,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
 from gpt2.prefetch import Prefetched
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import BASELINE, Toggles
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):

@@ -7,8 +7,7 @@ import torch
 
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import BASELINE, Toggles
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):

@@ -22,8 +22,7 @@ import torch
 from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
 from gpt2.peaks import Chip
-from gpt2.toggle import UnsupportedToggle
-from gpt2.toggles import BASELINE, Toggles
+from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 """Values of Toggles.matmul_precision as torch_xla calls them: on a TPU, six, three or one bfloat16 product for each

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from bench.analysis.row import Row
+from bench.analysis.run_records import line_of
+from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.style import shortened
-from bench.report.row import Row
-from bench.report.rungs import line_of
-from bench.report.scoreboard import Scoreboard
 from gpt2.toggles import Toggles
 
 MOST = 6

@@ -9,9 +9,13 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from bench.report.caption import derived_peak, status_of
-from bench.report.compare import GOOD
-from bench.report.entry import best
+from bench.analysis.compare import GOOD
+from bench.analysis.row import Row, status_of
+from bench.analysis.run_records import tps_by_round
+from bench.analysis.rung_view import best
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import number, percent
+from bench.report.caption import derived_peak
 from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
 from bench.report.plots.style import (
     COLOURS,
@@ -25,10 +29,6 @@ from bench.report.plots.style import (
     tip,
     with_room,
 )
-from bench.report.row import Row
-from bench.report.rungs import tps_by_round
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import number, percent
 from bench.stats import LEAST_ROUNDS, Estimate, independent_ratio
 
 MOST = 6

@@ -12,13 +12,13 @@ from itertools import combinations
 
 from matplotlib.figure import Figure
 
-from bench.measurement import Measurement
+from bench.analysis.row import Row
+from bench.analysis.run_records import measured
+from bench.analysis.scoreboard import Scoreboard
+from bench.records.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import labelled, look
-from bench.report.row import Row
-from bench.report.rungs import measured
-from bench.report.scoreboard import Scoreboard
 
 CLOSE = 1.03
 """Speeds that are no further apart draw one curve."""

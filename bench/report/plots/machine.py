@@ -7,10 +7,10 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
+from bench.analysis.run_records import cumulative
+from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import labelled, look
-from bench.report.rungs import cumulative
-from bench.report.scoreboard import Scoreboard
 
 
 def block_times(board: Scoreboard) -> Figure | None:

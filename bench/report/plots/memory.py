@@ -11,11 +11,11 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import GIB, number
 from bench.report.plots.alike import Group, by_batch
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import GIB, number
 from gpt2.toggles import HOST, Toggles
 
 LEAST_SIZES = 3

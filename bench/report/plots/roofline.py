@@ -5,8 +5,10 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.bound import Bound, most_tokens_per_second, of_row
-from bench.report.caption import status_of
+from bench.analysis.bound import Bound, most_tokens_per_second, of_row
+from bench.analysis.row import Row, status_of
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import number, percent
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
 from bench.report.plots.style import (
     COLOURS,
@@ -20,9 +22,6 @@ from bench.report.plots.style import (
     tip,
     with_room,
 )
-from bench.report.row import Row
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import number, percent
 
 PARTS = (
     ("products, at the measured ceiling", "products_ms", COLOURS[0]),

@@ -8,10 +8,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-from bench.report.attribution import Gain
-from bench.report.attribution import attribution as attributed
-from bench.report.caption import derived_peak, status_of
-from bench.report.compare import GOOD
+from bench.analysis.attribution import Gain
+from bench.analysis.attribution import attribution as attributed
+from bench.analysis.compare import GOOD
+from bench.analysis.row import Row, status_of
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import GIB, number, with_interval
+from bench.report.caption import derived_peak
 from bench.report.plots.style import (
     COLOURS,
     FASTER,
@@ -29,9 +32,6 @@ from bench.report.plots.style import (
     tip,
     with_room,
 )
-from bench.report.row import Row
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import GIB, number, with_interval
 from bench.stats import LEAST_ROUNDS, Estimate
 
 WIDTH = 8.0

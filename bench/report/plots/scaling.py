@@ -8,12 +8,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
+from bench.analysis.row import Row
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import number
 from bench.report.plots.alike import Group, by_batch, by_devices
 from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, Interval, bars, tip
-from bench.report.row import Row
-from bench.report.scoreboard import Scoreboard
-from bench.report.text import number
 
 Value = Callable[[Row], Interval | None]
 LABELLED = 1

@@ -23,7 +23,7 @@ from matplotlib.rcsetup import cycler
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from bench.report.text import number, plain
+from bench.format import number, plain
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 """Okabe and Ito's, without yellow and black, which vanish on one of the papers."""

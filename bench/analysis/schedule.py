@@ -1,0 +1,274 @@
+"""Which processes a run consists of, in order: rungs, their controls, and what attributes a gain to a toggle.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from itertools import pairwise
+from typing import Any, Protocol, TypeVar
+
+from bench.ladder.ladder import Ladder, LadderError, Rung
+from bench.records.record import ABLATION, CEILING, RUNGS, Kind, Record
+from bench.stats import LEAST_ROUNDS_UNTIL
+from gpt2.toggles import Toggles, describe, resolve
+from gpt2.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One process to run."""
+
+    kind: Kind
+    rung: Rung
+    repetition: int
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """That of its record, and the same for the same process of a resumed run."""
+        return self.kind, self.rung.index, self.repetition
+
+    @property
+    def is_ceiling(self) -> bool:
+        """Whether it trains nothing and measures the machine instead."""
+        return self.rung.index < 0
+
+    @property
+    def title(self) -> str:
+        """For a person who follows the run."""
+        if self.is_ceiling:
+            return "measured ceiling"
+        names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
+        return f"{self.rung.name} ({names[self.kind]})" if self.kind in names else self.rung.name
+
+    @property
+    def name(self) -> str:
+        """Of what is trained: the same for a rung and its control."""
+        return f"{'cumulative' if self.kind == 'control' else self.kind} {self.rung.name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cut:
+    """Where the time of a run was over."""
+
+    task: Task
+    """The first that was not begun."""
+    why: str
+    left: int
+    """Processes that were not begun, this one included, as far as they are known."""
+
+
+def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
+    """`rung` as a process of this kind trains it; None where there is no such thing.
+
+    alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung before,
+    or of a first rung on several ranks itself on one, accumulating as many tokens per step as this one takes. control
+    and cumulative: as it is. Raises LadderError where the toggles make no whole.
+    """
+    if kind not in (*ABLATION, "parity"):
+        return rung
+    if rung.external:
+        return None
+    above = [each for each in ladder.rungs[: rung.index] if not each.external]
+    before = above[-1].toggles if above else None
+    if before is None and kind == "parity" and rung.toggles.world_size > 1:
+        before = replace(rung.toggles, world_size=1, sharding="none")
+    if before is None:
+        return None
+    if kind == "parity":
+        toggles = same_step(before, rung.toggles)
+        if toggles == rung.toggles:  # which only accumulates more: nothing that it could be held to takes such steps
+            return None
+    else:
+        try:
+            rungs = full_set(ladder.own)
+            if rung not in rungs:
+                return None
+            toggles = ablated([each.toggles for each in rungs], len(above), kind, ladder.workload)
+        except ValueError as error:
+            raise LadderError(f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}") from None
+        before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
+    if toggles is None:
+        return None
+    return replace(rung, toggles=toggles, changed=describe(toggles, before, ladder.workload), expect=None)
+
+
+Expecting = TypeVar("Expecting", bound="_Expecting")
+
+
+class _Expecting(Protocol):
+    @property
+    def expect(self) -> str | None: ...
+
+
+def full_set(rungs: Sequence[Expecting]) -> Sequence[Expecting]:
+    """The rungs up to the last one that is meant to run: a ladder may end with one that is to run out of memory."""
+    meant = [place for place, rung in enumerate(rungs) if rung.expect != "out_of_memory"]
+    return rungs[: max(meant, default=-1) + 1]
+
+
+def ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles:
+    """The first of `rungs` with the changes of one of them, or the last without them. Raises ValueError."""
+    changes = [_changes(before, after, workload) for before, after in pairwise(rungs)]
+    chosen = [changes[place - 1]] if kind == "alone" else [*changes[: place - 1], *changes[place:]]
+    toggles = rungs[0]
+    for change in chosen:
+        toggles = replace(toggles, **change)
+    return resolve(workload, toggles)
+
+
+def _changes(before: Toggles, after: Toggles, workload: Workload) -> dict[str, object]:
+    derived = {"grad_accum_steps"} if workload.tokens_per_step is not None else set()
+    names = [toggle.name for toggle in fields(Toggles) if toggle.name not in derived]
+    return {name: getattr(after, name) for name in names if getattr(after, name) != getattr(before, name)}
+
+
+def same_step(before: Toggles, after: Toggles) -> Toggles | None:
+    """`before` accumulating the tokens per step of `after`; None where its ranks are too many for that."""
+    sequences, rest = divmod(after.tokens_per_step(1), before.world_size)
+    if rest:
+        return None
+    micro_batch = math.gcd(before.micro_batch_size, sequences)
+    toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:  # which cannot accumulate; the arithmetic is the same
+        toggles = replace(toggles, compile="default")
+    if toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1:  # nor can these; the casts are the same
+        toggles = replace(toggles, weight_casts="forward")
+    if toggles.weights != "float32" and toggles.grad_accum_steps > 1:
+        toggles = replace(toggles, weights="float32")
+    return toggles
+
+
+def ceiling_rung(device: str, index: int = -1) -> Rung:
+    """The measurement of a device's ceiling as if it were a rung."""
+    chosen: dict[str, Any] = {"device": device}
+    return Rung(name=CEILING, index=index, changed=[], expect=None, toggles=Toggles(**chosen))
+
+
+def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
+    """Each rung's changes alone, then each left out, except where some other process is the same."""
+    known = [rung.toggles for rung in ladder.own]
+    for kind in ABLATION:
+        for rung in ladder.own[1:]:
+            changed = None
+            with contextlib.suppress(LadderError):  # steps of a given size that these toggles cannot take
+                changed = variant(ladder, rung, kind)
+            if changed and changed.toggles not in known:
+                known.append(changed.toggles)
+                yield kind, changed
+
+
+@dataclass
+class Schedule:
+    """The processes of a run, round by round, so that drift of the machine meets all rungs alike.
+
+    Tell it how each one ended, and it leaves out what is pointless and knows how long the rest will take.
+    """
+
+    ladder: Ladder
+    rungs: Sequence[Rung]
+    ablate: bool = False
+    _seconds: dict[tuple[str, int], list[float]] = field(default_factory=dict)
+    _done: set[tuple[str, int, int]] = field(default_factory=set)
+    _skipped: set[tuple[str, int]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._each: list[tuple[Kind, Rung]] = [
+            ("external" if rung.external else "cumulative", rung) for rung in self.rungs
+        ]
+        if self.ablate:
+            self._each += _ablation(self.ladder)
+        protocol = self.ladder.protocol
+        if protocol.repeats > 1 or protocol.until is not None:
+            self._each.append(self._control)
+        self._once: list[tuple[Kind, Rung]] = []
+        first = self.rungs[0]
+        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks itself.
+        sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
+        for rung in self._own:
+            size = rung.toggles.tokens_per_step(1)
+            child = variant(self.ladder, rung, "parity") if size not in sizes else None
+            sizes.add(size)
+            if child:
+                self._once.append(("parity", child))
+        self._ceilings: list[tuple[Kind, Rung]] = []
+        if protocol.ceiling_seconds:
+            devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
+            self._ceilings = [("control", ceiling_rung(device, -1 - place)) for place, device in enumerate(devices)]
+
+    @property
+    def _own(self) -> list[Rung]:
+        return [rung for rung in self.rungs if not rung.external]
+
+    @property
+    def _control(self) -> tuple[Kind, Rung]:
+        """A/A: what the same thing twice differs by."""
+        return "control", self.rungs[0]
+
+    @property
+    def planned_rounds(self) -> int:
+        """As far as known beforehand."""
+        protocol = self.ladder.protocol
+        return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
+
+    def resume(self, records: Sequence[Record]) -> None:
+        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a control."""
+        for record in records:
+            self.ended(record)
+        rest = {task.kind for task in self.round(1)}
+        if records and rest.intersection(RUNGS) and self._control not in self._each:
+            self._each.append(self._control)
+
+    def round(self, repetition: int) -> Iterator[Task]:
+        """What is still to be run of one round."""
+        yield from self._tasks([*self._each, *(self._once + self._ceilings if repetition == 1 else [])], repetition)
+
+    def closing(self, repetition: int) -> Iterator[Task]:
+        """What is still to be run after the last round."""
+        if repetition > 1:
+            yield from self._tasks(self._ceilings, repetition)
+
+    def _tasks(self, what: Sequence[tuple[Kind, Rung]], repetition: int) -> Iterator[Task]:
+        for kind, rung in what:
+            task = Task(kind=kind, rung=rung, repetition=repetition)
+            if task.key not in self._done and task.key[:2] not in self._skipped and self._wanted(task):
+                yield task
+
+    def _wanted(self, task: Task) -> bool:
+        """Whether some rung is there to be held to it: of what this machine does not support no figure comes."""
+        if task.is_ceiling:
+            return any(
+                ("external" if rung.external else "cumulative", rung.index) not in self._skipped
+                for rung in self.rungs
+                if rung.toggles.device == task.rung.toggles.device
+            )
+        size = task.rung.toggles.tokens_per_step(1)
+        alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
+        return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)
+
+    def ended(self, record: Record, seconds: float | None = None) -> None:
+        """Note an outcome; what this machine does not support is not tried again."""
+        if record.cut_short:
+            return
+        self._done.add(record.key)
+        if seconds is not None:
+            self._seconds.setdefault(record.key[:2], []).append(seconds)
+        if record.status == "unsupported":
+            self._skipped.add(record.key[:2])
+
+    def seconds_left(self, repetition: int, rounds: int) -> float | None:
+        """Of rounds `repetition` to `rounds`, as far as known; None before anything has ended."""
+        known = [seconds for times in self._seconds.values() for seconds in times]
+        if not known:
+            return None
+        left = [task for number in range(repetition, rounds + 1) for task in self.round(number)]
+        left += self.closing(rounds)
+        total = 0.0
+        for task in left:
+            times = self._seconds.get(task.key[:2], known)
+            total += sum(times) / len(times)
+        return total

@@ -1,0 +1,191 @@
+"""The scoreboard of one results file: a row per rung, computed from the records.
+
+board = scoreboard(records)
+board.rows[0].tps.value
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bench.analysis.denominators import Ceiling, find_ceilings, find_peaks
+from bench.analysis.row import Row, row_of
+from bench.analysis.run_records import Run, cumulative, first_by_round, in_order, measured, toggles_of, tps_by_round
+from bench.records.machine import Environment
+from bench.records.record import ABLATION, Record
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, surely_ahead
+
+LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
+"""Steps at which losses are shown: few, so that machines of different speed show the same one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scoreboard:
+    """The rows of one run, and what its caption must say."""
+
+    ladder: str
+    rows: tuple[Row, ...]
+    records: Run
+    """All of the run, those of controls and of toggles alone included."""
+    control: Estimate | None
+    """The A/A control: the first rung run again, over the first rung."""
+    delta: float | None
+    """The noise floor: relative differences below it are no difference. None without a control."""
+    ceilings: dict[str, Ceiling]
+    """By kind of device."""
+    loss_step: int | None
+    """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has."""
+    environment: Environment
+    rounds: int
+    source: Path | None
+    """The results file."""
+
+    def records_of(self, row: Row) -> list[Record]:
+        """Of one rung, in all rounds."""
+        return self.records.rungs[row.index]
+
+    def before(self, row: Row) -> Row | None:
+        """The rung before, that the row's gain is over."""
+        return next((other for other in self.rows if other.index == row.before), None)
+
+    @property
+    def file_name(self) -> str:
+        """Of its ladder and model, fit for a file's name."""
+        model = self.records[0].workload["model"]
+        return re.sub(r"[^\w.-]+", "-", self.ladder if model == "gpt2" else f"{self.ladder}-{model}")
+
+    @property
+    def begun(self) -> str:
+        """UTC start of its first process."""
+        return min(record.time for record in self.records)
+
+    @property
+    def fastest(self) -> Row | None:
+        """The fastest sound rung."""
+        return self.fastest_of(self.rows)
+
+    def fastest_of(self, rows: Collection[Row]) -> Row | None:
+        """The fastest sound rung among some of this board's, over the first.
+
+        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
+        """
+        among = [row for row in self.sound if row in rows]
+        held = {row.index: row.speedup.value for row in among if row.speedup}
+        if held:
+            return max((row for row in among if row.index in held), key=lambda row: held[row.index])
+        return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+
+    @property
+    def sound(self) -> tuple[Row, ...]:
+        """Rungs that nothing is held against and that leave no doubt."""
+        return tuple(row for row in self.rows if row.tps and row.status == "ok" and not row.doubts)
+
+    @property
+    def as_fast(self) -> tuple[Row, ...]:
+        """Other sound rungs, over which the lead of the fastest does not surely exceed the noise floor."""
+        best, first = self.fastest, self.rows[0]
+        if best is None:
+            return ()
+        speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
+        if best is not first and first.index in speeds:
+            speeds[first.index] = first_by_round(self.records_of(first), self.records)
+
+        def told(row: Row) -> bool:
+            return surely_ahead(paired_ratio(speeds[best.index], speeds[row.index]), self.delta)
+
+        return tuple(row for row in self.sound if row is not best and not told(row))
+
+    @property
+    def planned_rounds(self) -> int:
+        """As many as the run was told to take, at least."""
+        until = self.records[-1].protocol.get("until")
+        return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
+
+    @property
+    def swept(self) -> bool:
+        """Whether the rows are candidates of a sweep, not rungs of a ladder."""
+        return any(record.kind == "sweep" for record in self.records)
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the run ended before its last process: by the user, for want of time, or because it was killed."""
+        if any(record.cut_short for record in self.records):
+            return True
+        wanted = max(self.rounds, self.planned_rounds)
+        rounds: dict[tuple[str, int], set[int]] = {}
+        for record in self.records:
+            rounds.setdefault((record.kind, record.rung_index), set()).add(record.repetition)
+            if record.status == "unsupported":  # tried once only
+                rounds[record.kind, record.rung_index] |= set(range(1, wanted + 1))
+        for (kind, index), done in rounds.items():
+            if index < 0 and not {1, wanted} <= done:  # a ceiling
+                return True
+            if kind in ("cumulative", "external") and len(done) < wanted:
+                return True
+            if kind in ABLATION and len(done) < max(done):
+                return True
+        controls = rounds.get(("control", self.rows[0].index), set())
+        # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
+        to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
+        return bool(to_be) and len(controls) < wanted
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether rungs below the last one shown are missing."""
+        return len(self.records.rungs) <= max(record.rung_index for record in self.records)
+
+    @property
+    def own(self) -> Scoreboard:
+        """Without the rows of external rungs."""
+        return replace(self, rows=tuple(row for row in self.rows if row.external is None))
+
+
+def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()) -> Scoreboard:
+    """Summarise the records of one run of one ladder; at least one must be cumulative.
+
+    elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
+    """
+    records = Run(in_order(_latest(records)))
+    rungs = cumulative(records)
+    curves = [len(found.losses) for rung in records.own if (found := measured(rung))]
+    loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
+    control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
+    delta = noise_floor(control)
+    ceilings = find_ceilings([*records, *elsewhere])
+    peaks = find_peaks(records)
+    rows: list[Row] = []
+    for rung in rungs:
+        rows.append(
+            row_of(
+                rung,
+                rungs,
+                records,
+                above=rows,
+                peaks=peaks,
+                ceiling=ceilings.get(toggles_of(rung).device),
+                delta=delta,
+                loss_step=loss_step,
+            )
+        )
+    return Scoreboard(
+        ladder=records[0].ladder,
+        rows=tuple(rows),
+        records=records,
+        control=control,
+        delta=delta,
+        ceilings=ceilings,
+        loss_step=loss_step,
+        environment=rungs[-1][-1].environment,
+        rounds=max((r.repetition for r in records if r.status != "interrupted"), default=1),
+        source=source,
+    )
+
+
+def _latest(records: Sequence[Record]) -> list[Record]:
+    """Without processes that were cut short and that a resumed run has run again."""
+    again = {r.key: r for r in sorted(records, key=lambda r: r.time) if r.cut_short}
+    done = {r.key for r in records if not r.cut_short}
+    return [r for r in records if not r.cut_short or (r.key not in done and r is again[r.key])]

@@ -1,0 +1,112 @@
+"""What speaks against a scoreboard's figures, a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bench.analysis.run_records import cumulative, tps_by_round
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import NUMBER, number
+from bench.records.record import CEILING, DOUBTS, NOT_BEGUN, RUNGS, Record
+
+BUSY = 2.0
+"""Runnable processes per core, before a process starts, above which something else must have been running."""
+SCATTER = 1.5
+"""Between the fastest and the slowest round of a rung, above which a mean of them says little."""
+GC_SHARE = 0.01
+"""Share of the window that Python's garbage collector may take before it is worth a warning."""
+
+
+def warnings(board: Scoreboard) -> list[str]:
+    """Those of the processes, and what only all of them together show."""
+    records, machine = [record for record in board.records if record.begun], board.environment
+    said = [*_grouped(records), *ended_early(board)]
+    ran = [record for record in records if record.rung_index >= 0 and record.status != "interrupted"]
+    if len({(record.repetition, record.session) for record in ran}) > board.rounds:
+        said.append(
+            "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
+            "second part with the control as first rung"
+        )
+    said += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.doubts]
+    if board.has_gaps:
+        said.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
+    for rung in cumulative(records):
+        speeds = list(tps_by_round(rung).values())
+        if speeds and max(speeds) > SCATTER * min(speeds):
+            apart = f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
+            said.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
+    load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
+    if load > BUSY * machine.cpu_cores:
+        said.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
+    for record in records:
+        if not (found := record.measurement):
+            continue
+        where = f"{record.rung}, round {record.repetition}"
+        if found.gc_seconds and found.gc_seconds > GC_SHARE * sum(found.block_seconds):
+            share = found.gc_seconds / sum(found.block_seconds)
+            said.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
+        if found.skipped_steps:
+            skipped = f"{found.skipped_steps} of {len(found.losses)} steps"
+            said.append(f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight")
+        if found.alloc_retries:
+            said.append(f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory")
+    if any(record.environment.dirty for record in records):
+        said.append(f"measured on a changed checkout of commit {machine.commit}")
+    return said
+
+
+def ended_early(board: Scoreboard) -> list[str]:
+    """Where, by whom, and what to do about it."""
+    if not board.interrupted:
+        return []
+    last = max(record.repetition for record in board.records)
+    where = f"in round {last} of {max(board.planned_rounds, last)}"
+    kind = "sweep" if board.swept else "run"
+    cut = next((record.error for record in board.records if not record.begun), None)
+    how = cut.removeprefix(NOT_BEGUN) if cut else f"the {kind} was interrupted {where}"
+    return [f"{how}; bench {kind} with --resume runs what is missing"]
+
+
+def _grouped(records: Sequence[Record]) -> list[str]:
+    """One line for warnings that differ in figures only, which become ranges."""
+    kinds: dict[str, list[str]] = {}
+    processes: dict[str, set[int]] = {}
+    for place, record in enumerate(records):
+        for warning in record.warnings:
+            kind = NUMBER.sub("#", warning)
+            kinds.setdefault(kind, []).append(warning)
+            processes.setdefault(kind, set()).add(place)
+    lines = []
+    for kind, alike in kinds.items():
+        line = _range(alike)
+        count = len(processes[kind])
+        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(DOUBTS) else ''}"
+        lines.append(f"{line} ({of})" if len(records) > 1 else line)
+    return lines
+
+
+def _which(records: Sequence[Record]) -> str:
+    """Of the processes that were disturbed: of what, in which rounds; nothing where it is all of them."""
+    if all(record.disturbed for record in records):
+        return ""
+    rounds: dict[str, list[str]] = {}
+    for record in records:
+        if record.disturbed:
+            again = "" if record.kind in RUNGS or record.rung == CEILING else f" ({record.kind.replace('_', ' ')})"
+            rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
+    return ": " + "; ".join(
+        f"{name} in round{'s' if len(each) > 1 else ''} {', '.join(each)}" for name, each in rounds.items()
+    )
+
+
+def disturbed(board: Scoreboard) -> list[str]:
+    """What other programs did beside its processes, and which stood still; none where nothing was."""
+    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(DOUBTS)]
+
+
+def _range(alike: Sequence[str]) -> str:
+    """Texts that differ in figures only, as one."""
+    figures = zip(*(NUMBER.findall(text) for text in alike), strict=True)
+    ends = ((min(each, key=float), max(each, key=float)) for each in figures)
+    ranges = (low if low == high else f"{low} to {high}" for low, high in ends)
+    return NUMBER.sub(lambda match: next(ranges), alike[0])

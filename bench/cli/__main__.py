@@ -1,0 +1,5 @@
+"""python -m bench.cli: the command `bench`."""
+
+from bench.cli.main import main
+
+main()

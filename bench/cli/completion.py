@@ -1,0 +1,100 @@
+"""What a shell offers when a user presses Tab. Imports no torch."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import typer
+
+
+def ladders(incomplete: str) -> list[str]:
+    """YAML files, and folders on the way to them."""
+    return _files(incomplete, (".yaml", ".yml"))
+
+
+def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
+    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    folders = {each for each in found if Path(each).is_dir()}
+    return [f"{each}/" if each in folders else each for each in found if each in folders or each.endswith(endings)]
+
+
+def rungs(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Names of the ladder that stands before; of several, the last one."""
+    # Where an option's value is still missing, arguments are left over instead of assigned.
+    named = next((word for word in ctx.args if word.endswith((".yaml", ".yml"))), ctx.params.get("ladder"))
+    before, comma, last = incomplete.rpartition(",")
+    return [f"{before}{comma}{name}" for name in _of_ladder(str(named)) if name.startswith(last)]
+
+
+def _of_ladder(path: str) -> list[str]:
+    from bench.ladder.ladder import LadderError, load
+
+    try:
+        return [rung.name for rung in load(Path(path)).rungs]
+    except LadderError:
+        return []
+
+
+def ladders_and_rungs(incomplete: str) -> list[str]:
+    """LADDER:RUNG."""
+    path, colon, start = incomplete.partition(":")
+    if not colon:
+        return ladders(incomplete)
+    return [f"{path}:{name}" for name in _of_ladder(path) if name.startswith(start)]
+
+
+def results_and_rungs(incomplete: str) -> list[str]:
+    """FILE:RUNG."""
+    from bench.records.record import RUNGS, RecordError, read
+
+    path, colon, start = incomplete.partition(":")
+    if not colon:
+        return _files(incomplete, (".jsonl",))
+    try:
+        names = dict.fromkeys(record.rung for record in read(Path(path))[0] if record.kind in RUNGS)
+    except RecordError:
+        return []
+    return [f"{path}:{name}" for name in names if name.startswith(start)]
+
+
+def chips(incomplete: str) -> list[str]:
+    """By their names."""
+    from gpt2.peaks import CHIPS
+
+    return [chip.name for chip in CHIPS if chip.name.startswith(incomplete)]
+
+
+def overrides(incomplete: str) -> list[str]:
+    """Of --set: workload.X=, protocol.X= and toggles.X=, and the values that a toggle knows by name."""
+    from bench.ladder.ladder import Protocol
+    from gpt2.toggles import Toggles
+    from gpt2.workload import Workload
+
+    sections = {"workload": Workload, "protocol": Protocol, "toggles": Toggles}
+    return [each for name, kind in sections.items() for each in _paths(name, kind) if each.startswith(incomplete)]
+
+
+def axes(incomplete: str) -> list[str]:
+    """Of --over: one value after the other."""
+    path, equals, listed = incomplete.partition("=")
+    before, comma, last = listed.rpartition(",")
+    start = f"{path}{equals}"
+    found = [each for each in overrides(start if comma else incomplete) if not each.startswith("protocol.")]
+    if not comma:
+        return found
+    values = [each.removeprefix(start) for each in found]
+    left = [value for value in values if value and value.startswith(last) and value not in before.split(",")]
+    return [f"{start}{before},{value}" for value in left]
+
+
+def _paths(section: str, kind: Any) -> Iterator[str]:
+    hints = get_type_hints(kind)
+    for field in fields(kind):
+        yield f"{section}.{field.name}="
+        for value in get_args(hints[field.name]):
+            if isinstance(value, str):
+                yield f"{section}.{field.name}={value}"

@@ -1,0 +1,212 @@
+"""What a ladder would do on this machine, as a table; nothing is run."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from bench.analysis.schedule import Schedule
+from bench.format import DASH, GIB, plain
+from bench.host.feasibility import check_time
+from bench.ladder.ladder import LEAST_BLOCKS, Ladder, Rung
+from bench.ladder.peers import PeerRung
+from bench.run.peers.checkout import why_missing
+from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
+from gpt2.device import Device, DeviceError, find
+from gpt2.memory import MemoryEstimate, estimate
+from gpt2.peaks import Chip
+from gpt2.support import check
+from gpt2.toggles import HOST, Toggles, UnsupportedToggle, describe
+from gpt2.workload import FLOPS_FORMULA, Workload
+
+
+def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
+    """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
+
+    chip: instead, whether it fits into the memory of this one; where nothing that the rungs train on is here, that of
+    the ladder is held to by default. ablate: counts those processes, too.
+    """
+    workload = ladder.workload
+    missing = _missing(rungs)
+    nothing_here = all(rung.toggles.device in missing for rung in rungs)
+    held = chip or (ladder.chip if nothing_here else None)
+    result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
+    result.add_column("Rung", overflow="fold")
+    result.add_column("Changed", overflow="fold")
+    result.add_column("Tokens per step", justify="right")
+    result.add_column("Memory per device (GiB)", justify="right")
+    result.add_column(f"On {held.name}" if held else "Here", overflow="fold")
+    before = None
+    answers: Counter[str] = Counter()
+    for rung in rungs:
+        if rung.external:
+            changed, size = ", ".join(rung.changed), f"{rung.external.tokens_per_step:,}"
+            here = DASH if held else _peer_here(ladder, rung, rung.external, missing)
+            result.add_row(Text(plain(rung.name)), Text(plain(changed)), size, DASH, Text(plain(here)))
+            continue
+        memory = estimate(workload, rung.toggles)
+        changed = describe(rung.toggles, before, workload)
+        before = rung.toggles
+        answer = _on_chip(workload, rung, memory, held) if held else _here(ladder, rung, memory)
+        answers[answer] += 1
+        result.add_row(
+            Text(plain(rung.name)),
+            Text(plain(", ".join(changed)) or "nothing"),
+            f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
+            f"{memory.total / GIB:,.2f}",
+            Text(plain(answer)),
+        )
+    p = ladder.protocol
+    fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
+    notes = [
+        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
+        f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
+        "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
+        "(docs/devices.md: how far off that is).",
+        f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
+        f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
+        *(f"{n} of {len(rungs)} rungs {a}." for a, n in answers.items() if n > 1 and a.startswith("unsupported")),
+        *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
+        *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
+    ]
+    return Group(result, *(Text(plain(note), style="dim") for note in notes))
+
+
+def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
+    """The kinds of device that these rungs train on and this machine lacks, with the reason."""
+    reasons = {}
+    for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
+        try:
+            _found(toggles)
+        except (UnsupportedToggle, DeviceError) as error:
+            reasons[toggles.device] = str(error)
+    return reasons
+
+
+def _found(toggles: Toggles) -> Device:
+    """As gpt2.device.find; that one process asks for many devices and trains on none is nothing to be warned of."""
+    with warnings.catch_warnings(action="ignore"):
+        return find(toggles)
+
+
+def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
+    here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
+    other = ladder.written_for_another(_found(here[-1]).chip())
+    return [f"{other}."] if other else []
+
+
+def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
+    schedule = Schedule(ladder, rungs, ablate)
+    rounds = schedule.planned_rounds
+    first, each = list(schedule.round(1)), list(schedule.round(2))
+    controlled = any(task.kind == "control" for task in each)
+    parity = sum(task.kind == "parity" for task in first)
+    ceilings = sum(task.is_ceiling for task in first) + len(list(schedule.closing(rounds)))
+    more = [f"{parity} for loss parity"] if parity else []
+    more += [f"{ceilings} for the measured ceiling"] if ceilings else []
+    control = "the A/A control included" if controlled else "without an A/A control"
+    return f"{_rounds(ladder)} of {len(each)} processes, {control}{''.join(f', and {part}' for part in more)}"
+
+
+def _rounds(ladder: Ladder) -> str:
+    until, repeats = ladder.protocol.until, ladder.protocol.repeats
+    if until is not None:
+        return f"{LEAST_ROUNDS_UNTIL} to {MOST_ROUNDS_UNTIL} rounds"
+    return f"{repeats} rounds" if repeats > 1 else "1 round"
+
+
+TIGHT = 0.9
+"""Of a device's memory, programs get less than its datasheet says (of 16 GiB, a T4 lends 14.6 to 15, a TPU v3 core
+15.5), and libraries take some of that."""
+
+
+def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
+    try:
+        device = _found(rung.toggles)
+        check_time(ladder, rung.toggles)
+    except UnsupportedToggle as error:
+        return f"unsupported: {error}"
+    except DeviceError as error:
+        return f"no: {error}"
+    here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
+    if here is None or memory.total * ranks <= TIGHT * here:
+        return "yes"
+    if memory.total * ranks <= here:
+        return f"perhaps: tight in {_gib(here / ranks)}"
+    return _too_large(ladder.workload, rung.toggles, memory, here / ranks)
+
+
+def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[str, str]) -> str:
+    reason = missing.get(rung.toggles.device) or why_missing(external, rung.toggles, ladder.path)
+    return f"unsupported: {reason}" if reason else "yes"
+
+
+def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
+    """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
+    if rung.toggles.device == HOST:
+        return "trains on a CPU"
+    try:
+        check(rung.toggles)
+    except UnsupportedToggle as error:
+        return f"unsupported: {error}"
+    number_format = rung.toggles.product_format()
+    if chip.lacks(number_format):
+        instead = "float16" if number_format == "bfloat16" else "highest"
+        return f"unsupported: {chip.name} has no {number_format} units; choose {instead}"
+    if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
+        return f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
+    if chip.memory_bytes is None:
+        return "unknown: its name covers several sizes of memory"
+    if TIGHT * chip.memory_bytes < memory.total <= chip.memory_bytes:
+        return f"perhaps: tight in {_gib(chip.memory_bytes)}{_needs(rung)}"
+    if memory.total <= chip.memory_bytes:
+        return f"fits into {_gib(chip.memory_bytes)}{_needs(rung)}"
+    return _too_large(workload, rung.toggles, memory, chip.memory_bytes)
+
+
+def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
+    """What to say, and what would help, where the estimate is above what a device has."""
+    remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
+    if toggles.recompute != "block" and _possible(replace(toggles, recompute="block")):
+        remedies.append("recompute: block")
+    if devices := _devices_needed(workload, toggles, memory, available):
+        at_once = " without accumulation" if toggles.grad_accum_steps > 1 else ""
+        remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
+    if toggles.device == HOST and toggles.world_size > 1:
+        remedies = ["fewer processes, which share this machine's memory"]
+    return f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}"
+
+
+def _gib(size: float) -> str:
+    return f"{size / GIB:,.{0 if size >= 10 * GIB else 2}f} GiB"
+
+
+def _needs(rung: Rung) -> str:
+    """How many of the chip, which is not here to be counted."""
+    return f"; needs {rung.toggles.world_size} of them" if rung.toggles.world_size > 1 else ""
+
+
+def _devices_needed(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> int | None:
+    """Over how many devices all that can be shared out would have to be; None where that would not help."""
+    sharded = replace(toggles, sharding="fsdp2", world_size=2, grad_accum_steps=1)
+    if toggles.sharding != "none" or not _possible(sharded):
+        return None
+    state = memory.total - memory.activations
+    room = available - (estimate(workload, sharded).total - state / 2)
+    return max(2, math.ceil(state / room)) if room > 0 else None
+
+
+def _possible(toggles: Toggles) -> bool:
+    """Whether this kind of device can do that."""
+    try:
+        check(toggles)
+    except UnsupportedToggle:
+        return False
+    return True

@@ -1,0 +1,191 @@
+"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `trainings`, `roofline`, `doctor`."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli import bash, sweep, trainings, turns
+from bench.cli import completion as complete
+from bench.cli import machine as here
+from bench.cli import report as show
+from bench.cli.options import (
+    Ablate,
+    Corpus,
+    LadderFile,
+    NodeRank,
+    Nodes,
+    Overrides,
+    PeakTflops,
+    Price,
+    Rendezvous,
+    Repeats,
+    ResultsFolder,
+    RungNames,
+    Until,
+    load_as_asked,
+    names,
+)
+from bench.cli.terminal import after_measuring, console, fail, report_end
+from gpt2.terminal import Version, paragraphs, use_streams
+
+app = typer.Typer(
+    name="bench",
+    help="How fast does GPT-2 train on this machine, and what does each optimisation buy?",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Begin with: bench run ladders/smoke.yaml",
+)
+
+
+FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What some clusters set for a program that is one rank of theirs; here each rung has ranks of its own."""
+
+
+@app.callback()
+def options(
+    version: Version = False,
+) -> None:
+    """Options of bench itself."""
+
+
+def main() -> None:
+    """Entry point of the console script."""
+    use_streams()
+    for name in FOREIGN:
+        os.environ.pop(name, None)
+    try:
+        bash.answer(partial(app, prog_name="bench")) if bash.asked() else app(prog_name="bench")
+    except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
+        if error.errno != errno.ENOSPC:
+            raise
+        typer.echo(f"bench: cannot write the output: {error.strerror}", err=True)
+        os._exit(6)  # without the interpreter's own attempt to write the rest
+
+
+def command(function: Callable[..., None]) -> Callable[..., None]:
+    """A command of bench, whose docstring is its help."""
+    return app.command(help=paragraphs(function.__doc__ or ""))(function)
+
+
+@command
+def run(
+    ladder: LadderFile,
+    data: Corpus = None,
+    rungs: RungNames = None,
+    repeats: Repeats = None,
+    until: Until = None,
+    ablate: Ablate = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing.")
+    ] = False,
+    out: ResultsFolder = Path("results"),
+    set_: Overrides = None,
+    peak_tflops: PeakTflops = None,
+    price_per_hour: Price = None,
+    nnodes: Nodes = None,
+    node_rank: NodeRank = None,
+    rdzv: Rendezvous = None,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
+) -> None:
+    """Measure every rung of a LADDER, and print the scoreboard.
+
+    Over several nodes, run the same on each, with its own --node-rank; see docs/nodes.md.
+
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled, or the
+    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly,
+    or none is supported here; 130 interrupted (what was measured is kept).
+
+    Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
+    """
+    from bench.analysis.scoreboard import scoreboard
+    from bench.analysis.select import claims_refuted, exit_code
+    from bench.cli.progress import Progress
+    from bench.ladder.ladder import LadderError
+    from bench.records.record import RecordError
+    from bench.run.command import Options
+    from bench.run.nodes.node_agent import follow
+    from bench.run.nodes.topology import PlaceError, place
+    from bench.run.probe import ProbeError
+    from bench.run.resume import ResumeError
+    from bench.run.runner import RunError, run
+    from gpt2.data import DataError
+
+    try:
+        loaded, overrides = load_as_asked(ladder, set_, repeats, until, ablate)
+        options = Options(
+            out=out,
+            data=data,
+            rungs=names(rungs),
+            overrides=tuple(overrides),
+            ablate=ablate,
+            resume=resume,
+            peak_tflops=peak_tflops,
+            price_per_hour=price_per_hour,
+            place=place(nnodes, node_rank, rdzv),
+        )
+        with Progress() as progress:
+            if options.place and options.place.node:
+                farewell = follow(loaded, options, options.place, progress)
+                typer.echo(f"bench: {farewell}", err=True)
+                raise typer.Exit(farewell.exit_code)
+            outcome = run(loaded, options, progress)
+    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
+        fail(error)
+    with after_measuring([outcome.path]):
+        if outcome.has_rungs:
+            show.show([scoreboard(outcome.records, source=outcome.path)])
+    report_end(outcome)
+    code = exit_code(outcome.records)
+    if code == 4:
+        for wrong in claims_refuted(scoreboard(outcome.records)):
+            typer.echo(f"bench: {wrong}", err=True)
+    raise typer.Exit(0 if code == 6 and allow_failures else code)
+
+
+@command
+def plan(
+    ladder: LadderFile,
+    rungs: RungNames = None,
+    repeats: Repeats = None,
+    until: Until = None,
+    ablate: Ablate = False,
+    set_: Overrides = None,
+    data: Annotated[Path | None, typer.Option("--data", help="As for bench run; no corpus is read.")] = None,
+    chip: Annotated[
+        str | None,
+        typer.Option(help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips),
+    ] = None,
+) -> None:
+    """Say what a LADDER would do here, and run nothing.
+
+    Prints for each rung what it changes, tokens per step, an estimate of the memory per device, and whether this
+    machine supports it.
+
+    Example: bench plan ladders/h100.yaml --chip "H100 SXM"
+    """
+    from bench.cli.dry_run import table
+    from bench.ladder.ladder import LadderError
+    from gpt2.peaks import named
+
+    try:
+        loaded, _ = load_as_asked(ladder, set_, repeats, until, ablate)
+        chosen = loaded.chosen(names(rungs))
+        other = named(chip) if chip else None
+    except (LadderError, ValueError) as error:
+        fail(error)
+    console().print(table(loaded, chosen, other, ablate=ablate))
+
+
+for each in (sweep.sweep, turns.turns, show.report, show.compare, trainings.trainings, here.doctor, here.roofline):
+    command(each)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""The options that several commands share, and the ladder as they change it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli import completion as complete
+from gpt2.terminal import finite
+
+if TYPE_CHECKING:
+    from bench.ladder.ladder import Ladder
+
+LadderFile = Annotated[
+    Path,
+    typer.Argument(metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.", autocompletion=complete.ladders),
+]
+Overrides = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set",
+        metavar="PATH=VALUE",
+        help="Override workload.X, protocol.X or toggles.X (every rung).",
+        autocompletion=complete.overrides,
+    ),
+]
+RungNames = Annotated[
+    str | None,
+    typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.", autocompletion=complete.rungs),
+]
+Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")]
+Until = Annotated[
+    str | None, typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20.")
+]
+Ablate = Annotated[
+    bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
+]
+Nodes = Annotated[int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")]
+NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")]
+Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
+Price = Annotated[
+    float | None, typer.Option(min=0.0, callback=finite, help="Price of the whole machine, for the cost of a run.")
+]
+
+Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]
+ResultsFolder = Annotated[Path, typer.Option("--out", help="Folder for results.")]
+PeakTflops = Annotated[
+    float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device, for MFU.")
+]
+
+ABLATION_WINDOW = 20.0
+"""Seconds of a window in a run that ablates."""
+
+
+def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
+    """Of --set and --repeats."""
+    return [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
+
+
+def load_as_asked(
+    ladder: Path, set_: list[str] | None, repeats: int | None, until: str | None, ablate: bool
+) -> tuple[Ladder, list[str]]:
+    """The ladder as the options change it, and these as overrides. Raises LadderError."""
+    from bench.ladder.ladder import LadderError, load
+
+    overrides = as_overrides(set_, repeats)
+    if until is not None:
+        if repeats:
+            raise LadderError("--repeats and --until exclude each other; choose one")
+        overrides.append(f"protocol.until={_fraction(until)}")
+    loaded = load(ladder, overrides)
+    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:  # for there are three times as many
+        overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
+        loaded = load(ladder, overrides)
+    return loaded, overrides
+
+
+def _fraction(text: str) -> float:
+    """2% or 0.02."""
+    from bench.ladder.ladder import LadderError
+
+    number, percent, rest = text.strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = -1.0
+    if rest or not 0.001 <= value <= 1:
+        raise LadderError(f"--until {text}: write how narrow, such as 2%; from 0.1% to 100%")
+    return value
+
+
+def names(rungs: str | None) -> tuple[str, ...]:
+    """Of --rungs."""
+    return tuple(name.strip() for name in rungs.split(",")) if rungs is not None else ()

@@ -1,0 +1,222 @@
+"""Commands that read results: `bench report` and `bench compare`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli import completion as complete
+from bench.cli.options import Price
+from bench.cli.terminal import console, fail, say
+
+if TYPE_CHECKING:
+    from bench.analysis.cross_run import Chain
+    from bench.analysis.scoreboard import Scoreboard
+    from bench.records.published import Published
+    from bench.report.table import Sheet
+
+
+def report(
+    results: Annotated[
+        list[Path] | None,
+        typer.Argument(help="Results files, or folders: the newest full run of each machine, ladder and model."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All figures unrounded, a line for each rung.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
+    html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write scoreboard.md, and what else is asked for, into this folder.")
+    ] = None,
+    update: Annotated[
+        Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
+    ] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE:RUNG",
+            help="Chain the rungs of all RESULTS in one table, held to this rung.",
+            autocompletion=complete.results_and_rungs,
+        ),
+    ] = None,
+    price_per_hour: Price = None,
+) -> None:
+    """Show the scoreboards of RESULTS (default: results/).
+
+    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one table
+    more chains the rungs of all runs, in the order in which RESULTS names them.
+
+    Example: bench report results/ --markdown --plots --out reports/ --update README.md
+    """
+    from bench.analysis.cross_run import baseline as start
+    from bench.analysis.cross_run import chain
+    from bench.analysis.select import load_boards, load_published
+    from bench.format import rewrite
+    from bench.records.record import RecordError
+
+    if sum((markdown, csv, json)) > 1 and not out:
+        fail(ValueError("--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"))
+    if (plots or html) and not out:
+        fail(ValueError("--plots and --html need a folder to write into; give --out reports/"))
+    paths = results or [Path("results")]
+    try:
+        figures, left_out = load_published(paths)
+        boards, warnings = load_boards(paths, needed=not figures)
+        chained = chain(boards, start(baseline)) if baseline is not None else None
+    except RecordError as error:
+        fail(error)
+    for warning in (*left_out, *warnings):
+        say(warning)
+    if not (markdown or csv or json or out or update):
+        return show(boards, price_per_hour, figures, chained)
+    texts = {"md": _markdown(boards, figures, price_per_hour, chained)}
+    if csv or json:
+        from bench.report.export import to_csv, to_json
+
+        texts |= {"csv": to_csv(boards, chained)} if csv else {}
+        texts |= {"json": to_json(boards, chained)} if json else {}
+    try:
+        if out:
+            out.mkdir(parents=True, exist_ok=True)
+            for kind, text in texts.items():
+                heading = "# Scoreboard\n\n" if kind == "md" else ""
+                (out / f"scoreboard.{kind}").write_text(heading + text, encoding="utf-8")
+        if out and html:
+            from bench.report.page import page
+
+            (out / "index.html").write_text(page(boards, figures, price_per_hour, chained), encoding="utf-8")
+        if out and plots:
+            from bench.report.plots.pictures import draw
+
+            for file in draw(boards, out):
+                typer.echo(f"drew {file}", err=True)
+        if update:
+            rewrite(update, texts["md"])
+    except OSError as error:
+        fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+    except ValueError as error:
+        fail(error)
+    if not (out or update):
+        typer.echo(texts["csv" if csv else "json" if json else "md"], nl=False)
+    return None
+
+
+def _markdown(
+    boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None, chained: Chain | None
+) -> str:
+    from bench.format import markdown
+    from bench.report.notes import TITLE
+
+    parts, notes = _parts(boards, figures, price_per_hour, chained)
+    texts = [sheet.to_markdown(level) for level, sheet in parts]
+    if notes:
+        texts.append(
+            "\n".join([f"### {TITLE}", "", *(f"{n}. {markdown(note)}" for n, note in enumerate(notes, 1)), ""])
+        )
+    return "\n".join(texts)
+
+
+def _parts(
+    boards: Sequence[Scoreboard], figures: Sequence[Published], price_per_hour: float | None, chained: Chain | None
+) -> tuple[list[tuple[str, Sheet]], list[str]]:
+    """All tables, each with the level of its heading, and of several runs the notes that are said once."""
+    from bench.report import across, published, tables
+    from bench.report import chained as chains
+    from bench.report.notes import gathered
+    from bench.report.overview import overview
+
+    runs = overview(boards)
+    parts = [("###", sheet) for sheet in (chains.sheet(chained) if chained else None, runs) if sheet]
+    for board in boards:
+        own = tables.sheets(board, price_per_hour, figures)
+        parts += [("####" if place else "###", sheet) for place, sheet in enumerate(own)]
+    parts += [("###", sheet) for sheet in (*across.sheets(boards, figures), *published.sheets(figures))]
+    if not runs:  # a single one, which is complete in itself
+        return parts, []
+    sheets, notes = gathered([sheet for _, sheet in parts])
+    return [(level, sheet) for (level, _), sheet in zip(parts, sheets, strict=True)], notes
+
+
+def show(
+    boards: list[Scoreboard],
+    price_per_hour: float | None = None,
+    figures: list[Published] | None = None,
+    chained: Chain | None = None,
+) -> None:
+    """In the terminal."""
+    from rich.console import Group
+    from rich.text import Text
+
+    from bench.report.notes import TITLE
+
+    terminal = console()
+    parts, notes = _parts(boards, figures or (), price_per_hour, chained)
+    for _, sheet in parts:
+        terminal.print(Group(*sheet.to_terminal(terminal.width)))
+    if notes:
+        terminal.print(Text(TITLE, style="bold"))
+    for number, note in enumerate(notes, start=1):
+        terminal.print(Text(f"{number}. {note}", style="dim"))
+
+
+def compare(
+    results: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B...",
+            help="Results files or folders; FILE:RUNG is one rung of them.",
+            autocompletion=complete.results_and_rungs,
+        ),
+    ],
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option("--fail-if", metavar="'tps<-5%'", help="Exit 3 if B's change of tps or memory is surely beyond."),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+) -> None:
+    """Show runs side by side: how many times as fast as A the others are, and what differs between them.
+
+    Rungs are paired by what they switch on, not by name; A:RUNG and B:RUNG pair whatever they name.
+
+    Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed: the
+    whole interval lies beyond the bound; 6 a rung has no speed that ranks on one side, so --fail-if cannot tell.
+    What was out of memory, or unsupported, on both sides is passed over.
+
+    Example: bench compare results/before results/after --fail-if 'tps<-5%'
+    """
+    from bench.analysis import compare as side_by_side
+    from bench.analysis.gate import Condition, judge
+    from bench.records.record import RecordError
+    from bench.report.compared import sheet
+
+    if len(results) < 2:
+        fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
+    try:
+        conditions = [Condition.parse(text) for text in fail_if or ()]
+        left_out: list[str] = []
+        ladders = side_by_side.sides(results, left_out)
+    except (RecordError, ValueError) as error:
+        fail(error)
+    for warning in left_out:
+        say(warning)
+    found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
+    terminal = console()
+    for comparisons in found:
+        table = sheet(comparisons)
+        if markdown:
+            typer.echo(table.to_markdown("###"))
+        else:
+            for part in table.to_terminal(terminal.width):
+                terminal.print(part)
+    if conditions:
+        try:
+            code, said = judge([each for comparisons in found for each in comparisons], conditions)
+        except ValueError as error:
+            fail(error)
+        for line in said:
+            say(line)
+        raise typer.Exit(code)

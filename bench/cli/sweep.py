@@ -1,0 +1,205 @@
+"""`bench sweep`: one rung of a ladder under many values of a toggle or two, and the ladder to the best of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from bench.cli import completion as complete
+from bench.cli.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
+from bench.cli.terminal import after_measuring, fail, report_end
+from gpt2.terminal import finite
+
+if TYPE_CHECKING:
+    from bench.analysis.schedule import Cut
+    from bench.analysis.scoreboard import Scoreboard
+    from bench.ladder.ladder import Ladder, Rung
+    from bench.ladder.sweep_axis import Axis
+    from bench.run.command import Options
+    from bench.run.runner import Run
+
+
+def sweep(
+    ladder: Annotated[
+        str,
+        typer.Argument(
+            metavar="LADDER[:RUNG]",
+            help="A ladder, and its rung to vary (default: the last).",
+            autocompletion=complete.ladders_and_rungs,
+        ),
+    ],
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over",
+            metavar="PATH=A,B,...",
+            autocompletion=complete.axes,
+            help="Values of toggles.X or workload.X; several --over make a grid. toggles.micro_batch_size=1,2,... "
+            "(with the dots) doubles until out of memory, then finds the largest that fits.",
+        ),
+    ],
+    data: Corpus = None,
+    best: Annotated[
+        Path | None,
+        typer.Option(metavar="OUT.yaml", help="Write the ladder to the fastest that fits and trains the same."),
+    ] = None,
+    budget: Annotated[
+        float,
+        typer.Option(
+            min=0.1, callback=finite, metavar="MINUTES", help="Begin nothing that would end later than this."
+        ),
+    ] = 60.0,
+    repeats: Repeats = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with this sweep's newest results.")] = False,
+    out: ResultsFolder = Path("results"),
+    set_: Overrides = None,
+    peak_tflops: PeakTflops = None,
+    price_per_hour: Price = None,
+    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
+) -> None:
+    """Measure one rung of a LADDER under several values of toggles or workload fields, and print a scoreboard.
+
+    The first value is what the others are held to. With --best, what is far slower in the first round runs no more.
+    Each value of a workload field is another task, with a results file of its own.
+
+    Exit code: as bench run; to run out of memory is an answer here, not a failure. 4 too if --best finds none.
+
+    Example: bench sweep ladders/h100.yaml --over toggles.micro_batch_size=8,16,... --best mine.yaml --budget 30
+    """
+    from bench.analysis.scoreboard import scoreboard
+    from bench.analysis.select import claims_refuted, exit_code
+    from bench.cli.report import show
+    from bench.ladder.ladder import LadderError
+    from bench.ladder.sweep_axis import parse_all
+    from bench.records.record import RecordError
+    from bench.run.command import Options
+    from bench.run.nodes.topology import PlaceError
+    from bench.run.probe import ProbeError
+    from bench.run.resume import ResumeError
+    from bench.run.runner import RunError
+    from gpt2.data import DataError
+
+    options = Options(out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour)
+    try:
+        axes = parse_all(over)
+        _check_best(best, axes)
+        tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
+        runs = _runs(tasks, options, 60 * budget, bool(best))
+    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
+        fail(error)
+    boards = [scoreboard(run.records, source=run.path) for run in runs if run.has_rungs]
+    with after_measuring([run.path for run in runs]):
+        show(boards)
+    for task in tasks[len(runs) :]:
+        typer.echo(f"bench: nothing is run of {task.candidates.name}; --resume goes on", err=True)
+    for run in runs:
+        report_end(run)
+    codes = [exit_code(run.records) for run in runs if run.has_rungs]
+    for wrong in [wrong for board in boards for wrong in claims_refuted(board)]:
+        typer.echo(f"bench: {wrong}", err=True)
+    if best and boards:
+        codes.append(_keep_best(best, tasks[0], boards[0], runs[0].cut))
+    code = next((code for code in codes if code), 0)
+    raise typer.Exit(0 if code == 6 and allow_failures else code)
+
+
+@dataclass(frozen=True)
+class _Task:
+    """What is computed for one combination of the workload's values, and the rung to vary."""
+
+    ladder: Ladder
+    base: Rung
+    axes: Sequence[Axis]
+    """Of toggles."""
+    overrides: tuple[str, ...]
+    """That make it this task."""
+    candidates: Ladder
+
+
+def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
+    """Before hours are spent. Raises LadderError."""
+    from bench.ladder.ladder import LadderError
+
+    workload = [axis.key for axis in axes if axis.of_workload]
+    if path and workload:
+        raise LadderError(f"--best: no {workload[0]} is better than another, each is another task; sweep toggles only")
+    if path and path.exists():
+        raise LadderError(f"--best {path}: is there already; choose another name")
+    if path and not path.parent.is_dir():
+        raise LadderError(f"--best {path}: there is no folder {path.parent}; make it, or choose another")
+
+
+def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_Task]:
+    """Of the whole grid. Raises LadderError."""
+    from bench.analysis.schedule import full_set
+    from bench.ladder.ladder import LadderError, load
+    from bench.run.sweep.candidate import as_ladder
+
+    path, rung = (text, "") if Path(text).exists() else text.partition(":")[::2]
+    workload = [axis for axis in axes if axis.of_workload]
+    toggles = [axis for axis in axes if not axis.of_workload]
+    for values in product(*(axis.values for axis in workload)):
+        what = [axis.written(value) for axis, value in zip(workload, values, strict=True)]
+        overrides = (*given, *(f"workload.{each}" for each in what))
+        ladder = load(Path(path), overrides)
+        base = ladder.rung(rung) if rung else full_set(ladder.own)[-1]
+        if base.external:
+            raise LadderError(f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none")
+        yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
+
+
+def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
+    """A run for each task, within one budget; the last may be cut short, and those after it not begun."""
+    from bench.cli.progress import Progress
+    from bench.records.record import results_files
+    from bench.run.runner import check_data, run
+    from bench.run.sweep.search import Search
+
+    begun = [bool(results_files(options.out, f"{task.candidates.file_name}-")) for task in tasks]
+    for task in tasks:  # before the first takes its time
+        check_data(task.candidates, task.candidates.rungs, options.data)
+    runs: list[Run] = []
+    end = time.monotonic() + seconds
+    with Progress() as progress:
+        for task, there in zip(tasks, begun, strict=True):
+            if runs and time.monotonic() >= end:
+                break
+            plan = partial(Search, task.candidates, task.base, task.axes, end, best_only)
+            # Of several tasks the last ones may not have begun.
+            own = replace(options, overrides=task.overrides, resume=options.resume and (there or not any(begun)))
+            runs.append(run(task.candidates, own, progress, plan))
+            if runs[-1].interrupted or runs[-1].error:
+                break
+    return runs
+
+
+def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> int:
+    """Write the ladder to the fastest candidate; the exit code."""
+    from bench.analysis.warnings import disturbed
+    from bench.report.caption import fastest
+    from bench.report.winner_ladder import ladder_to
+
+    if cut and cut.task.repetition == 1:
+        typer.echo(f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True)
+        return 4
+    winner = board.fastest
+    if winner is None:
+        typer.echo(f"bench: no candidate fits and surely trains the same, so {path} is not written", err=True)
+        return 4
+    try:
+        path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
+    except OSError as error:
+        fail(OSError(f"cannot write {path}: {error.strerror}"))
+    for line in fastest(board):
+        typer.echo(line, err=True)
+    for line in disturbed(board):
+        typer.echo(f"bench: {path} was chosen from measurements that were disturbed: {line}", err=True)
+    typer.echo(f"{path} is the ladder to {winner.rung}; bench run {path} measures it anew", err=True)
+    return 0

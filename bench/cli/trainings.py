@@ -1,0 +1,58 @@
+"""`bench trainings`: long runs of `gpt2 train` side by side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from bench.cli.terminal import console, fail
+
+
+def trainings(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/mini-shakespeare.")],
+    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+    plots: Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write trainings.md, and plots if asked, into this folder.")] = None,
+) -> None:
+    """Show what long RUNS of gpt2 train learnt, in what time, and HellaSwag beside what is published.
+
+    Example: bench trainings runs/* --plots --out reports/
+    """
+    from bench.records.record import RecordError
+    from bench.report.trainings import load, sheets, told_apart
+
+    if plots and not out:
+        fail(ValueError("--plots needs a folder to draw into; give --out reports/"))
+    found = []
+    for folder in runs:
+        try:
+            found += load([folder])
+        except RecordError as error:
+            if len(runs) == 1:
+                fail(error)
+            typer.echo(f"bench: {error}; left out", err=True)
+    if not found:
+        fail(RecordError("none of these folders holds a run of gpt2 train"))
+    found = told_apart(found)
+    parts = sheets(found)
+    text = "\n".join(sheet.to_markdown("##") for sheet in parts)
+    if out:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            (out / "trainings.md").write_text(f"# Long runs\n\n{text}", encoding="utf-8")
+            if plots:
+                from bench.report.plots.trainings import draw
+
+                for file in draw(found, out):
+                    typer.echo(f"drew {file}", err=True)
+        except OSError as error:
+            fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+    elif markdown:
+        typer.echo(text, nl=False)
+    else:
+        terminal = console()
+        for sheet in parts:
+            for part in sheet.to_terminal(terminal.width):
+                terminal.print(part)

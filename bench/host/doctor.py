@@ -1,0 +1,251 @@
+"""Say what about this machine will spoil a measurement, and what to do about it. Imports no torch.
+
+warnings() judges one process from the State before and after it; diagnose() also measures what takes a second or two.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from itertools import pairwise
+from pathlib import Path
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from bench.format import GIB, plain
+from bench.host import checks
+from bench.host import telemetry as machine
+from bench.host.checks import Finding
+from bench.host.telemetry import SYSTEM
+from bench.records.machine import State
+from gpt2 import stages
+from gpt2.code import git_state
+from gpt2.hardware import host
+from gpt2.toggles import HOST, Toggles
+
+NOISE = 0.05
+"""Spread of blocks of 20 ms; over a block of a second it averages to less than 1 %."""
+PAGE_FAULT_SECONDS = 0.5e-6
+"""Per 4 KiB: bare metal takes about half of this, some virtual machines three times as much."""
+TENSOR_BYTES = 1024 * 50257 * 4
+"""Logits of 1,024 tokens in float32, the largest tensor of GPT-2 at a batch of 1."""
+CLOCK_SECONDS = 100e-6
+"""A step of the clock that is 0.01 % of a block of a second."""
+FREE_DISK_BYTES = GIB
+
+
+def warnings(
+    before: State,
+    after: State | None,
+    *,
+    device: str,
+    threads: int,
+    unheeded: str | None = None,
+    ranks: int = 1,
+    other_cores: float | None = None,
+    stolen_cores: float | None = None,
+    memory_bytes: int | None = None,
+    root: Path = SYSTEM,
+) -> list[str]:
+    """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
+
+    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). other_cores: from state.other_cores() before
+    the process (or after it, the larger).
+    stolen_cores: from state.cpu_times() before and after it. memory_bytes: what all ranks together need of this
+    machine's memory, not of a GPU's.
+    """
+    on_cpu = device == HOST
+    busy = ranks * (threads if on_cpu else 1)  # beside another device, a rank needs one core to feed it
+    findings = [checks.governor(root), checks.battery(), *checks.variables()]
+    if on_cpu:
+        findings.append(checks.threads(threads, ranks, root))
+        findings += checks.unheeded(unheeded, threads)
+    else:
+        findings += [problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)]
+    findings.append(checks.other_work(other_cores, busy))
+    findings.append(checks.steal(stolen_cores, busy))
+    findings.append(checks.swap(before, after))
+    findings.append(checks.memory(before.memory_available_bytes, memory_bytes, root))
+    return [str(finding) for finding in findings if finding.ok is False]
+
+
+def costly_page_faults() -> tuple[str, ...]:
+    """A warning for every process of a run on a CPU, if this machine's page faults are expensive; takes a second."""
+    finding = _page_faults(machine.memory_available())
+    return (str(finding),) if finding.ok is False else ()
+
+
+def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM) -> list[Finding]:
+    """All that warnings() looks at, as it is now, and what has to be measured first; takes about six seconds.
+
+    memory_bytes: what a run would need.
+    """
+    from bench.host.feasibility import product_rate  # torch, which nothing else of this module loads
+
+    state = machine.state(root=root)
+    start = machine.cpu_times(root)
+    blocks = _timed_blocks()
+    stolen = machine.cpu_times(root).stolen_cores_since(start)
+    awake = machine.persistence_modes()
+    return [
+        checks.governor(root),
+        checks.smt(root),
+        checks.bfloat16(product_rate("bfloat16") / product_rate("float32"), root),
+        checks.threads(stages.threads(Toggles()), 1, root),
+        *checks.unheeded(stages.unheeded_threads(Toggles()), stages.threads(Toggles())),
+        checks.battery(),
+        checks.other_work(machine.other_cores(), host.usable_cores()),
+        _noise(blocks),
+        checks.steal(stolen, 1),
+        checks.memory(state.memory_available_bytes, memory_bytes, root),
+        checks.swap(state, None),
+        _page_faults(state.memory_available_bytes),
+        _huge_pages(root),
+        *(f for gpu in state.gpus for f in (checks.gpu_now(gpu, awake.get(gpu.index)), *checks.gpu_problems(gpu))),
+        *(checks.variables() or [Finding(name="environment", value="no variable that changes the speed is set")]),
+        *checks.installed(),
+        _clock(root),
+        _disk("disk for results", results),
+        _disk("disk for compiler caches", host.plain_folder() or Path(tempfile.gettempdir())),
+        _git(),
+    ]
+
+
+def table(findings: list[Finding]) -> Group:
+    """What was found, for a terminal."""
+    result = Table()
+    for title in ("Looked at", "Found", "Verdict", "What to do"):
+        result.add_column(title, overflow="fold")
+    words = {True: ("good", "green"), False: ("beware", "red"), None: ("-", "")}
+    for finding in findings:
+        word, style = words[finding.ok]
+        cells = (Text(plain(finding.name)), Text(plain(finding.value)), Text(word, style), Text(plain(finding.advice)))
+        result.add_row(*cells)
+    bad = sum(finding.ok is False for finding in findings)
+    end = f"{bad} of these can spoil a measurement." if bad else "Nothing found that would spoil a measurement."
+    return Group(result, Text(end))
+
+
+# --- what takes a second ---------------------------------------------------------------------------------------------
+
+
+def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
+    """Seconds of each of many equal blocks of pure computation on one core."""
+
+    def block(count: int) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            pass
+        return time.perf_counter() - start
+
+    count = int(100_000 * block_seconds / min(block(100_000) for _ in range(5))) + 1  # the first wakes the core
+    return [block(count) for _ in range(blocks)]
+
+
+def _noise(blocks: list[float]) -> Finding:
+    """How much equal work differs in time."""
+    spread = statistics.stdev(blocks) / statistics.mean(blocks)
+    value = f"{spread:.1%} spread of equal blocks of {1000 * statistics.mean(blocks):.0f} ms"
+    advice = "" if spread <= NOISE else "find what else runs, or take more rounds: bench run --repeats 5"
+    return Finding(name="noise", value=value, ok=spread <= NOISE, advice=advice)
+
+
+def _fault_seconds(advice: int | None = None) -> float | None:
+    """Per 4 KiB of fresh anonymous memory, madvise()d as given; None where the kernel refuses.
+
+    The best of three: the first also waits for a virtual machine's host.
+    """
+    size = 256 * 2**20
+    best = float("inf")
+    touch = bytes(size // mmap.PAGESIZE)
+    try:
+        for _ in range(3):
+            with mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS) as memory:
+                if advice is not None:
+                    memory.madvise(advice)
+                start = time.perf_counter()
+                memory[:: mmap.PAGESIZE] = touch
+                best = min(best, time.perf_counter() - start)
+    except OSError:
+        return None
+    return best / (size / 4096)
+
+
+def _page_faults(available: int) -> Finding:
+    if available < GIB:
+        return Finding(name="page faults", value="not measured: less than 1 GiB of memory is available")
+    huge = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux only
+    return _judge_faults(_fault_seconds(), None if huge is None else _fault_seconds(huge))
+
+
+def _judge_faults(small: float | None, huge: float | None) -> Finding:
+    """Seconds per 4 KiB as memory comes by default, and with huge pages asked for."""
+    if small is None:
+        return Finding(name="page faults", value="unknown")
+    in_force = huge if huge is not None and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else small
+    kept = "malloc" in os.environ.get("LD_PRELOAD", "")
+    value = f"{1e6 * small:.2f} us per 4 KiB: {1e3 * small * TENSOR_BYTES / 4096:.0f} ms for each new 206 MB tensor"
+    if huge is not None:
+        value += f", {1e3 * huge * TENSOR_BYTES / 4096:.0f} ms in huge pages"
+    if kept:
+        value += "; but an allocator that can keep memory is preloaded"
+    ok = True if in_force <= PAGE_FAULT_SECONDS else None if kept else False
+    remedies = "set toggles.allocator to jemalloc or tcmalloc, which keep what they have"
+    if huge is not None and huge < 0.7 * in_force:
+        remedies += ", or to thp"
+    advice = f"on a CPU, every step pays this: {remedies}" if ok is False else ""
+    return Finding(name="page faults", value=value, ok=ok, advice=advice)
+
+
+def _huge_pages(root: Path) -> Finding:
+    given = host.huge_pages(root)
+    asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    meaning = {
+        "always": "always",
+        "madvise": f"madvise: torch asks for them where THP_MEM_ALLOC_ENABLE=1 is set{', as it is' if asked else ''}",
+        "never": "never: THP_MEM_ALLOC_ENABLE=1 does nothing until root writes madvise to /sys/kernel/mm/"
+        "transparent_hugepage/enabled",
+    }
+    return Finding(name="huge pages", value=meaning.get(given, given) if given else "unknown")
+
+
+# --- timing, disk, code ----------------------------------------------------------------------------------------------
+
+
+def _clock(root: Path) -> Finding:
+    """The clock that blocks are timed with."""
+    reads = [time.perf_counter() for _ in range(1000)]
+    step = min((b - a for a, b in pairwise(reads) if b > a), default=float("inf"))
+    source = machine.read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
+    value = f"perf_counter steps by {1e9 * step:.0f} ns" + (f", from {source}" if source else "")
+    if source in ("hpet", "acpi_pm", "jiffies"):
+        advice = "Linux distrusts this CPU's own counter (see dmesg): times may jump; another kernel or host may help"
+        return Finding(name="clock", value=value, ok=False, advice=advice)
+    advice = "" if step <= CLOCK_SECONDS else "use longer blocks: --set protocol.block_seconds=10"
+    return Finding(name="clock", value=value, ok=step <= CLOCK_SECONDS, advice=advice)
+
+
+def _disk(name: str, folder: Path) -> Finding:
+    """Room in a folder, or where it will be made."""
+    try:
+        there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
+        free = shutil.disk_usage(there).free
+    except OSError:
+        return Finding(name=name, value="unknown")
+    ok = free >= FREE_DISK_BYTES
+    value = f"{free / GIB:.1f} GiB free in {folder}"
+    return Finding(name=name, value=value, ok=ok, advice="" if ok else "make room: a full disk ends a run half-way")
+
+
+def _git() -> Finding:
+    commit, dirty = git_state()
+    if commit is None or dirty is None:
+        return Finding(name="code", value="no git checkout; records carry a hash of the code")
+    value = f"commit {commit[:10]}" + (", changed since" if dirty else "")
+    return Finding(name="code", value=value, ok=not dirty, advice="commit first: records say 'dirty'" if dirty else "")

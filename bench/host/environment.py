@@ -1,0 +1,55 @@
+"""Describe the machine and the code that a number comes from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import re
+from collections.abc import Mapping
+from pathlib import Path
+
+import psutil
+import torch
+
+from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, read, variables
+from bench.records.machine import Environment
+from gpt2.code import code_hash, git_state
+from gpt2.device import Cpu, Device
+from gpt2.hardware.host import identity, usable_cores
+
+
+def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
+    """The environment of a process that trains on `device`. given: variables that its toggles set, not its user."""
+    commit, dirty = git_state()
+    cpu = Cpu()
+    return Environment(
+        chip=device.chip(),
+        device_count=device.count(),
+        device_memory_bytes=device.memory_bytes(),
+        cpu=cpu.chip(),
+        cpu_cores=cpu.count(),
+        usable_cores=usable_cores(),
+        cpu_flags=cpu_flags(),
+        cpu_mhz=highest_cpu_mhz(),
+        cpu_identity=identity(read(SYSTEM / "proc/cpuinfo")),
+        memory_bytes=psutil.virtual_memory().total,
+        os=f"{platform.system()} {platform.release()} {platform.machine()}",
+        python=platform.python_version(),
+        torch=torch.__version__,
+        versions=device.versions(),
+        variables=variables(given),
+        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        code_hash=code_hash(),
+        commit=commit,
+        dirty=dirty,
+    )
+
+
+def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:
+    """The CPU's highest clock; in a virtual machine, which is not told that, the one clock it knows of."""
+    with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
+        if highest := psutil.cpu_freq().max:
+            return highest
+    virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read(root / "proc/cpuinfo"), re.MULTILINE)
+    return cpu_mhz(root) if virtual else None  # elsewhere it is a passing value

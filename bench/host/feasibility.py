@@ -1,0 +1,71 @@
+"""Which rungs a CPU cannot finish in their time, told before they train: those in a number format it has no units for.
+
+Without kernels for bfloat16 or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number: 0.9 to
+1.3 GFLOP/s on an EPYC of AMD's third generation, where float32 has 86 a thread. A step of GPT-2 124M would take eleven
+minutes.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from functools import cache
+
+import torch
+
+from bench.ladder.ladder import LEAST_BLOCKS, Ladder
+from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+
+SIDE = 256
+"""Of the square product that is timed: 40 ms where it is slowest, and larger ones are slower still."""
+SECONDS = 0.2
+"""Of trying, because of other programs that run."""
+HOPELESS = 4.0
+"""Times as slow as float32, and a CPU has no units for a format."""
+
+
+def check_time(ladder: Ladder, toggles: Toggles) -> None:
+    """Raise UnsupportedToggle where the fewest steps of a window take longer than the ladder's time limit.
+
+    By a product of the rung's number format, timed here on one thread, and the workload's FLOPs; a rank's share, where
+    there are several. A format about as fast as float32 is never refused: nothing better could be chosen.
+    """
+    if toggles.device != HOST or toggles.autocast == "float32":
+        return
+    workload, protocol = ladder.workload, ladder.protocol
+    tokens = (
+        (protocol.min_warmup_steps + LEAST_BLOCKS) * toggles.tokens_per_step(workload.seq_len) / toggles.world_size
+    )
+    needed = tokens * workload.flops_per_token / protocol.timeout_seconds
+    rate = product_rate(toggles.autocast, needed)
+    if rate >= needed or product_rate("float32") < HOPELESS * rate:
+        return
+    raise UnsupportedToggle(
+        "autocast",
+        toggles.autocast,
+        f"this CPU has no units for it: a thread makes {rate / 1e9:.3g} GFLOP/s, and "
+        f"{product_rate('float32') / 1e9:.3g} in float32, so that a window outlasts protocol.timeout_seconds "
+        f"{protocol.timeout_seconds:g}; choose float32 (ladders/cpu-float32.yaml)",
+    )
+
+
+@cache
+def product_rate(number_format: str, enough: float = math.inf) -> float:
+    """FLOP/s of a small product on this CPU by one thread, the best of a few.
+
+    Several would wait for each other, for ten times as long where other programs run; and without units torch takes
+    one alone. enough: as soon as one call shows so many, nothing more is tried.
+    """
+    x = torch.ones(SIDE, SIDE, dtype=getattr(torch, number_format))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        out = torch.mm(x, x)
+        begun, best = time.perf_counter(), 0.0
+        while best < enough and time.perf_counter() - begun < SECONDS:
+            start = time.perf_counter()
+            torch.mm(x, x, out=out)
+            best = max(best, 2 * SIDE**3 / (time.perf_counter() - start))
+    finally:
+        torch.set_num_threads(threads)
+    return best

@@ -1,0 +1,348 @@
+"""Read what this machine is doing now. Imports no torch and opens no device.
+
+What a system does not tell is None, never an exception: /proc, /sys and control groups exist on Linux only. Functions
+that read them take `root`, so that a test can show them another machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import os
+import re
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import psutil
+
+from bench.records.machine import GpuState, State
+
+SYSTEM = Path("/")
+PRELOAD = "LD_PRELOAD"
+VARIABLES = (
+    PRELOAD,
+    "MALLOC_ARENA_MAX",
+    "MALLOC_CONF",
+    "KMP_AFFINITY",
+    "KMP_BLOCKTIME",
+    "OMP_PROC_BIND",
+    "ONEDNN_MAX_CPU_ISA",
+    "THP_MEM_ALLOC_ENABLE",
+    "TORCH_COMPILE_DISABLE",
+    "TORCHDYNAMO_DISABLE",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
+    "PYTORCH_ENABLE_MPS_FALLBACK",
+    "PYTORCH_MPS_FAST_MATH",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_LAUNCH_BLOCKING",
+    "NVIDIA_TF32_OVERRIDE",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NCCL_P2P_DISABLE",
+    "NCCL_IB_DISABLE",
+    "NCCL_IB_HCA",
+    "NCCL_SOCKET_IFNAME",
+    "NCCL_NVLS_ENABLE",
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "PJRT_DEVICE",
+    "XLA_FLAGS",
+    "XLA_USE_BF16",
+    "XLA_DOWNCAST_BF16",
+    "LIBTPU_INIT_ARGS",
+    "TPU_VISIBLE_CHIPS",
+    "TORCHINDUCTOR_*",
+    "TRITON_*",
+    "ENABLE_PERSISTENT_TMA_MATMUL",
+    "TORCH_BLAS_PREFER_CUBLASLT",
+    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
+    "CUBLAS*_WORKSPACE*",
+    "XLA_PYTHON_CLIENT_*",
+)
+"""Names, and patterns of names, of environment variables that can change the speed."""
+PLACES = re.compile(r"(_DIRS?|PATHS?|_FILES?|_HOME|_OUTPUT|_HOST|_URL|_PORT)$")
+"""In the name of a variable that says where something lies, the folder that the harness gives each rung included."""
+PATH = re.compile(r"^~|^(?!MIG-).*(/|\b[A-Za-z]:\\)", re.DOTALL)
+"""In a value that tells where this user keeps something; slices of GPUs have slashes, too."""
+# Why a GPU's clock is held down, by the bits of nvml.h. Bit 0, idle, is no reason.
+THROTTLE_REASONS = {
+    0x2: "application clocks",
+    0x4: "power cap",
+    0x8: "slowdown (hardware)",
+    0x10: "sync boost",
+    0x20: "thermal (software)",
+    0x40: "thermal (hardware)",
+    0x80: "power brake (hardware)",
+    0x100: "display clocks",
+    0x200: "board limit",
+    0x400: "reliability",
+}
+
+
+def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
+    """The machine now; `own_pids` are the run's own processes, which do not count as others on a GPU.
+
+    Takes milliseconds. Only the first call on a machine whose NVIDIA driver is asleep waits for that to wake.
+    """
+    mhz = cpu_mhz(root)
+    return State(
+        load_average=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        cpu_mhz=round(mhz) if mhz else None,
+        swap_used_bytes=psutil.swap_memory().used,
+        memory_available_bytes=memory_available(root),
+        gpus=gpus(own_pids),
+    )
+
+
+def variables(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Those of VARIABLES that are set, as a record may hold them: without what tells of places.
+
+    given: what the harness set, which is not the user's.
+    """
+    given = given or {}
+    named = {name: "" for pattern in VARIABLES for name in sorted(fnmatch.filter(os.environ, pattern))}
+    for name in named:
+        value = os.environ[name]
+        if name == PRELOAD:
+            named[name] = _libraries(value, given.get(name, ""))
+        elif value != given.get(name) and not PLACES.search(name):
+            named[name] = without_places(value)
+    return {name: value for name, value in named.items() if value}
+
+
+def _libraries(value: str, given: str) -> str:
+    """Names of preloaded libraries. given: a value by the harness, the first of which is the allocator."""
+    others = [each for each in re.split(r"[:\s]+", value) if each not in ("", given.split(":")[0])]
+    return ":".join(each.rpartition("/")[2] for each in others)
+
+
+def without_places(value: str) -> str:
+    """A variable's value, of options those that hold no path; empty where it is or holds one."""
+    if value.startswith("-"):
+        return " ".join(word for word in value.split() if word.startswith("-") and not PATH.search(word))
+    return "" if PATH.search(value) else value
+
+
+def read(path: Path) -> str:
+    """A small file of the system's; empty where it is not or may not be read."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return path.read_text().strip()
+    return ""
+
+
+# --- processor ----------------------------------------------------------------------------------------------------
+
+
+def cpu_mhz(root: Path = SYSTEM) -> float | None:
+    """Clock, mean over cores."""
+    if found := re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read(root / "proc/cpuinfo"), re.MULTILINE):
+        return sum(map(float, found)) / len(found)
+    with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
+        return psutil.cpu_freq().current or None
+    return None
+
+
+FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+
+
+def cpu_flags(root: Path = SYSTEM) -> list[str]:
+    """Those of FLAGS that this CPU has; empty where the system does not tell."""
+    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read(root / "proc/cpuinfo"), re.MULTILINE)
+    return [flag for flag in FLAGS if flag in match.group(1).split()] if match else []
+
+
+def governors(root: Path = SYSTEM) -> set[str]:
+    """How Linux chooses clocks, over all cores; empty where it does not say, as in most virtual machines."""
+    files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
+    return {read(file) for file in files} - {""}
+
+
+def allowed_cpus() -> set[int]:
+    """Numbers of the logical CPUs that this process, and so its children, may run on."""
+    if hasattr(os, "sched_getaffinity"):  # Linux
+        return os.sched_getaffinity(0)
+    return set(range(os.cpu_count() or 1))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CpuTimes:
+    """Seconds of CPU time so far, on the CPUs that this process may use."""
+
+    clock: float
+    busy: float
+    own: float
+    """Of this process and of those children that it has waited for."""
+    stolen: float | None
+    """Time in which a virtual CPU was ready to run and the host ran something else."""
+
+    def other_cores_since(self, earlier: CpuTimes) -> float:
+        """Cores that somebody else kept busy, on average."""
+        busy = (self.busy - earlier.busy) - (self.own - earlier.own)
+        return max(0.0, busy / (self.clock - earlier.clock))
+
+    def stolen_cores_since(self, earlier: CpuTimes) -> float | None:
+        """Cores that the host took away, on average."""
+        if self.stolen is None or earlier.stolen is None:
+            return None
+        return max(0.0, (self.stolen - earlier.stolen) / (self.clock - earlier.clock))
+
+
+def cpu_times(root: Path = SYSTEM) -> CpuTimes:
+    """CPU time so far; two of these tell what happened between them."""
+    clock, own, stolen = time.monotonic(), sum(os.times()[:4]), None
+    allowed = allowed_cpus()
+    lines = re.findall(r"^cpu(\d+) (.+)$", read(root / "proc/stat"), re.MULTILINE)
+    if counts := [list(map(int, rest.split())) for cpu, rest in lines if int(cpu) in allowed]:
+        tick = os.sysconf("SC_CLK_TCK")
+        # user nice system idle iowait irq softirq steal; guests are counted in user already
+        busy = sum(sum(c[:3]) + sum(c[5:7]) for c in counts) / tick
+        stolen = sum(sum(c[7:8]) for c in counts) / tick
+    else:
+        times = psutil.cpu_times()
+        busy = times.user + times.system + getattr(times, "nice", 0.0)
+    return CpuTimes(clock=clock, busy=busy, own=own, stolen=stolen)
+
+
+def other_cores(seconds: float = 0.25) -> float:
+    """Cores that others keep busy, seen over a short sample in which this process sleeps.
+
+    The load average would not do: it still counts a run's own previous process for minutes after its end.
+    """
+    before = cpu_times()
+    time.sleep(seconds)
+    return cpu_times().other_cores_since(before)
+
+
+# --- control groups and memory ------------------------------------------------------------------------------------
+
+
+def _groups(controller: str, root: Path) -> Iterator[Path]:
+    """Folders of this process's control group and of all above it, whose limits hold too; versions 1 and 2.
+
+    In a container the path can be the host's, which is not to be seen there: the mount is then the own group.
+    """
+    base = root / "sys/fs/cgroup"
+    for line in read(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        place = PurePosixPath("/" if ".." in path.split("/") else path)
+        for mount in [base / controller] if controllers else [base, base / "unified"]:
+            yield from (mount / str(part).lstrip("/") for part in (place, *place.parents))
+
+
+def cpu_quota(root: Path = SYSTEM) -> float | None:
+    """CPUs' worth of time that control groups leave to this process; None for no limit."""
+    quotas = []
+    for group in _groups("cpu", root):
+        version_1 = f"{read(group / 'cpu.cfs_quota_us')} {read(group / 'cpu.cfs_period_us')}"
+        if match := re.fullmatch(r"(\d+) ([1-9]\d*)", read(group / "cpu.max") or version_1):  # "max" and -1: no limit
+            quotas.append(int(match[1]) / int(match[2]))
+    return min(quotas, default=None)
+
+
+def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
+    """Limit and present use in bytes of every control group with a limit; a file cache that can go is no use."""
+    for group in _groups("memory", root):
+        limit = read(group / "memory.max") or read(group / "memory.limit_in_bytes")
+        if limit.isdigit():
+            used = read(group / "memory.current") or read(group / "memory.usage_in_bytes") or "0"
+            cache = re.search(r"^(?:total_)?inactive_file (\d+)$", read(group / "memory.stat"), re.MULTILINE)
+            yield int(limit), int(used) - (int(cache[1]) if cache else 0)
+
+
+def memory_limit(root: Path = SYSTEM) -> int:
+    """Bytes that this process may have: all of the machine's, or what its control groups allow."""
+    return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_groups(root))])
+
+
+def memory_available(root: Path = SYSTEM) -> int:
+    """Bytes to be had now without swapping, control groups considered."""
+    left = [max(0, limit - used) for limit, used in _memory_groups(root)]
+    return min([psutil.virtual_memory().available, *left])
+
+
+# --- NVIDIA GPUs --------------------------------------------------------------------------------------------------
+
+
+def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
+    """Every NVIDIA GPU that CUDA would show to a process started here, in its order; none without a driver.
+
+    Asks the driver by NVML, which opens no CUDA context and takes no memory on the GPU.
+    """
+    found = []
+    for nvml, index, handle in nvml_handles():
+        bits = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
+        ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
+        sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
+        found.append(
+            GpuState(
+                index=index,
+                temperature_celsius=_ask(nvml, "nvmlDeviceGetTemperatureV nvmlDeviceGetTemperature", handle, sensor),
+                sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
+                sm_clock_max_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
+                memory_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
+                power_watts=_watts(nvml, "nvmlDeviceGetPowerUsage", handle),
+                power_limit_watts=_watts(nvml, "nvmlDeviceGetPowerManagementLimit", handle),
+                power_limit_default_watts=_watts(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle),
+                throttle_reasons=[name for bit, name in THROTTLE_REASONS.items() if bits and bits & bit],
+                ecc=None if ecc is None else bool(ecc[0]),
+                # In a container these are the host's numbers, or none: then all that the driver tells of are others.
+                other_processes=None if processes is None else sum(p.pid not in own_pids for p in processes),
+            )
+        )
+    return found
+
+
+def persistence_modes() -> dict[int, bool | None]:
+    """By index: whether the driver stays awake while nobody uses the GPU."""
+    modes = {index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()}
+    return {index: None if mode is None else bool(mode) for index, mode in modes.items()}
+
+
+def nvml_handles() -> Iterator[tuple[Any, int, Any]]:
+    """NVML, and number and handle of each GPU that CUDA_VISIBLE_DEVICES leaves."""
+    import pynvml as nvml  # here because importing it is slow and most machines have no such GPU
+
+    try:
+        nvml.nvmlInit()  # never shut down: that would let the driver sleep between a run's processes
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError:  # no driver
+        return
+    handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
+    uuids = ["" if handle is None else str(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
+    for index in _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")):
+        if handles[index] is not None:  # as it is for a GPU that has failed
+            yield nvml, index, handles[index]
+
+
+def _visible(uuids: list[str], chosen: str | None) -> list[int]:
+    """Numbers of the GPUs that CUDA_VISIBLE_DEVICES names, by number or start of a UUID."""
+    if chosen is None or "MIG-" in chosen:  # a part of one of them; of which one is not said
+        return list(range(len(uuids)))
+    found = []
+    for word in (part.strip() for part in chosen.split(",")):
+        fits = [n for n, uuid in enumerate(uuids) if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))]
+        if len(fits) != 1:  # CUDA too stops at the first word that names none
+            break
+        found += fits
+    return found
+
+
+def _ask(nvml: Any, names: str, *arguments: object) -> Any:
+    """What the first of NVML's functions answers that this driver and GPU know; None if they know none."""
+    for name in names.split():
+        with contextlib.suppress(nvml.NVMLError, AttributeError):
+            return getattr(nvml, name)(*arguments)
+    return None
+
+
+def _watts(nvml: Any, name: str, handle: Any) -> float | None:
+    milliwatts = _ask(nvml, name, handle)
+    return None if milliwatts is None else milliwatts / 1000

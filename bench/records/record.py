@@ -1,0 +1,409 @@
+"""What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
+
+Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists of
+losses and gradient norms null is what was no finite number, which JSON cannot say.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+
+from bench.ladder.ladder import Protocol
+from bench.ladder.validation import LadderError, validate
+from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
+from bench.records.measurement import External, Measurement
+from gpt2.toggles import Toggles
+from gpt2.workload import Workload
+
+SCHEMA = 1
+CEILING = "ceiling"
+"""What the records of a machine's measured ceiling have for a rung."""
+
+AFTER = "after the window: "
+"""Begins the warning of a process that went wrong once its window was complete."""
+CUT_SHORT = f"{AFTER}interrupted"
+"""The warning of a process that the user ended before its proofs were taken."""
+OTHER_WORK = "other work"
+"""Begins the warning of a process beside which other programs kept cores busy."""
+STOOD_STILL = "stood still"
+"""Begins the warning of a process that did not run throughout the window that counts."""
+DOUBTS = (OTHER_WORK, STOOD_STILL)
+"""Begin the warnings that put a speed in doubt; they come and go from process to process."""
+NOT_BEGUN = "not begun: "
+"""Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
+
+Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
+"""What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's candidates."""
+ABLATION: tuple[Kind, ...] = ("alone", "left_out")
+"""What `bench run --ablate` adds."""
+Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
+
+
+class Outcome(Plain):
+    """What a worker tells the runner."""
+
+    status: Status
+    error: str | None = None
+    environment: Environment | None = None
+    measurement: Measurement | None = None
+    data_sha256: str | None = None
+    resolved: dict[str, AtLeastOne | None] = Field(default_factory=dict)
+    """What toggles became in this process: threads, rows of the embedding, nodes where there are several."""
+    warnings: list[str] = Field(default_factory=list)
+    ceiling: Ceiling | None = None
+    """From a process that measures it and nothing else."""
+    peer_version: str | None = None
+    """From one that times another trainer (see External)."""
+
+
+def progress_path(out: Path) -> Path:
+    """Where a worker that will write its Outcome to `out` leaves word of how far it is."""
+    return out.with_name(out.name + ".progress")
+
+
+@lru_cache(maxsize=4096)
+def _checked(kind: type, text: str, *required: str) -> Any:
+    """What a JSON text says, as a `kind`; a run's records say the same. Raises ValueError."""
+    value = json.loads(text)
+    for key in required:
+        if key not in value:
+            raise ValueError(f"{key} is missing")
+    try:
+        return validate(kind, value, "not of this version of bench", "toggle" if kind is Toggles else "key")
+    except LadderError as error:
+        raise ValueError(str(error)) from None
+
+
+def _text(value: dict[str, Any]) -> str:
+    return json.dumps(value, default=str)
+
+
+class ToggleValues(Plain):
+    """A rung's toggles; one that is absent from an older record had its default."""
+
+    all: dict[str, Any]
+    resolved: dict[str, AtLeastOne | None]
+
+    @field_validator("all")
+    @classmethod
+    def _known(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Toggles, _text(value))
+        return value
+
+    @model_validator(mode="after")
+    def _a_rank_on_each_node(self) -> Self:
+        if self.nodes > (ranks := self.as_toggles.world_size):
+            raise ValueError(f"world_size {ranks} is too small for {self.nodes} nodes")
+        return self
+
+    @property
+    def nodes(self) -> int:
+        """Over which the ranks were spread."""
+        return self.resolved.get("nodes") or 1
+
+    @cached_property
+    def as_toggles(self) -> Toggles:
+        """With defaults for what an older record does not know."""
+        return _checked(Toggles, _text(self.all))
+
+
+class Record(Plain):
+    """One process run of one rung, however it ended."""
+
+    schema_version: Literal[1] = Field(default=SCHEMA, alias="schema")
+    run_id: str
+    """Shared by all records of one `bench run`, resumed or not."""
+    session: str = ""
+    """UTC start of the `bench run` that ran this process: resuming begins another."""
+    chosen: list[str] | None = None
+    """Names of the rungs that the run was told to take; null means all."""
+    ablate: bool = False
+    """Whether the run was told to measure each rung's changes alone and left out, too."""
+    time: str
+    """UTC start of the process, ISO 8601."""
+    process_seconds: Amount | None = None
+    """From the start of the process to its end, by the runner's clock."""
+    kind: Kind
+    ladder: str
+    ladder_hash: str
+    protocol: dict[str, Any]
+    rung: str
+    rung_index: int
+    repetition: AtLeastOne
+    """Round, counted from 1."""
+    status: Status
+    expect: Literal["inert", "out_of_memory"] | None = None
+    error: str | None
+    """Where it did not end well: first a line that says how, then the last lines of its output."""
+    exit_code: int | None
+    """As the shell would show it; minus the signal's number where a signal ended it."""
+    command: str
+    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere. Over
+    several nodes it is for each of them: NODE is its number, HOST and PORT are those of node 0."""
+    warnings: list[str]
+    changed: list[str]
+    """What differs from the ladder's rung before, as shown to a reader."""
+    workload: dict[str, Any]
+    data_sha256: str | None
+    toggles: ToggleValues
+    environment: Environment
+    measurement: Measurement | None
+    ceiling: Ceiling | None = None
+    external: External | None = None
+    """Of a record of that kind alone."""
+    before: State | None = None
+    during: State | None = None
+    """Within the window, when it was last looked at; its throttle reasons are all that were seen within it."""
+    after: State | None = None
+    price_per_hour: Amount | None = None
+    """Of the whole machine, in the user's currency."""
+
+    @field_validator("workload")
+    @classmethod
+    def _of_a_task(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Workload, _text(value), "model", "data", "seq_len")
+        return value
+
+    @field_validator("protocol")
+    @classmethod
+    def _of_a_run(cls, value: dict[str, Any]) -> dict[str, Any]:
+        _checked(Protocol, _text(value), "repeats")
+        return value
+
+    @field_validator("time")
+    @classmethod
+    def _in_utc(cls, value: str) -> str:
+        if datetime.fromisoformat(value).utcoffset() != timedelta(0):  # runs are told apart by it, and as text
+            raise ValueError("is not in UTC: it must end in +00:00")
+        return value
+
+    @model_validator(mode="after")
+    def _as_its_kind_has_it(self) -> Self:
+        if (self.kind == "external") != (self.external is not None):
+            raise ValueError("external: a record of that kind names the peer, and no other does")
+        if self.kind != "external" and self.measurement and (lacking := self.measurement.lacks):
+            raise ValueError(f"measurement.{lacking}: only an external rung may lack it")
+        return self
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the user ended it before it was done, so that resuming runs it again. A window that was complete by
+        then counts meanwhile; what is missing is the proof."""
+        unproved = self.measurement is not None and self.measurement.proofs is None and not self.external
+        return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there was a process at all."""
+        return not (self.status == "interrupted" and (self.error or "").startswith(NOT_BEGUN))
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether other programs kept cores busy beside it, or it stood still, so that its speed is in doubt."""
+        if self.measurement and any(self.measurement.block_lost_seconds or []):
+            return True
+        return any(warning.startswith(f"{OTHER_WORK}: ") for warning in self.warnings)
+
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """Which process of its run this is; an interrupted one and the one that later replaces it share it."""
+        return self.kind, self.rung_index, self.repetition
+
+
+class RecordError(Exception):
+    """A results file that cannot be read; the message names file and line."""
+
+
+def not_of_one_run(records: Sequence[Record]) -> str | None:
+    """What tells that records of a file were not written by one run; None where nothing does."""
+    runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
+    if len(runs) > 1:
+        return f"holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each"
+    done: set[tuple[str, int, int]] = set()
+    for record in records:
+        if record.key in done:
+            what = f"{record.rung!r}, {record.kind}, round {record.repetition}"
+            return f"holds the process {what} twice; was a file appended to itself?"
+        done |= set() if record.cut_short else {record.key}
+    return None
+
+
+def append(path: Path, record: Record) -> None:
+    """Add one record to a results file; on return it is on the disk.
+
+    Raises OSError, of a full disk for one, and then leaves the file as it was.
+    """
+    line = memoryview((record.model_dump_json(by_alias=True) + "\n").encode())
+    with path.open("ab", buffering=0) as file:
+        size = file.tell()
+        try:
+            while line:
+                line = line[file.write(line) :]  # a disk that is nearly full takes a part
+            os.fsync(file.fileno())
+        except OSError:
+            file.truncate(size)
+            raise
+    if not size and os.name == "posix":  # a new file's name is on the disk only once its folder is
+        folder = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+@contextlib.contextmanager
+def reserved(path: Path) -> Iterator[None]:
+    """Keep a results file from other runs meanwhile; one that stays empty is taken away again.
+
+    Raises RecordError where another run is writing to it.
+    """
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise RecordError(f"{path}: another bench run is writing to it; wait for it, or end it") from None
+        except OSError:
+            pass  # some network file systems know no locks
+        try:
+            yield
+        finally:
+            if not path.stat().st_size:
+                path.unlink()
+
+
+def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
+    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it has one.
+
+    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their names.
+    warnings: takes those about folders that cannot be read.
+    """
+    root, seen, found = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
+    folders, links, files = [folder], list[Path](), list[Path]()
+    while folders or links:
+        place = folders.pop() if folders else links.pop(0)
+        real = os.path.realpath(place)
+        if real in seen or (place != folder and root.is_relative_to(real)):
+            continue
+        seen.add(real)
+        try:
+            inside = sorted(each for each in place.iterdir() if not each.name.startswith("."))
+        except OSError as error:
+            if warnings is not None:
+                warnings.append(f"{place}: {error.strerror}; left out")
+            continue
+        for each in inside:
+            if each.is_dir():
+                (links if each.is_symlink() else folders).append(each)
+            elif each.suffix == ".jsonl" and not (place / "run.json").exists():
+                files.append(each)
+    for file in sorted(files, key=lambda each: each.is_symlink()):
+        found.setdefault(os.path.realpath(file), file)
+    return sorted(file for file in found.values() if file.name.startswith(prefix))
+
+
+def read(path: Path) -> tuple[list[Record], list[str]]:
+    """The records of a results file, and warnings about what was left out. Raises RecordError, see read_lines()."""
+    return read_lines(path, Record, "record")
+
+
+Line = TypeVar("Line", bound=Plain)
+NUL = b"\0"
+BLANK = b" \t\r\0"
+PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+"""How text begins that an editor saved as UTF-16."""
+
+
+def read_lines(path: Path, kind: type[Line], noun: str) -> tuple[list[Line], list[str]]:
+    """What a file holds, a JSON object a line, and warnings about what was left out.
+
+    Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last line that
+    has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine does: left out
+    with a warning. Anything else that is none of `kind` raises RecordError, with file and line.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise RecordError(f"{path}: {error.strerror}") from None
+    if packed := next((name for magic, name in PACKED.items() if content.startswith(magic)), None):
+        raise RecordError(f"{path}: is compressed ({packed}); unpack it first")
+    if content.startswith(WIDE):
+        raise RecordError(f"{path}: is UTF-16 text; save it as UTF-8")
+    lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
+    found, warnings = [], [f"{path}: holds NULs, as a crash leaves them; they were left out"] if NUL in content else []
+    for number, line in enumerate(lines, start=1):
+        text = line.strip(BLANK)
+        if not text:
+            continue
+        if number == len(lines) and torn(text):
+            warnings.append(f"{path}: the last line is cut off and was left out")
+            continue
+        try:
+            found.append(kind.model_validate_json(text.decode()))
+        except UnicodeDecodeError:
+            raise RecordError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
+        except ValidationError as error:
+            raise RecordError(_complaint(path, number, text.decode(), error, noun)) from None
+    return found, warnings
+
+
+def torn(last: bytes) -> bool:
+    """Whether a file's last line, which has no end, is the beginning of an object alone."""
+    try:
+        json.loads(last.decode())
+    except ValueError:
+        return last.startswith(b"{")
+    return False
+
+
+def _complaint(path: Path, number: int, line: str, error: ValidationError, noun: str) -> str:
+    """What is wrong with a line, and what to do."""
+    first = error.errors()[0]
+    if first["type"] == "json_invalid":
+        if path.suffix == ".json":
+            return f"{path}: no results of bench run; bench turns keeps its own as JSON"
+        if path.suffix != ".jsonl":
+            return f"{path}: no results of bench run, which are .jsonl; name others"
+        cut = line[0] in "{[" and "EOF" in first["msg"]
+        if cut and _spread(path):
+            return f"{path}:{number}: JSON over several lines, as an editor prints it; write each {noun} on one line"
+        if line.startswith("{") and "trailing" in first["msg"]:
+            return f"{path}:{number}: something follows the {noun}; write each on a line of its own"
+        what = "the line is cut off" if cut else "no result of bench run"
+        return f"{path}:{number}: {what}; delete this line, or name other files"
+    value = json.loads(line)
+    if not isinstance(value, dict):
+        what = "a list" if isinstance(value, list) else "a single value"
+        return f"{path}:{number}: {what}, no {noun}, which is a JSON object on one line"
+    schema = value.get("schema", SCHEMA)
+    if isinstance(schema, int) and schema > SCHEMA:
+        return f"{path}:{number}: schema {schema}: written by a newer gpt2-bench; upgrade"
+    where = ".".join(str(part) for part in first["loc"])
+    if all(each["type"] == "extra_forbidden" for each in error.errors()):
+        return f"{path}:{number}: unknown field {where!r}: written by a newer gpt2-bench (upgrade), or edited"
+    said = f"{where}: {first['msg']}" if where else first["msg"]
+    return f"{path}:{number}: no {noun} of schema {SCHEMA}: {said}"
+
+
+def _spread(path: Path) -> bool:
+    """Whether a file as a whole is JSON, though its lines are not."""
+    text, at = path.read_bytes().decode("utf-8-sig", errors="replace").strip(), 0
+    try:
+        while at < len(text):
+            at = json.JSONDecoder().raw_decode(text, at)[1]
+            at += len(text) - at - len(text[at:].lstrip())
+    except (ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,75 @@
+"""The ladder that leads to a sweep's winner, as YAML. Imports no torch."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict
+from typing import Any
+
+from bench.analysis.row import Row
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.warnings import disturbed, ended_early
+from bench.format import number, plain, ratio, with_interval
+from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
+from bench.report.caption import fastest
+from gpt2 import yaml_files
+from gpt2.toggles import Toggles
+
+
+def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str:
+    """The rungs of `ladder` up to `base`, and the winner above them."""
+    rungs: list[dict[str, Any]] = []
+    before = Toggles()
+    for rung in ladder.rungs[: base.index + 1]:
+        if rung.external:
+            continue
+        rungs.append(_rung(rung.name, before, rung.toggles, ladder, rung.expect))
+        before = rung.toggles
+    if winner.toggles != before:
+        rungs.append(_rung(winner.rung, before, winner.toggles, ladder))
+    workload = asdict(ladder.workload)
+    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this one.
+    own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]
+    content = {
+        "name": f"{ladder.name[:80]}-best-{own}",
+        **({"chip": ladder.chip.name} if ladder.chip else {}),
+        "workload": workload,
+        "protocol": asdict(ladder.protocol),
+        "rungs": rungs,
+    }
+    source = board.source.as_posix() if board.source else "a sweep"
+    head = [
+        _chosen(winner, board),
+        *fastest(board),
+        *(f"Chosen from measurements that were disturbed: {each}." for each in disturbed(board)),
+        *(f"Chosen before the end: {each}." for each in ended_early(board)),
+        f"From {source}, torch {board.environment.torch}.",
+    ]
+    lines = "".join(f"# {plain(line)}\n" for line in head)
+    return lines + yaml_files.dump(content)
+
+
+def _chosen(winner: Row, board: Scoreboard) -> str:
+    """By which figure, among how many."""
+    tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
+    over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
+    others = [row for row in board.rows if row.other_maths]  # of which none could win
+    ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
+    most, whole = max(ran), ran.count(max(ran))
+    rounds = f"{most} round{'s' if most > 1 else ''}"
+    among = f"{len(ran)} candidate{'s' if len(ran) > 1 else ''}" + (
+        f", {whole} of which ran in all" if whole < len(ran) else " in"
+    )
+    where = f"{rounds} on {board.environment.machine}"
+    apart = f"; {len(others)} of other maths could not win" if others else ""
+    return f"{winner.rung}: {tps}{over}, the most of {among} {where}, by which it won{apart}."
+
+
+def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None) -> dict[str, Any]:
+    derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
+    was = asdict(before)
+    changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
+    # A name stands in --rungs, where a comma parts two.
+    rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
+    return {**rung, "expect": expect} if expect else rung

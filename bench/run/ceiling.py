@@ -1,0 +1,257 @@
+"""What a machine's matrix units and memory sustain when nothing else is asked of them: the measured ceiling.
+
+Run by bench.run.runner and `bench roofline` as a process of its own; alone too:
+    python -m bench.ceiling --device cpu --tokens 1024 --model gpt2 --out m.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from bench.analysis.matmul_shapes import linear_layers
+from bench.host.standstill import Instant, pulse_beside, standstills
+from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
+from bench.records.machine import Ceiling, Matmul
+from bench.records.record import Outcome
+from gpt2 import stages
+from gpt2.device import Device, check, find
+from gpt2.launch import enter_environment
+from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.workload import PRESETS, GPT2Config
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "float32": {},
+    "tf32": {"matmul_precision": "high"},
+    "bfloat16": {"autocast": "bfloat16"},
+    "float16": {"autocast": "float16"},
+}
+"""Number formats of products, and the toggles that choose them, by which a device says whether it has them."""
+
+PROBE = 1024
+"""Side of the small square that is timed first, to know what the rest will take."""
+SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
+SQUARE_SECONDS = 4.0
+"""Of SQUARES the two largest are measured that take at most this many times `seconds` in float32."""
+LONGEST_SECONDS = 20.0
+"""A product that would take more than this many times `seconds` is left out: a format emulated on an old CPU."""
+HOPELESS = 4.0
+"""float16 is left out where it is this many times slower than float32: such a CPU has no units for it."""
+BLOCKS = 5
+"""About as many blocks make up `seconds`."""
+COPY_BYTES = 2**30
+"""Of the tensor copied, where a sixteenth of memory is as much: two of them fit into hardly any cache."""
+
+Tell = Callable[[str, int, float | None], None]
+Clock = Callable[[], float]
+
+
+def measure_ceiling(
+    device: Device,
+    tokens: int,
+    config: GPT2Config,
+    *,
+    seconds: float = 0.3,
+    threads: int | None = None,
+    copy_bytes: int | None = None,
+    progress: Tell = lambda phase, steps, tps: None,
+    clock: Clock = time.perf_counter,
+) -> Ceiling:
+    """Sustained rates of GPT-2's products, of large squares and of memory, each heated up and timed for `seconds`.
+
+    tokens: of one micro-batch, the products' m. threads: only noted. copy_bytes: of one tensor.
+    The squares follow from `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12
+    to 0.9 TFLOP/s at 0.3 s, up to 16384 on a GPU; a smaller `seconds` takes smaller ones.
+    """
+    start = time.perf_counter()
+    with _precision_restored(device):
+        rates, absent = _probe(device, seconds, clock)
+        matmuls: list[Matmul] = []
+        for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
+            # The weight lies as torch.nn.Linear keeps it, (n, k). Normal values: zeros would draw less power, and
+            # let a GPU clock higher, than training does.
+            x = torch.randn(m, k, device=device.torch_device)
+            w = torch.randn(n, k, device=device.torch_device)
+            for number_format, rate in rates.items():
+                if 2 * m * k * n > rate * LONGEST_SECONDS * seconds:
+                    continue
+                progress("ceiling", len(matmuls), None)
+                measured = _rate(x, w, number_format, device, seconds, clock)
+                matmuls.append(
+                    Matmul(name=name, number_format=number_format, m=m, k=k, n=n, flops_per_second=measured)
+                )
+    for number_format in rates.keys() - {product.number_format for product in matmuls}:
+        absent[number_format] = "each product would take too long here"
+    progress("ceiling", len(matmuls), None)
+    size = copy_bytes or min(COPY_BYTES, (device.memory_bytes() or 16 * 2**30) // 16)
+    copy, update = _memory_rates(size, device, seconds, clock)
+    return Ceiling(
+        chip=device.chip(),
+        threads=threads,
+        matmuls=matmuls,
+        absent=absent,
+        copy_bytes_per_second=copy,
+        update_bytes_per_second=update,
+        seconds=time.perf_counter() - start,
+    )
+
+
+def sustained(work: Callable[[], object], device: Device, seconds: float, clock: Clock) -> float:
+    """Seconds per call of `work`, over all blocks of at least `seconds`; the device is waited for at block ends only.
+
+    Before that it runs for `seconds` unmeasured, so that clocks and caches are those of steady work.
+    """
+
+    def block(calls: int) -> Instant:
+        start = Instant.now(pulse, clock)
+        for _ in range(calls):
+            work()
+            device.end_step()
+        device.synchronize()
+        return Instant.now(pulse, clock) - start
+
+    def blocks(calls: int) -> list[Instant]:
+        taken: list[Instant] = []
+        while sum(each.seconds for each in taken) < seconds:
+            taken.append(block(calls))
+        return taken
+
+    with pulse_beside(device) as pulse:
+        block(1)  # libraries load, and choose or generate their kernel
+        calls, heated = 1, 0.0
+        while heated < seconds:
+            took = block(calls).seconds
+            heated += took
+            if took < seconds / BLOCKS:
+                calls *= 2
+        timed = blocks(calls)
+        if standstills(timed):  # the process was stopped, or the machine slept: such time is not the product's
+            timed = blocks(calls)
+    return sum(each.seconds for each in timed) / (calls * len(timed))
+
+
+def _rate(x: torch.Tensor, w: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:
+    """FLOP/s of x (m, k) by the transpose of w (n, k) in a number format."""
+    device.set_matmul_precision("high" if number_format == "tf32" else "highest")
+    dtype = torch.float32 if number_format == "tf32" else getattr(torch, number_format)
+    x, w = x.to(dtype), w.to(dtype)
+    # Made once and filled by each product: fresh memory would be faulted in page by page each time.
+    out = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
+    return 2 * len(x) * w.numel() / sustained(lambda: torch.mm(x, w.t(), out=out), device, seconds, clock)
+
+
+@contextlib.contextmanager
+def _precision_restored(device: Device) -> Iterator[None]:
+    before = device.matmul_precision()
+    try:
+        yield
+    finally:
+        device.set_matmul_precision(before)
+
+
+def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, float], dict[str, str]]:
+    """Rough FLOP/s of each number format to be measured, float32 first, and why the others are not.
+
+    bfloat16 is measured even where it is slow: whoever trains with it there should see that.
+    """
+    x = torch.randn(PROBE, PROBE, device=device.torch_device)
+    rates: dict[str, float] = {}
+    absent: dict[str, str] = {}
+    for number_format, chosen_by in FORMATS.items():
+        toggles = replace(Toggles(), **{"device": device.kind, **chosen_by})
+        if toggles.product_format() != number_format:
+            absent[number_format] = "no such format on this device"
+            continue
+        try:
+            check(toggles, device)
+        except UnsupportedToggle as error:
+            absent[number_format] = str(error)
+            continue
+        rate = _rate(x, x, number_format, device, seconds / 10, clock)
+        if number_format == "float16" and rate * HOPELESS < rates["float32"]:
+            absent[number_format] = f"more than {HOPELESS:g} times slower than float32 here"
+        else:
+            rates[number_format] = rate
+    return rates, absent
+
+
+def _shapes(tokens: int, config: GPT2Config, float32_rate: float, seconds: float) -> list[tuple[str, int, int, int]]:
+    """(name, m, k, n) of the products to measure."""
+    layers = [(layer.name, tokens, layer.k, layer.padded_n) for layer in linear_layers(config)]
+    quick = [size for size in SQUARES if 2 * size**3 <= float32_rate * SQUARE_SECONDS * seconds]
+    return layers + [("square", size, size, size) for size in quick[-2:] or SQUARES[:1]]
+
+
+def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tuple[float, float]:
+    """Bytes per second, read plus written, of copying a tensor of about `size` bytes and of changing it in place."""
+    # Values that differ, and all of them written: the pages of torch.zeros would be one and the same page.
+    piece = torch.randn(2**16, device=device.torch_device)
+    source = piece.repeat(max(1, size // piece.nbytes))
+    target = torch.empty_like(source)
+    if device.lazy:  # a compiler of whole programs takes a copy, and a product by 1, for nothing to do
+        copying, updating = (lambda: torch.add(source, 1.0, out=target)), (lambda: target.add_(1.0))
+    else:
+        copying, updating = (lambda: target.copy_(source)), (lambda: target.mul_(1.0))
+    copy = sustained(copying, device, seconds, clock)
+    update = sustained(updating, device, seconds, clock)
+    return 2 * source.nbytes / copy, 2 * source.nbytes / update
+
+
+# --- as a process -------------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    """Returns 0 when the ceiling was measured, else 1."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ceiling", description="Measure what this machine sustains.")
+    parser.add_argument("--device", required=True, help="cpu, cuda, mps or xla")
+    parser.add_argument("--threads", type=int, help="of a CPU; default: its physical cores")
+    parser.add_argument("--tokens", type=int, required=True, help="of one micro-batch")
+    parser.add_argument("--model", required=True, choices=list(PRESETS), help="whose shapes to measure")
+    parser.add_argument("--seconds", type=float, default=0.3, help="of timing per product, after as much heating up")
+    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    arguments = parser.parse_args()
+    toggles = Toggles(device=arguments.device, threads=arguments.threads or "default")
+    enter_environment(toggles, "bench.ceiling")
+    arguments.out.unlink(missing_ok=True)  # of an earlier run
+    give_way()
+    leave_with_runner()
+    outcome = _outcome(toggles, arguments)
+    write(arguments.out, outcome)
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
+
+
+def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
+    from bench.host.environment import describe
+
+    device: Device | None = None
+    try:
+        device = find(toggles)
+        stages.configure_process(toggles, device)
+        machine = describe(device)  # before, because the load average is that of others
+        count = stages.threads(toggles) if device.shared_by_ranks else None
+        ceiling = measure_ceiling(
+            device,
+            arguments.tokens,
+            PRESETS[arguments.model],
+            seconds=arguments.seconds,
+            threads=count,
+            progress=Progress(arguments.out),
+        )
+        return Outcome(status="ok", environment=machine, resolved={"threads": count}, ceiling=ceiling)
+    except UnsupportedToggle as error:
+        return Outcome(status="unsupported", error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        out_of_memory = device is not None and device.is_out_of_memory(error)
+        return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))

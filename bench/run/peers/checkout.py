@@ -1,0 +1,126 @@
+"""The checkout, or the script of ours, that an external rung runs: where it is, and what exactly it is.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from bench.ladder.peers import PEERS, Peer, PeerRung, program_place
+from gpt2.code import git
+from gpt2.hardware.host import missing_allocator
+from gpt2.support import check
+from gpt2.toggles import Toggles, UnsupportedToggle
+
+SHA_DIGITS = 7
+"""Of a hash in a version: as many as of a commit."""
+
+
+class MissingPeer(Exception):
+    """A peer that is not here, or not as its rung needs it; the message says how to get it, in one line."""
+
+
+def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
+    """The folder to start a peer in, and the words of its command. Raises MissingPeer. ladder: its file."""
+    peer = PEERS[rung.peer]
+    text = os.path.expanduser(_expanded(rung.folder, peer, "the folder of its checkout"))
+    folder = (ladder.parent / text).resolve()
+    if not folder.is_dir():
+        variable = next(iter(_variables(rung.folder)), None)
+        place = f"set {variable} to its folder" if variable else f"put it into {rung.folder}"
+        raise MissingPeer(f"{peer.title} is not in {rung.folder}: {peer.get}, and {place}")
+    written = shlex.split(rung.command)
+    words = [_expanded(word, peer, "what its command needs") for word in written]
+    place = program_place(words)
+    program = words[place]
+    if program == "python":
+        words[place] = sys.executable
+        if missing := [name for name in peer.modules if not importlib.util.find_spec(name)]:
+            raise MissingPeer(f"{peer.title}: {' and '.join(missing)} not installed: {peer.get}")
+    elif not shutil.which(folder / program if "/" in program else program):
+        build = "see docs/peers.md on how to build it, or correct the rung's command"
+        remedy = peer.get if _variables(written[place]) else build
+        raise MissingPeer(f"{peer.title}: {written[place]} is no program here: {remedy}")
+    return folder, words
+
+
+def _expanded(text: str, peer: Peer, what: str) -> str:
+    expanded = os.path.expandvars(text)
+    for name in _variables(text):
+        if not os.environ.get(name):
+            raise MissingPeer(f"{peer.title}: set {name} to {what} (docs/peers.md); to get it: {peer.get}")
+    return expanded
+
+
+def _variables(text: str) -> list[str]:
+    """Names of the environment's variables in a text."""
+    return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
+
+
+def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[str]]:
+    """As located(), and what is there is what the rung needs. toggles: the rung's. Raises MissingPeer."""
+    folder, words = located(rung, ladder)
+    try:
+        check(toggles)
+        if missing := missing_allocator(toggles.allocator):
+            raise UnsupportedToggle("allocator", toggles.allocator, missing)
+    except UnsupportedToggle as error:
+        raise MissingPeer(str(error)) from None
+    for name, texts in rung.must_contain.items():
+        path, title = folder / name, PEERS[rung.peer].title
+        if not path.is_file():
+            raise MissingPeer(
+                f"{title}: {rung.folder} has no {name}: this rung needs a checkout as docs/peers.md has it"
+            )
+        content = path.read_text(encoding="utf-8", errors="replace") if texts else ""
+        if lacking := next((text for text in texts if text not in content), None):
+            what = f"{name} in {rung.folder} lacks {lacking!r}"
+            raise MissingPeer(f"{title}: {what}: this rung needs a checkout with the edit of docs/peers.md")
+    return folder, words
+
+
+def why_missing(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
+    """Why a peer's rung is unsupported here; None where found() finds all that it needs."""
+    try:
+        found(rung, toggles, ladder)
+    except MissingPeer as error:
+        return str(error)
+    return None
+
+
+def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
+    """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither tells."""
+    if peer.version is None:
+        return commit(folder)
+    sha = script(folder, words)
+    return f"script {sha}" if sha else None
+
+
+def commit(folder: Path) -> str | None:
+    """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
+    try:
+        number = git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
+        edit = git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", ".")
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return f"{number} (edited {_sha(edit)})" if edit else number
+
+
+def script(folder: Path, words: Sequence[str]) -> str | None:
+    """A hash of the files of the folder that a command names; None where it names none."""
+    named = [folder / word for word in words if not os.path.isabs(word) and (folder / word).is_file()]
+    return _sha(b"".join(path.read_bytes() for path in named)) if named else None
+
+
+def _sha(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:SHA_DIGITS]

@@ -1,0 +1,125 @@
+"""Ask torch what a run must know beforehand, in a process of its own, so that the runner loads no torch.
+
+Run by bench.run.runner; alone too: python -m bench.run.probe cpu ladders/smoke.yaml
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import BaseModel
+
+from bench.analysis.schedule import Schedule
+from bench.ladder.ladder import Ladder, load
+from bench.process.supervisor import tail
+from bench.records.machine import Environment
+from gpt2.launch import own_variables, python
+from gpt2.stages import environment
+from gpt2.toggles import HOST, Toggles
+
+if TYPE_CHECKING:
+    from gpt2.device import Device
+
+
+class ProbeError(Exception):
+    """torch does not start here; the message says why."""
+
+
+class Answer(BaseModel):
+    """What the runner asked."""
+
+    environment: Environment
+    """As a process sees it that trains on the last rung's device, or on the last that is here."""
+    memory_bytes: dict[str, int]
+    """By Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
+    missing: dict[str, str] = {}
+    """Kinds of device that were looked for and are not here, with the reason."""
+
+
+def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False) -> Answer:
+    """Ask in a child process; without a ladder about the machine only. Raises ProbeError.
+
+    ablate: whether to tell the memory of toggles alone and left out, too.
+    """
+    about = [] if ladder is None else [str(ladder)]
+    sets = [part for override in overrides for part in ("--set", override)]
+    flags = ["--ablate"] if ablate else []
+    command = [*python("bench.run.probe"), device, *about, *sets, *flags]
+    # GPUs numbered as for the processes that train
+    variables = {**os.environ, **own_variables(), **environment(Toggles())}
+    answer = subprocess.run(
+        command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
+    )
+    if answer.returncode:
+        raise ProbeError(f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
+    return Answer.model_validate_json(answer.stdout)
+
+
+def main() -> None:
+    from bench.host.environment import describe
+    from gpt2.device import DeviceError
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("device")
+    parser.add_argument("ladder", type=Path, nargs="?")
+    parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--ablate", action="store_true")
+    arguments = parser.parse_args()
+    ladder = load(arguments.ladder, arguments.set) if arguments.ladder else None
+    others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
+    try:
+        missing: dict[str, str] = {}
+        device = _first_here(dict.fromkeys([arguments.device, *others]), missing)  # XLA aborts at a second attempt
+    except DeviceError as error:
+        sys.exit(str(error))
+    memory = _memory(ladder, arguments.ablate) if ladder else {}
+    print(Answer(environment=describe(device), memory_bytes=memory, missing=missing).model_dump_json())
+
+
+def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:
+    """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError.
+
+    missing: takes those looked for before it, with the reason.
+    """
+    from gpt2.device import DEVICES, Cpu
+    from gpt2.toggles import UnsupportedToggle
+
+    for name in devices:
+        try:
+            if name in DEVICES:
+                return DEVICES[name]()
+        except UnsupportedToggle as error:
+            if missing is not None:
+                missing[name] = str(error)
+    return Cpu()
+
+
+def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
+    from gpt2.memory import estimate
+
+    known: dict[Toggles, int] = {}
+    memory: dict[str, int] = {}
+    schedule = Schedule(ladder, ladder.rungs, ablate)
+    for task in schedule.round(1):
+        toggles = task.rung.toggles
+        if task.is_ceiling or task.rung.external or toggles.device != HOST:
+            continue
+        # The same for all that changes nothing of what is kept.
+        kept = replace(toggles, adamw="for_loop")
+        if toggles.sharding == "none":
+            kept = replace(kept, grad_accum_steps=1, world_size=1)
+        if kept not in known:
+            known[kept] = estimate(ladder.workload, kept).total
+        memory[task.name] = known[kept] * toggles.world_size
+    return memory
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Find the results file that an interrupted run left, and make sure that going on with it mixes nothing.
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from bench.ladder.ladder import Ladder
+from bench.records.machine import Difference, Environment, differences
+from bench.records.record import BLANK, NUL, RUNGS, Record, RecordError, not_of_one_run, read, results_files, torn
+
+
+class ResumeError(Exception):
+    """There is nothing to go on with, or what there is does not belong to this run; the message says why."""
+
+
+def unfinished(
+    out: Path,
+    ladder: Ladder,
+    machine: Environment,
+    *,
+    chosen: Sequence[str] = (),
+    data_sha256: str | None = None,
+    peak_tflops: float | None = None,
+    ablate: bool = False,
+    lacks: Callable[[Sequence[Record]], bool],
+) -> Path:
+    """The newest results file of this ladder that this run can go on with; before complete ones, one that lacks some.
+
+    chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do after some
+    records. Raises ResumeError where there is none; where only others are there, it says how the newest, one of this
+    machine before those of others, differs.
+    """
+    found: list[tuple[Path, list[Record]]] = []
+    for path in results_files(out, f"{ladder.file_name}-"):
+        with contextlib.suppress(RecordError):  # foreign, and of no use here
+            records = read(path)[0]
+            if records and records[0].ladder == ladder.name:
+                found.append((path, records))
+    if not found:
+        raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
+    found.sort(key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True)
+    reasons: list[str] = []
+    complete: list[Path] = []
+    for path, records in found:
+        if mixed := not_of_one_run(records):
+            reasons.append(f"{path}: cannot go on with it: it {mixed}")
+            continue
+        differences = [
+            *_machine(records, machine, ladder.chosen(chosen)[-1].toggles.device),
+            *_ladder(records, ladder),
+            *_asked(records, chosen, data_sha256, peak_tflops, ablate),
+        ]
+        if not differences:
+            if lacks(records):
+                return path
+            complete.append(path)
+            continue
+        what, there, now = differences[0]
+        reason = f"{what} was {there} and is {now}"
+        reasons.append(
+            f"{path}: cannot go on with it: {reason}; repeat that run's options, or leave out --resume to start anew"
+        )
+    if complete:
+        return complete[0]
+    raise ResumeError(reasons[0])
+
+
+def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:
+    """`machine` is as a process on `device` sees it."""
+    same = [record.environment for record in records if record.toggles.all.get("device") == device]
+    was = (same or [record.environment for record in records])[0]
+    yield from differences(was, machine, same_device=bool(same))
+
+
+def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
+    first = records[0]
+    if first.ladder_hash != ladder.hash:
+        workload = asdict(ladder.workload)
+        for key, value in workload.items():
+            if first.workload.get(key, value) != value:
+                yield f"workload.{key}", first.workload[key], value
+        rungs = {rung.index: rung for rung in ladder.rungs}
+        for record in records:
+            rung = rungs.get(record.rung_index)
+            if record.kind not in RUNGS or rung is None:
+                continue
+            if record.rung != rung.name:
+                yield f"rung {record.rung_index + 1}", record.rung, rung.name
+            for key, value in asdict(rung.toggles).items():
+                if record.toggles.all.get(key, value) != value:
+                    yield f"{key} of rung {rung.name!r}", record.toggles.all[key], value
+        yield "the ladder's workload or toggles (hash)", first.ladder_hash[:12], ladder.hash[:12]
+    # More rounds, or more patience, change no figure; how long a window is does.
+    free = {"repeats", "until", "timeout_seconds"}
+    for key, value in asdict(ladder.protocol).items():
+        if key not in free and first.protocol.get(key, value) != value:
+            yield f"protocol.{key}", first.protocol[key], value
+
+
+def _asked(
+    records: Sequence[Record],
+    chosen: Sequence[str],
+    data_sha256: str | None,
+    peak_tflops: float | None,
+    ablate: bool,
+) -> Iterator[Difference]:
+    if records[0].ablate != ablate:  # what comes later has nothing of its own session to be compared with
+        was, now = ("given" if each else "not given" for each in (records[0].ablate, ablate))
+        yield "--ablate", was, now
+    if (records[0].chosen or []) != list(chosen):
+        everything = "all rungs"
+        yield "--rungs", ",".join(records[0].chosen or []) or everything, ",".join(chosen) or everything
+    data = {record.data_sha256 for record in records if record.data_sha256}
+    if data and data_sha256 and data != {data_sha256}:
+        yield "the text (sha256)", min(data)[:12], data_sha256[:12]
+    for record in records:
+        if record.measurement is None:
+            continue
+        given = record.measurement.peak_flops_source == "given with --peak-tflops"
+        there = (record.measurement.peak_flops_bf16 or 0) / 1e12 if given else None
+        if not (there == peak_tflops or (there and peak_tflops and math.isclose(there, peak_tflops))):
+            yield "--peak-tflops", there or "not given", peak_tflops or "not given"
+        return
+
+
+def repair(path: Path) -> None:
+    """Let the next record begin a line of its own: a last line that is cut off goes, a whole one gets its end."""
+    content = path.read_bytes()
+    end = content.rfind(b"\n") + 1
+    last = content[end:].rstrip(NUL)  # which a crash of the machine leaves
+    if not last.strip() or torn(last.strip(BLANK)):
+        last = b""
+    else:
+        last += b"\n"
+    if last != content[end:]:
+        with path.open("r+b") as file:
+            file.seek(end)
+            file.write(last)
+            file.truncate()

@@ -1,0 +1,62 @@
+"""Candidates of a sweep: one rung of a ladder with other values for some toggles. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from itertools import product
+from typing import Any
+
+from bench.ladder.ladder import Ladder, LadderError, Rung
+from bench.ladder.sweep_axis import Axis
+from gpt2.toggles import Toggles, describe, resolve
+
+
+def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:
+    """`base` with other values for toggles. Raises ValueError where they make no whole."""
+    if "grad_accum_steps" in changes and ladder.workload.tokens_per_step is not None:
+        raise ValueError("grad_accum_steps follows from workload.tokens_per_step, so it has no values to choose from")
+    toggles = resolve(ladder.workload, replace(base.toggles, **changes))
+    return Rung(
+        name=", ".join(f"{key}={value}" for key, value in changes.items()) or base.name,
+        index=index,
+        changed=describe(toggles, first.toggles if first else None, ladder.workload),
+        expect=None,
+        toggles=toggles,
+        base=base.name,
+        settings=settings(ladder, base.toggles, toggles),
+    )
+
+
+def settings(ladder: Ladder, was: Toggles, now: Toggles) -> tuple[str, ...]:
+    """By which a worker that reads the ladder gets `now` from `was`."""
+    before = asdict(was)
+    changed = {key: value for key, value in asdict(now).items() if value != before[key]}
+    if changed and ladder.workload.tokens_per_step is not None:
+        changed["grad_accum_steps"] = 1  # which stands for: derive it, whatever the ladder says
+    return tuple(f"toggles.{key}={value}" for key, value in changed.items())
+
+
+def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[str] = ()) -> Ladder:
+    """The ladder whose rungs are the candidates that are listed; doubling adds others. Raises LadderError.
+
+    task: what the workload's fields are that are swept, too: "seq_len=512".
+    """
+    over = " and ".join([*(axis.key for axis in axes), *task])
+    rungs: list[Rung] = []
+    problem = None
+    for changes in grid(axes):
+        try:
+            rungs.append(candidate(ladder, base, changes, len(rungs), rungs[0] if rungs else None))
+        except ValueError as error:
+            problem = error
+    if not rungs:
+        raise LadderError(f"{ladder.path}: rung {base.name!r} with other values: {problem}")
+    rounds = replace(ladder.protocol, until=None)  # until all intervals are narrow: those of hopeless ones never are
+    return replace(ladder, name=f"{ladder.name}, {base.name}, over {over}", rungs=tuple(rungs), protocol=rounds)
+
+
+def grid(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
+    """All combinations of the values that are listed, the last axis the fastest."""
+    for values in product(*(axis.values for axis in axes)):
+        yield dict(zip([axis.key for axis in axes], values, strict=True))

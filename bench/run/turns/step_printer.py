@@ -1,0 +1,64 @@
+"""Train one rung and print a line for each step: what bench.run.turns.paused_process reads.
+
+python -m bench.run.turns.step_printer ladders/smoke.yaml baseline
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from bench.ladder.ladder import LadderError, load
+from bench.ladder.peers import CANNOT_RUN
+from gpt2.data import Batches, DataError, open_corpus
+from gpt2.launch import enter_environment
+from gpt2.toggles import UnsupportedToggle
+
+
+def main() -> int:
+    """Trains until it is ended; returns 69 when the rung cannot be trained here, 2 when the ladder is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.run.turns.step_printer", description="Train one rung of a ladder."
+    )
+    parser.add_argument("ladder", type=Path)
+    parser.add_argument("rung", help="its name")
+    parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    arguments = parser.parse_args()
+    try:
+        ladder = load(arguments.ladder, arguments.set)
+        rung = ladder.rung(arguments.rung)
+    except LadderError as error:
+        print(error)
+        return 2
+    enter_environment(rung.toggles, "bench.run.turns.step_printer")
+
+    from bench.host.feasibility import check_time
+    from gpt2.device import find
+    from gpt2.train import micro_batches, train
+
+    workload, toggles = ladder.workload, rung.toggles
+    try:
+        device = find(toggles)
+        check_time(ladder, toggles)
+        corpus = open_corpus(
+            workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data
+        )
+        tokens = toggles.tokens_per_step(workload.seq_len)
+        batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
+        steps = train(workload, toggles, device, device.feed(micro_batches(batches, toggles)))
+    except UnsupportedToggle as error:
+        print(error)
+        return CANNOT_RUN
+    except DataError as error:
+        print(error)
+        return 1
+    for number, step in enumerate(steps):
+        device.synchronize()
+        print(f"step {number}: loss {step.loss.item():.6f}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

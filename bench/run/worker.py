@@ -1,0 +1,337 @@
+"""Measure one rung in this process and write the Outcome to a file.
+
+Run by bench.run.runner in a fresh process per repetition; alone too, under torchrun where the rung has several ranks:
+    python -m bench.worker ladders/smoke.yaml baseline --out m.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import replace
+from math import isfinite
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
+
+from bench.analysis.schedule import variant
+from bench.host.standstill import Instant, pulse_beside, standstills, uneven
+from bench.ladder.ladder import Ladder, LadderError, Rung, load
+from bench.process.worker_side import (
+    Progress,
+    age,
+    cause,
+    compile_cache,
+    give_way,
+    leave_with_runner,
+    write,
+)
+from bench.records.measurement import Proof
+from bench.records.record import STOOD_STILL, Kind, Outcome
+from gpt2.data import Batches, DataError, open_corpus
+from gpt2.launch import check_rank_variables, enter_environment
+from gpt2.stages import environment as process_environment
+from gpt2.stages import model_config, resolved
+from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.validation import ConfigError
+from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
+
+if TYPE_CHECKING:  # torch is loaded only once the environment is right
+    from bench.records.machine import Environment
+    from bench.run.measure import Window
+    from gpt2.device import Device
+    from gpt2.train import Step, Training
+
+T = TypeVar("T")
+
+
+def main() -> int:
+    """Returns 0 when the rung was measured, 1 when it could not be, 2 when the ladder is wrong."""
+    arguments = _arguments()
+    try:
+        check_rank_variables()
+        ladder = load(arguments.ladder, arguments.set, {arguments.rung: arguments.own})
+        rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
+        if rung is None or rung.external:
+            raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
+    except (LadderError, ConfigError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    enter_environment(rung.toggles, "bench.worker")
+    if os.environ.get("LOCAL_RANK", "0") == "0":
+        arguments.out.unlink(missing_ok=True)  # of an earlier run
+    give_way()
+    leave_with_runner()
+    outcome = _run(ladder, rung, arguments)
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench.worker", description="Measure one rung of a ladder.")
+    parser.add_argument("ladder", type=Path)
+    parser.add_argument("rung", help="its name")
+    parser.add_argument(
+        "--kind", choices=get_args(Kind), default="cumulative", help="see bench.analysis.schedule.variant"
+    )
+    parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
+    parser.add_argument("--gradients", action="store_true", help="hold gradients to those of torch's eager code")
+    parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
+    parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
+    parser.add_argument("--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone")
+    parser.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of one device, if not known")
+    return parser.parse_args()
+
+
+def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
+    """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of failure."""
+    from gpt2.device import find
+    from gpt2.parallel import process_group
+
+    device: Device | None = None
+    try:
+        device = find(rung.toggles)
+        with process_group(rung.toggles, device) as rank:
+            return _measure(ladder, rung, device, rank, arguments)
+    except UnsupportedToggle as error:
+        outcome = Outcome(status="unsupported", error=str(error))
+    except DataError as error:
+        outcome = Outcome(status="failed", error=str(error))
+    except Exception as error:
+        traceback.print_exc()
+        out_of_memory = device is not None and device.is_out_of_memory(error)
+        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+    if not arguments.out.exists():  # the first failure is the cause of the others
+        write(arguments.out, outcome)
+    return outcome
+
+
+PARITY_LOSSES = 5
+"""Steps of a process that exists for its losses alone."""
+
+
+def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
+    from bench.host.environment import describe
+    from bench.host.feasibility import check_time
+    from bench.run.aggregate import combine
+    from bench.run.measure import Waiting, first_losses, measure, more_losses, read
+    from gpt2.parallel import gather, nodes, ranks_agree
+    from gpt2.train import micro_batches, train
+
+    import_seconds = age()
+    workload, toggles = ladder.workload, rung.toggles
+    check_time(ladder, toggles)
+    machine = describe(device, process_environment(toggles))
+    opening = time.perf_counter()
+    corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
+    tokens_per_step = toggles.tokens_per_step(workload.seq_len)
+    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
+    data_seconds = time.perf_counter() - opening
+    data = Waiting(device.feed(micro_batches(batches, toggles, rank=rank)))
+    agree = _agreement(toggles.processes, device)
+    cache = compile_cache()
+    steps = train(workload, toggles, device, data)
+    if agree(float(cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
+        cache = "cold"
+    startup_seconds = age()
+    progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
+    hardware_flops = hardware_flops_per_token(
+        model_config(toggles, workload.config), workload.seq_len, toggles.recompute
+    )
+    facts: dict[str, Any] = {
+        "tokens_per_step": tokens_per_step,
+        "startup_seconds": startup_seconds,
+        "import_seconds": import_seconds,
+        "data_seconds": data_seconds,
+        "parameters": workload.config.parameters,
+        "flops_per_token": workload.flops_per_token,
+        "flops_formula": FLOPS_FORMULA,
+        "hardware_flops_per_token": hardware_flops if toggles.recompute != "none" else None,
+        "product_format": toggles.product_format(),
+        **_peak_flops(machine, toggles, device, arguments.peak_tflops),
+    }
+    warnings: list[str] = []
+
+    def tell(window: Window) -> Outcome:
+        """Say, on rank 0, what is known by now."""
+        facts["compile_cache"] = cache if device.compilations() else None
+        windows = gather(replace(window, history=[]), toggles.processes)
+        losses = gather(read(step.loss for step in window.history), toggles.processes)
+        grad_norms = read(step.grad_norm for step in window.history)
+        if steps.scaler.is_enabled():
+            facts["skipped_steps"] = sum(not isfinite(norm) for norm in grad_norms)
+        outcome = Outcome(
+            status="ok",
+            environment=machine,
+            measurement=combine(windows, losses, grad_norms, nodes=nodes(), **facts),
+            data_sha256=corpus.sha256,
+            resolved={**resolved(toggles, workload), **({"nodes": nodes()} if nodes() > 1 else {})},
+            warnings=[*batches.warnings, *_interruptions(window), *_unevenness(windows), *warnings],
+        )
+        if rank == 0:
+            write(arguments.out, outcome)
+        return outcome
+
+    if arguments.losses or arguments.kind == "parity":
+        return tell(first_losses(steps, device, PARITY_LOSSES))
+    limit = ladder.protocol.timeout_seconds
+    with pulse_beside(device) as pulse:
+        window = measure(
+            steps,
+            device,
+            ladder.protocol,
+            data,
+            agree=agree,
+            progress=progress,
+            has_time=lambda seconds: age() + 2 * seconds < limit,
+            keep=tell,
+            pulse=pulse,
+        )
+    tell(window)  # before all that follows, so that a time limit which ends it does not take the window with it
+    if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow
+        more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
+    if progress:
+        progress("proofs", len(window.history), None)
+    if toggles.processes > 1 and not toggles.shards_gradients:  # no shard has a second rank that it could differ from
+        what = "whether all ranks hold the same weights could not be told"
+        facts["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings)
+    facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
+    outcome = tell(window)
+    if arguments.gradients and not device.lazy:  # of which no step may follow the proofs
+        what = "gradients could not be held to those of torch's own functions in eager code"
+        facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
+        outcome = tell(window)
+    if len(window.history) < ladder.protocol.loss_steps:
+        more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
+        outcome = tell(window)
+    return outcome
+
+
+def _unevenness(windows: list[Window]) -> list[str]:
+    """Where some rank did not run for a part of a window, which all then waited for, or some blocks lasted longer."""
+    found = []
+    if lost := _most_lost([window.set_aside for window in windows]):
+        found.append(f"taken once more: within the first window the process {STOOD_STILL}, {lost}")
+    if lost := _most_lost([window.blocks for window in windows]):
+        found.append(f"{STOOD_STILL}: in the window the process did, {lost}; measure again")
+    else:
+        slowest = max((window.block_seconds for window in windows), key=sum)
+        found += uneven(slowest, "it ran meanwhile, and waited for data, the device, memory or the disk")
+    return found
+
+
+def _most_lost(ranks: list[list[Instant]]) -> str | None:
+    """How the rank that stood still longest did; None where none did."""
+    lost = [standstills(blocks) for blocks in ranks]
+    rank = max(range(len(ranks)), key=lambda each: sum(lost[each].values()))
+    if not lost[rank]:
+        return None
+    asleep = sum(block.asleep_seconds or 0.0 for block in ranks[rank]) > sum(lost[rank].values()) / 2
+    why = (
+        "the machine slept, and its clocks and caches were cold"
+        if asleep
+        else "stopped, without a processor, or swapped out"
+    )
+    of = f" of rank {rank}" if len(ranks) > 1 else ""
+    return f"for about {sum(lost[rank].values()):.1f} s in {len(lost[rank])} of {len(ranks[rank])} blocks{of}: {why}"
+
+
+def _interruptions(window: Window) -> list[str]:
+    """What kept a device that compiles whole steps from running each as one program, the host being ahead of it."""
+    found = []
+    if window.programs_per_step not in (None, 1):
+        found.append(
+            f"each step ran as {window.programs_per_step:.3g} programs instead of 1: something cuts its graph"
+        )
+    if window.host_reads:
+        found.append(f"the host read {window.host_reads} values from the device within the window and waited for each")
+    return found
+
+
+def _proofs(steps: Training, window: Window) -> dict[str, Any]:
+    """Take one more step, under the profiler, and see in it what each toggle did."""
+    from gpt2.breakdown import breakdown
+    from gpt2.ops import attention_kernel, ops_of, record
+    from gpt2.proofs import prove
+
+    seen: list[Step] = []
+    recorded = record(lambda: seen.append(next(steps)), steps.device)
+    ops = ops_of(recorded)
+    if not steps.device.lazy:
+        window.history.extend(seen)
+    proofs = {
+        toggle: Proof(took_effect=finding.took_effect, evidence=finding.evidence)
+        for toggle, finding in prove(steps, ops).items()
+    }
+    return {
+        "proofs": proofs,
+        "attention_kernel": attention_kernel(ops),
+        "profiled_seconds": None if steps.device.lazy else breakdown(recorded),
+    }
+
+
+def _gradient_difference(steps: Training) -> float:
+    from gpt2.gradients import gradient_difference
+
+    assert steps.micro_batch is not None
+    return gradient_difference(steps, *steps.micro_batch)
+
+
+def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | None:
+    """What a check finds after the window; if it breaks, None and a warning: what was measured stands."""
+    try:
+        return check()
+    except Exception as error:
+        traceback.print_exc()
+        warnings.append(f"{without}: {cause(error)}")
+        return None
+
+
+def _agreement(processes: int, device: Device) -> Callable[[float], float]:
+    """The largest of the ranks' values, on every rank."""
+    if processes == 1:
+        return lambda value: value
+    import torch
+
+    def largest(value: float) -> float:
+        shared = torch.tensor(value, device=device.torch_device)
+        torch.distributed.all_reduce(shared, torch.distributed.ReduceOp.MAX)
+        return shared.item()
+
+    return largest
+
+
+def _peak_flops(
+    machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
+) -> dict[str, float | int | str | None]:
+    """The peaks of one device, their source, and how many devices add up: fields of Measurement."""
+    from gpt2.parallel import nodes
+
+    number_format = toggles.product_format()
+    devices = nodes() if device.shared_by_ranks else toggles.world_size
+    if given_tflops is not None:
+        own = given_tflops * 1e12 if number_format == "bfloat16" else None
+        source = "given with --peak-tflops"
+        return _peaks(given_tflops * 1e12, own, source, devices)
+    chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, machine.cpu_identity)
+    if chip is None:
+        why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
+        return _peaks(None, None, why, devices)
+    source = chip.source if chip.source.startswith("derived") else f"{chip.name}: {chip.source}"
+    if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
+        source += f" ({chip.note})"
+    return _peaks(chip.bfloat16, chip.peak(number_format), source, devices)
+
+
+def _peaks(bfloat16: float | None, own: float | None, source: str, devices: int) -> dict[str, Any]:
+    return {
+        "peak_flops_bf16": bfloat16,
+        "peak_flops_dtype": own,
+        "peak_flops_source": source,
+        "peak_devices": devices,
+    }
