@@ -312,7 +312,8 @@ def output_under(toggles: Toggles, program: str) -> str:
 def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_are() -> None:
     program = (
         "from types import SimpleNamespace; import torch; from gpt2.stages import configure_process;"
-        "from gpt2.device import Cpu; from gpt2.hardware.host import usable_cores; from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
+        "from gpt2.device import Cpu; from gpt2.hardware.host import usable_cores;"
+        "from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
         "configure_process(Toggles(affinity='pinned'), Cpu()); torch.ones(2**22).exp();"
         "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
         "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not found.took_effect)"
