@@ -116,6 +116,8 @@ def read(folder: Path) -> Saved:
     for name, size in saved.files.items():
         file = folder / name
         found = file.stat().st_size if file.is_file() else None
+        if not os.access(file, os.R_OK) and found is not None:
+            raise CheckpointError(f"{file} cannot be read (permission denied)")
         if found != size:
             how = (
                 "is missing"

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gpt2.models_cli import evaluate, export, import_, sample
-from gpt2.terminal import Version, fail, finite, paragraphs, use_streams
+from gpt2.terminal import Version, denied, fail, finite, paragraphs, use_streams
 
 MODULE = "gpt2.cli"
 
@@ -174,7 +177,20 @@ for name, command in {
 
 def main() -> None:
     use_streams()
-    app(prog_name="gpt2")
+    code = 0
+    try:
+        app(prog_name="gpt2")
+    except PermissionError as error:
+        code = 2
+        typer.echo(f"gpt2: {denied(error)}", err=True)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 1
+    if "pyarrow" in sys.modules:  # a thread of its own that has only just been started would abort the process now
+        with contextlib.suppress(OSError):  # nobody reads any more
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(code)
+    raise SystemExit(code)
 
 
 if __name__ == "__main__":

@@ -52,6 +52,11 @@ class Data:
     notes: tuple[str, ...] = ()
     """Which files are trained on and validated on, and what is odd about them."""
 
+    def check_unchanged(self) -> None:
+        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are read."""
+        if self.streamed:
+            self.streamed.check_unchanged()
+
     def place(self, step: int) -> dict[str, Any] | None:
         """Where a stream is before step `step`; None where that follows from the step alone."""
         return self.streamed.state(step) if self.streamed else None

@@ -37,6 +37,7 @@ from gpt2.ranks import FAILED, REFUSED, end_with_launcher
 from gpt2.run import Run
 from gpt2.signals import ending
 from gpt2.strict_json import dumps
+from gpt2.terminal import denied
 from gpt2.toggles import UnsupportedToggle
 from gpt2.validation import ConfigError
 
@@ -58,6 +59,8 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
             return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
     except MENDABLE as error:
         return _say(str(error), REFUSED)
+    except PermissionError as error:
+        return _say(denied(error), REFUSED)
     except KeyboardInterrupt:  # once the leg stands, signals end it in order
         return _say("interrupted before the first step", 130)
     except TrainingStopped as error:  # on all ranks, for the same reason
@@ -157,12 +160,14 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
     except UnicodeEncodeError:  # which safetensors does not open
         shown = os.fsencode(folder).decode(errors="backslashreplace")
         raise MetricsError(f"the name of {shown} is no UTF-8, and no checkpoint there could be read again") from None
-    fresh = not folder.exists()
     try:
+        fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
             stack.callback(_leave, folder)
         stack.enter_context(alone(folder))
+        if place.checkpoints.exists() and not os.access(place.checkpoints, os.W_OK):
+            raise MetricsError(f"cannot write into {place.checkpoints}; ask for access, or choose another --out")
     except Locked:
         raise MetricsError(f"another gpt2 train is writing to {folder}; end it, or choose another --out") from None
     except OSError as error:

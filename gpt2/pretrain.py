@@ -223,6 +223,7 @@ class Leg(Iterator[Event]):
             self._keep()
 
     def _keep(self) -> None:
+        self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
         looked = self._looked == training.number
         start = time.monotonic()

@@ -239,6 +239,8 @@ def explain(file: str, error: Exception) -> DataError:
         return error
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     remote = "://" in file
+    if isinstance(error, PermissionError):
+        return DataError(f"{file} cannot be read (permission denied)")
     if isinstance(error, FileNotFoundError):
         return DataError(f"{file} is not there, or its server does not answer" if remote else f"{file} does not exist")
     if isinstance(error, UnicodeDecodeError):

@@ -53,16 +53,17 @@ class Shards:
 
     def read(self, start: int, count: int) -> np.ndarray:
         """See Corpus.read; the range may cross shards. Raises DataError where a file has changed."""
-        parts = []
+        parts, first = [], int(np.searchsorted(self._ends, start, side="right"))
         shard = int(np.searchsorted(self._ends, start, side="right"))
         start -= int(self._ends[shard - 1]) if shard else 0
         while count:
-            if self._looks:
-                self._check(shard)
+            self._check(shard)  # pages beyond the end of a file that was cut short end the process
             part = self._arrays[shard][start : start + count]
             parts.append(part)
             count, start, shard = count - len(part), 0, shard + 1
         found = np.concatenate(parts)
+        for each in range(first, shard):
+            self._check(each)  # so that nothing is taken which was written meanwhile
         if self._vocab_size is not None and found.max(initial=0) >= self._vocab_size:
             raise DataError(
                 f"corpus {self.name!r}: its files changed since they were opened: token id {found.max()} is beyond "
@@ -77,6 +78,8 @@ class Shards:
 
     def _check(self, shard: int) -> None:
         """Raises DataError where something has written into a file; one put in its place leaves the tokens mapped."""
+        if not self._looks:
+            return
         path, before = self._looks[shard]
         try:
             now = _look(path)

@@ -161,6 +161,10 @@ class StreamedBatches:
         assert step in self._states, f"the position before step {step} is not kept: {sorted(self._states)}"
         return self._states[step]
 
+    def check_unchanged(self) -> None:
+        """Raises DataError where a local file is no longer what it was when the stream began."""
+        self._documents.check_unchanged()
+
     def _advance(self) -> None:
         wanted = self.sequences_per_step * self.seq_len
         parts, place = [], self._used

@@ -52,6 +52,11 @@ def finite(value: float | None) -> float | None:
     return value
 
 
+def denied(error: PermissionError) -> str:
+    """What to say where the system lets this user not read or write."""
+    return f"{error.filename}: {error.strerror}; ask for access, or name another place"
+
+
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
     typer.echo(f"gpt2: {error}", err=True)
     raise typer.Exit(code) from None

@@ -235,6 +235,23 @@ def test_a_shard_that_is_cut_short_while_it_is_read_is_refused_and_not_touched(
         corpus.read(50_000, 100)
 
 
+def test_what_is_written_into_a_shard_while_a_part_of_it_is_copied_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
+    corpus = open_corpus("mine", vocab_size=V, path=path)
+    copy, others = np.concatenate, numbers(3000)[::-1]
+
+    def copied_from_what_is_being_written(parts: list[np.ndarray]) -> np.ndarray:
+        overwritten(path, others)
+        os.utime(path, ns=(0, 1))  # some clocks tick too slowly for a test
+        return copy(parts)
+
+    monkeypatch.setattr(shards.np, "concatenate", copied_from_what_is_being_written)
+    with pytest.raises(DataError, match=r"train\.bin changed since it was opened"):
+        corpus.read(0, 100)
+
+
 def test_a_shard_that_is_touched_or_replaced_or_gone_is_read_on_as_it_was(tmp_path: Path) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", ids := numbers(3000))
     corpus = open_corpus("mine", vocab_size=V, path=path)

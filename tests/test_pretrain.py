@@ -20,7 +20,7 @@ from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run
 from gpt2 import longrun, parallel
 from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, folders, read
-from gpt2.feed import Source, open_data
+from gpt2.feed import Data, Source, open_data
 from gpt2.guard import TrainingStopped
 from gpt2.metrics import Event, Files, Kind, TensorBoard
 from gpt2.metrics import read as read_metrics
@@ -699,6 +699,18 @@ def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
     assert longrun.carry_out(run, place) == 0
     notes = [event.values["text"] for event in read_metrics(tmp_path / "run") if event.kind == "note"]
     assert any(r"train_\xff.bin" in note for note in notes)
+
+
+def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def changed(data: Data) -> None:
+        raise DataError("mine.jsonl changed while it was read")
+
+    monkeypatch.setattr(Data, "check_unchanged", changed)
+    with pytest.raises(DataError, match=r"mine\.jsonl changed"):
+        events(tiny_run(steps=4), tmp_path)
+    assert not folders(tmp_path / "checkpoints")
 
 
 def test_a_rank_with_other_data_than_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

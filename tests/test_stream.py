@@ -368,6 +368,16 @@ def test_a_place_of_a_version_before_texts_were_cut_is_said_to_be_of_an_older_on
         stream(str(tmp_path / "a.txt"), state=state)
 
 
+def test_a_file_that_changes_within_an_epoch_is_told(tmp_path: Path, vocabulary: None) -> None:
+    path = streams.json_lines(tmp_path / "mine.jsonl", TEXTS)
+    batches = stream(str(path))
+    read(batches, range(1))
+    batches.check_unchanged()
+    streams.json_lines(path, TEXTS[::-1])
+    with pytest.raises(DataError, match=r"mine\.jsonl changed while it was read"):
+        batches.check_unchanged()
+
+
 def test_files_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()

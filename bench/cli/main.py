@@ -33,7 +33,7 @@ from bench.cli.options import (
     names,
 )
 from bench.cli.terminal import after_measuring, console, fail, report_end
-from gpt2.terminal import Version, paragraphs, use_streams
+from gpt2.terminal import Version, denied, paragraphs, use_streams
 
 app = typer.Typer(
     name="bench",
@@ -62,6 +62,9 @@ def main() -> None:
         os.environ.pop(name, None)
     try:
         bash.answer(partial(app, prog_name="bench")) if bash.asked() else app(prog_name="bench")
+    except PermissionError as error:
+        typer.echo(f"bench: {denied(error)}", err=True)
+        raise SystemExit(2) from None
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
         if error.errno != errno.ENOSPC:
             raise

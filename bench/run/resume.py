@@ -119,7 +119,7 @@ def _asked(
         yield "--rungs", ",".join(records[0].chosen or []) or everything, ",".join(chosen) or everything
     data = {record.data_sha256 for record in records if record.data_sha256}
     if data and data_sha256 and data != {data_sha256}:
-        yield "the text (sha256)", min(data)[:12], data_sha256[:12]
+        yield "the text (sha256)", " and ".join(sorted(each[:12] for each in data)), data_sha256[:12]
     for record in records:
         if record.measurement is None:
             continue
