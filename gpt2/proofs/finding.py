@@ -1,4 +1,4 @@
-"""What a proof finds."""
+"""The result of a proof."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from gpt2.seen import Seen
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a toggle did what it says, at whatever value it had, and by what that was seen."""
+    """Whether a toggle's value, baseline or not, is in effect, and the evidence for it."""
 
     took_effect: bool
     evidence: str
@@ -20,6 +20,6 @@ def counted(number: int, what: str, plural: str = "s") -> str:
 
 
 def built_for(seen: Seen, name: str) -> Finding:
-    """Whether the model has the choice that the toggle of that name asks for."""
+    """Return whether the model was built with the toggle's value, for toggles that leave no other trace."""
     built = getattr(seen.training.model.config, name)
     return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")
