@@ -79,5 +79,6 @@ class BrgemmAttention(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        """Return the gradient of qkv, in its shape."""
         (gradient,) = grad_outputs
         return torch.ops.gpt2.attention_backward(gradient, *ctx.saved_tensors)

@@ -41,10 +41,12 @@ class Shape:
 
     @classmethod
     def of(cls, config: GPT2Config) -> Shape:
+        """Take the shape from a config."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
     @property
     def config(self) -> GPT2Config:
+        """The plain model's config of this shape."""
         return GPT2Config(**asdict(self))
 
 
@@ -70,7 +72,7 @@ class Saved:
     guard: dict[str, Any] = field(default_factory=dict)
     """State of gpt2.guard.Guard: losses and gradient norms of recent steps."""
     looked: bool = True
-    """Whether the evaluations due at this step were made before the checkpoint was written."""
+    """True if the evaluations due at this step were made before the checkpoint was written."""
     val_loss: float | None = None
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
@@ -84,6 +86,7 @@ STEP = re.compile(r"step-(\d{8,})")
 
 
 def step_folder(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after `step` steps."""
     return root / f"step-{step:08d}"
 
 

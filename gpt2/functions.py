@@ -39,6 +39,7 @@ class SigmoidGelu(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        """Return the gradient of x, in its shape and dtype."""
         (gradient,) = grad_outputs
         (x,) = ctx.saved_tensors
         wide = x.float()
@@ -122,6 +123,7 @@ class TiedEmbedding(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        """Return the weight's gradient, (V, d): the lm_head's plus each token's row."""
         rows, head = grad_outputs
         (tokens,) = ctx.saved_tensors
         return torch.ops.gpt2.add_rows(head, rows.flatten(0, 1), tokens.flatten()), None, None

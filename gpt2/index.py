@@ -44,7 +44,7 @@ class Index:
     """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were written.
     """
     position: dict[str, Any] | None = None
-    """Where the next shard begins: a position in the corpus, and the number of tokens after it to skip."""
+    """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
     version: int = VERSION
 
     def lacking(self, folder: Path) -> Path | None:

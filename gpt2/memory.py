@@ -31,6 +31,7 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 

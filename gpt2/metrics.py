@@ -40,11 +40,12 @@ class Event:
     values: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
+        """Return the event as one flat dict, a line of metrics.jsonl."""
         return {"kind": self.kind, "step": self.step, **self.values}
 
 
 class Sink(Protocol):
-    """A destination for events."""
+    """A destination for events; `failed` tells close() that the run ended with an error."""
 
     def write(self, event: Event) -> None: ...
 

@@ -61,6 +61,7 @@ class Linear(nn.Linear):
         self.multiply = multiplication(config)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Apply the layer. input: (..., in_features). Returns (..., out_features)."""
         return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
 
 
@@ -71,6 +72,7 @@ class LayerNorm(nn.LayerNorm):
     """
 
     def forward(self, input: Tensor) -> Tensor:
+        """Normalise the last dimension. input: (..., d), any dtype. Returns the same shape in float32."""
         # torch's CPU kernel sums the parameters' gradients over all tokens in the input's number format.
         return super().forward(input.float())
 
@@ -109,6 +111,9 @@ class Attention(nn.Module):
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        """Attend to earlier positions. x: (B, T, d); mask: where the attention needs one, else None. Returns (B, T,
+        d).
+        """
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
         y = self.attend(qkv) if mask is None else self.attend(qkv, mask)
@@ -126,6 +131,7 @@ class MLP(nn.Module):
         self.gelu = SigmoidGelu.apply if config.gelu == "sigmoid" else partial(F.gelu, approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the MLP to each position. x: (B, T, d). Returns the same shape."""
         wide = self.c_fc(x)
         # The projection keeps GELU's result for its own gradient, so it is part of the recomputed function; torch
         # stops recomputing once it has the projection's input, before the matmul.
@@ -147,6 +153,7 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        """Apply the layer. x: (B, T, d); mask: as for Attention. Returns (B, T, d)."""
         x = x + self.attn(self.ln_1(x), mask)
         return x + self.mlp(self.ln_2(x))
 

@@ -59,6 +59,7 @@ def recorded(events: Iterable[Any], seconds: float) -> Recorded:
 
 
 def on_accelerator(event: Any) -> bool:
+    """Return whether a profiler event ran on an accelerator."""
     return event.device_type().name != "CPU"
 
 

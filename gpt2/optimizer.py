@@ -55,6 +55,7 @@ class CompiledAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the weights, their averages and their copies; closure is ignored."""
         group = self.param_groups[0]
         for weight in self._weights:
             self.state[weight]["step"] += 1
@@ -86,6 +87,7 @@ class CompiledAdamW(torch.optim.Optimizer):
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of weights and copies; a copy's is always set to None."""
         super().zero_grad(set_to_none)
         for copy in self.copies.values():
             copy.grad = None

@@ -56,6 +56,7 @@ class Place:
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
         return self.folder / "checkpoints"
 
 
@@ -102,7 +103,7 @@ class Leg(Iterator[Event]):
         self.looks = Looks(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
         self.look_first = saved is None or not saved.looked
-        """Whether the evaluations due before the first step of this leg are still to be made."""
+        """True if the evaluations due before the first step of this leg are still to be made."""
         self._looked = saved.step if saved and saved.looked else -1
         self._val_loss = saved.val_loss if saved else None
         self._seen = (0.0, 0.0)

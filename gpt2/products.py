@@ -128,6 +128,7 @@ class TunedLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of x, weight and bias, in their shapes and dtypes."""
         (gradient,) = grad_outputs
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes

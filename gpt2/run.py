@@ -96,6 +96,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens per optimiser step over all ranks."""
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 

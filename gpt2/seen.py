@@ -60,6 +60,7 @@ class Seen:
 
     @cached_property
     def products(self) -> list[Product]:
+        """All matmuls that the host launched."""
         return products(self.ops)
 
     @cached_property
@@ -102,6 +103,7 @@ class Seen:
         return sum(op.name in ("cudaGraphLaunch", "hipGraphLaunch") for op in self.ops)
 
     def named(self, name: str) -> list[Op]:
+        """Return the ops of this name."""
         return [op for op in self.ops if op.name == name]
 
     def exchanges(self, kind: str) -> int:

@@ -53,6 +53,7 @@ def finite(value: float | None) -> float | None:
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
+    """Print an error and exit with `code`."""
     typer.echo(f"gpt2: {error}", err=True)
     raise typer.Exit(code) from None
 

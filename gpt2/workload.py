@@ -35,7 +35,7 @@ class GPT2Config:
     """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention).
     """
     recompute: str = "none"
-    """What the backward pass recomputes instead of keeping it: none, gelu or block."""
+    """Activations that the backward pass recomputes instead of keeping: none, gelu or block."""
     cross_entropy: str = "torch"
     tied_gradient: str = "scatter"
     gelu: str = "tanh"
@@ -126,7 +126,7 @@ def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What a ladder computes on every rung: model, data and optimiser."""
+    """The model, data and optimiser that a ladder trains with on every rung."""
 
     __pydantic_config__: ClassVar = STRICT
 

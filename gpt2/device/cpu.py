@@ -24,6 +24,8 @@ from gpt2.toggles import Toggles
 
 
 class Cpu(Device):
+    """The machine's CPUs as one device."""
+
     kind = "cpu"
     _run_peak = 0
     shared_by_ranks = True

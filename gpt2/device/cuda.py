@@ -17,6 +17,8 @@ from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):
+    """One NVIDIA or AMD GPU."""
+
     kind = "cuda"
     _run_peak = 0
     ddp_backend = "nccl"

@@ -11,6 +11,8 @@ from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):
+    """The GPU of an Apple chip."""
+
     kind = "mps"
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:

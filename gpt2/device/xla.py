@@ -34,6 +34,8 @@ INSTALL = "pip install -e '.[tpu]' on a TPU's machine, '.[xla]' (with PJRT_DEVIC
 
 
 class Xla(Device):
+    """A TPU, or several under SPMD, or XLA's CPU backend."""
+
     kind = "xla"
     lazy = True
 

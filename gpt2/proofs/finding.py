@@ -1,4 +1,4 @@
-"""The result of a proof."""
+"""Findings of proofs, and helpers to word them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from gpt2.seen import Seen
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a toggle's value, baseline or not, is in effect, and the evidence for it."""
+    """The result of a proof: whether a toggle's value, baseline or not, is in effect, and the evidence."""
 
     took_effect: bool
     evidence: str
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:
+    """Return a number with its noun in the right form: 1 kernel, 2 kernels."""
     return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
