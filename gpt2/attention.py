@@ -1,10 +1,10 @@
-"""Causal attention that scaled_dot_product_attention does not have.
+"""Causal attention beyond scaled_dot_product_attention: FlexAttention, and a blocked backward pass for CPUs.
 
-BlockAttention is for CPUs: torch's flash kernel forward, and a backward pass of batched matrix products. torch's own
-backward kernel takes one head after the other through small tiles. The same gradients follow from products of blocks
-for all heads at once, which the CPU's matrix library does faster, and of the blocks above the diagonal nothing is
-computed. Each batch of products is a diagonal of blocks, so that it is one slice of memory: of slices with gaps,
-torch.bmm would make copies.
+BlockAttention runs torch's flash kernel forward and a backward pass of batched matmuls. torch's own backward kernel on
+CPUs goes through one head after the other in small tiles. Matmuls of whole blocks, for all heads at once, give the
+same gradients and run faster in the CPU's matrix library; blocks above the diagonal are never computed. Each batch of
+matmuls is one diagonal of blocks and therefore one contiguous slice of memory: for slices with gaps, torch.bmm would
+make copies.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 
 def flex_causal(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
-    """torch's FlexAttention. q, k, v: (B, n_head, T, head_dim); blocks: causal_blocks() of T or more.
+    """Compute causal attention with torch's FlexAttention.
 
-    Returns the shape of q.
+    q, k, v: (B, n_head, T, head_dim); blocks: causal_blocks() for T or more. Returns the shape of q.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -34,32 +34,33 @@ def flex_causal(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
 
 
 def causal_blocks(T: int, device: torch.device) -> BlockMask:
-    """Which scores count, and which blocks of them FlexAttention leaves out."""
+    """Return the causal mask for FlexAttention, which skips the blocks that lie wholly above the diagonal."""
     from torch.nn.attention.flex_attention import create_block_mask
 
     return create_block_mask(lambda b, h, query, key: query >= key, None, None, T, T, device=str(device))
 
 
 BLOCK = 256
-"""Rows and columns of a block of scores."""
+"""Rows and columns of one block of scores."""
 
 
 class BlockAttention(Function):
-    """scaled_dot_product_attention(q, k, v, is_causal=True)."""
+    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) with a blocked backward pass, for CPUs."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """q, k, v: (B, n_head, T, head_dim). Returns the same shape."""
+        """Attend to earlier positions only. q, k, v: (B, n_head, T, head_dim). Returns the same shape."""
         out, log_sum = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)
         ctx.save_for_backward(q, k, v, out, log_sum)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """With P the softmax of the scores: dS = P (dP - D), where D is the row's sum of gradient times result.
+        """Return the gradients of q, k and v, of their shapes.
 
-        P is the exponential of scores less the logarithm of their sum, which the product itself subtracts: large
-        scores are small again before they are rounded to the products' number format.
+        With P the softmax of the scores, dS = P (dP - D), where D is each row's sum of gradient times output. P is
+        computed as exp(score - log_sum). The subtraction happens inside the matmul, so that large scores are small
+        again before they are rounded to the matmul's number format.
         """
         (gradient,) = grad_outputs
         q, k, v, out, log_sum = ctx.saved_tensors
@@ -71,7 +72,7 @@ class BlockAttention(Function):
         keys_and_ones = _blocks(F.pad(k, (0, 2), value=1.0))
         count = len(queries)
         to_q, to_k, to_v = ([[] for _ in range(count)] for _ in range(3))
-        for apart in range(count):  # how many blocks a query is behind its keys
+        for apart in range(count):  # distance in blocks from the keys to the queries: one diagonal each
             here, there = slice(apart, count), slice(0, count - apart)
             share = (less_log_sum[here] @ keys_and_ones[there].mT).float().exp()
             if not apart:
@@ -91,9 +92,10 @@ class BlockAttention(Function):
 
 
 def _less(x: Tensor, subtracted: Tensor) -> Tensor:
-    """x: (..., d), with two columns whose product with ones is minus `subtracted`, of (..., 1) in float32.
+    """Append two columns to x whose matmul with ones gives minus `subtracted`.
 
-    Two, because x may have a smaller number format.
+    x: (..., d); subtracted: (..., 1) float32. Returns (..., d + 2). There are two columns because x may have a
+    narrower number format, and the second holds the rounding error of the first.
     """
     first = subtracted.to(x.dtype)
     rest = (subtracted - first.float()).to(x.dtype)
@@ -101,9 +103,10 @@ def _less(x: Tensor, subtracted: Tensor) -> Tensor:
 
 
 def _blocks(x: Tensor) -> Tensor:
-    """x: (B, n_head, T, d). Returns (blocks, B, n_head, block, d) in one piece, the last one filled up with zeros.
+    """Cut the sequence into blocks and pad the last one with zeros.
 
-    Those rows come after all others, which therefore do not attend to them; they add nothing to any gradient.
+    x: (B, n_head, T, d). Returns a contiguous (blocks, B, n_head, block, d). Padding rows come after all others, which
+    therefore do not attend to them, and they add nothing to any gradient.
     """
     B, n_head, T, d = x.shape
     block = min(BLOCK, T)
@@ -112,7 +115,7 @@ def _blocks(x: Tensor) -> Tensor:
 
 
 def _whole(sums: list[list[Tensor]], like: Tensor, scale: float = 1.0) -> Tensor:
-    """The sums of the parts of each block, as _blocks had them, in the shape of `like`."""
+    """Sum the parts of each block and undo _blocks(); returns the shape and dtype of `like`."""
     blocks = torch.stack([sum((part.float() for part in parts), start=torch.zeros(())) for parts in sums])
     joined = (blocks * scale).to(like.dtype).permute(1, 2, 0, 3, 4).flatten(2, 3)
     return joined[:, :, : like.size(2)]

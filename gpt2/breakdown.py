@@ -1,4 +1,4 @@
-"""On what kinds of work a training step spends its time, as torch's profiler saw it."""
+"""Split the time of a training step by kind of work, from a torch profile."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Any
 from gpt2.ops import FIRST_FACTOR, Recorded, attention_kernel_kind, is_matmul_kernel, on_accelerator
 
 KINDS: tuple[str, ...] = ("products", "attention", "compiled", "optimizer", "copies", "exchange", "other", "rest")
-"""Matrix products; attention; kernels that torch.compile generated; AdamW's step; casts and copies; between ranks; any
-other operation; and what no operation was at work in: Python, launches, waiting."""
+"""Kinds of work: matmuls; attention; kernels that torch.compile generated; the optimiser's step; casts and copies;
+exchange between ranks; any other operation; and the rest, during which no operation ran (Python, launches, waiting).
+"""
 
 HOST_KINDS = {
     "attention": r"(aten|gpt2)::.*attention|aten::baddbmm|aten::bmm",
@@ -18,27 +19,27 @@ HOST_KINDS = {
     "copies": r"aten::(copy_|_to_copy|to|clone|contiguous)$",
     "exchange": r"c10d::|gloo:",
 }
-"""What an operation's name begins with, if it is no product of a linear layer."""
+"""Patterns for the start of a host operation's name, if it is not a linear layer's matmul."""
 DEVICE_KINDS = {
     "exchange": r"nccl",
     "optimizer": r"adam",
     "compiled": r"triton_",
     "copies": r"mem(cpy|set)",
 }
-"""What a kernel's name holds, if it is neither attention nor a product."""
+"""Patterns searched for in a kernel's name, if it is neither attention nor a matmul."""
 
 
 STEP = "Optimizer.step"
-"""As what torch announces the step of any optimiser."""
+"""Prefix of the name under which torch records every optimiser's step."""
 
 
 def breakdown(recorded: Recorded) -> dict[str, float]:
-    """Seconds by kind of work, adding up to the step's, or to more where some of it ran beside other.
+    """Return the seconds of a step by kind of work.
 
-    Kinds that took no time are left out. On an accelerator what counts is its kernels' time, and those that ran in the
-    span of the optimiser's step are the optimiser's. On a CPU it is each operation's own time, without that of
-    operations within it. Batched products count as attention on a CPU, where nothing else has them; an accelerator's
-    product kernels do not tell.
+    They add up to the step's seconds, or to more where work overlapped. Kinds that took no time are left out. On an
+    accelerator, kernel time counts, and kernels within the span of the optimiser's step belong to the optimiser. On a
+    CPU, each operation's own time counts, without that of operations nested in it. Batched matmuls count as attention
+    on a CPU, where nothing else uses them; an accelerator's matmul kernels cannot be told apart.
     """
     kernels = list(filter(on_accelerator, recorded.events))
     seconds = _of_kernels(kernels, recorded.annotations) if kernels else _of_operations(recorded.events)
@@ -64,11 +65,14 @@ def _kernel_kind(name: str) -> str:
 
 
 def _of_operations(events: Sequence[Any]) -> dict[str, float]:
-    """events: in the order in which they began, the outer one first."""
+    """Return the self time of host operations by kind, in seconds.
+
+    events: in order of their start, an enclosing one before those within it.
+    """
     seconds = dict.fromkeys(KINDS, 0.0)
     stacks: dict[
         int, list[tuple[Any, str, bool]]
-    ] = {}  # per thread: event, its kind, whether what is within it counts
+    ] = {}  # per thread: event, its kind, whether events nested in it count separately
     for event in events:
         stack = stacks.setdefault(event.start_thread_id(), [])
         while stack and stack[-1][0].end_ns() <= event.start_ns():

@@ -1,4 +1,4 @@
-"""Causal attention by our own kernel for CPUs, gpt2/attention.cpp, as an operator that torch can differentiate."""
+"""Causal attention by this project's C++ kernel for CPUs (gpt2/attention.cpp), as a differentiable torch operator."""
 
 from __future__ import annotations
 
@@ -31,8 +31,11 @@ def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
 
 
 def _attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    """qkv: (B, T, 3, n_head, head_dim). Returns (B, T, n_head, head_dim), and the logarithm of the sum of each row's
-    exponentials, (B, n_head, T) in float32."""
+    """Run the forward kernel.
+
+    qkv: (B, T, 3, n_head, head_dim). Returns the output (B, T, n_head, head_dim) and each row's log-sum-exp of scores,
+    (B, n_head, T) float32.
+    """
     out, log_sum = _attention_shape(qkv)
     _call("attention", qkv, out, log_sum)
     return out, log_sum
@@ -44,7 +47,7 @@ def _attention_shape(qkv: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _backward(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
-    """gradient: of out. Returns that of qkv."""
+    """Run the backward kernel: from the gradient of `out`, return the gradient of qkv, in qkv's shape."""
     to_qkv = _backward_shape(gradient, qkv, out, log_sum)
     _call("attention_backward", qkv, out, log_sum, gradient.to(qkv.dtype), to_qkv)
     return to_qkv
@@ -61,16 +64,21 @@ torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=OWN
 
 
 class BrgemmAttention(Function):
-    """scaled_dot_product_attention(q, k, v, is_causal=True), of all three in one tensor."""
+    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) on one packed tensor of q, k and v."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        """qkv: (B, T, 3, n_head, head_dim), float32 or bfloat16, head_dim even. Returns (B, T, n_head, head_dim)."""
+        """Attend to earlier positions only.
+
+        qkv: (B, T, 3, n_head, head_dim), float32 or bfloat16, head_dim even. Returns (B, T, n_head, head_dim). Raises
+        RuntimeError where the kernel does not support the shape or dtype.
+        """
         out, log_sum = torch.ops.gpt2.attention(qkv)
         ctx.save_for_backward(qkv, out, log_sum)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        """Return the gradient of qkv, in its shape."""
         (gradient,) = grad_outputs
         return torch.ops.gpt2.attention_backward(gradient, *ctx.saved_tensors)

@@ -1,4 +1,4 @@
-"""Checkpoints as folders: tensors in safetensors (see gpt2.state), all else in checkpoint.json. Imports no torch.
+"""Checkpoints as folders: safetensors for tensors (see gpt2.state), checkpoint.json for the rest. Imports no torch.
 
 for folder in folders(run / "checkpoints"): print(read(folder).step)
 """
@@ -22,7 +22,7 @@ FORMAT = "gpt2-bench checkpoint"
 VERSION = 1
 FACTS = "checkpoint.json"
 PART = ".part"
-"""At the end of a folder's name while a checkpoint is being written."""
+"""Suffix of a checkpoint's folder while it is being written."""
 
 
 class CheckpointError(Exception):
@@ -31,7 +31,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """What must be equal for weights to fit: GPT2Config without the choices that toggles make."""
+    """The model sizes that must match for weights to fit: GPT2Config without the choices that toggles make."""
 
     n_layer: int
     n_head: int
@@ -41,65 +41,73 @@ class Shape:
 
     @classmethod
     def of(cls, config: GPT2Config) -> Shape:
+        """Take the shape from a config."""
         return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
 
     @property
     def config(self) -> GPT2Config:
+        """The plain model's config of this shape."""
         return GPT2Config(**asdict(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """What a checkpoint says of itself."""
+    """The contents of a checkpoint.json."""
 
     shape: Shape
     step: int
-    """Steps taken; the next one is of this number."""
+    """Steps taken so far, which is the number of the next step."""
     updates: int
-    """Steps of AdamW, which those passed over lack; 0 where there are weights only."""
+    """AdamW steps taken, without skipped steps; 0 for a checkpoint of weights only."""
     tokens: int
-    """Trained on so far."""
+    """Tokens trained on so far."""
     elapsed_seconds: float = 0.0
-    """From the start of each leg to its last checkpoint, added up."""
+    """Wall-clock seconds of all legs, each from its start to its last checkpoint."""
     run: dict[str, Any] = field(default_factory=dict)
-    """The configuration that it was trained by."""
+    """The configuration of the run."""
     data: dict[str, Any] = field(default_factory=dict)
-    """The corpus: its name, the sha256 of its tokens, a stream's place in it, and what it is validated on."""
+    """The corpus: its name, the sha256 of its tokens, the position in a stream, and the validation tokens."""
     scaler: dict[str, Any] = field(default_factory=dict)
-    """Of float16's gradients."""
+    """State of the gradient scaler for float16."""
     guard: dict[str, Any] = field(default_factory=dict)
-    """What gpt2.guard remembers of the steps before."""
+    """State of gpt2.guard.Guard: losses and gradient norms of recent steps."""
     looked: bool = True
-    """Whether the evaluations that are due at this step were done before it was kept."""
+    """True if the evaluations due at this step were made before the checkpoint was written."""
     val_loss: float | None = None
-    """Of this very step, in nats per token; null, too, where it was no finite number, which is never the lowest."""
+    """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
-    """That the evaluations of a step took at most, for a leg of limited time that has made none yet."""
+    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made none yet.
+    """
     files: dict[str, int] = field(default_factory=dict)
-    """Sizes of its files in bytes."""
+    """Size in bytes of each of its files, by name."""
 
 
 STEP = re.compile(r"step-(\d{8,})")
 
 
 def step_folder(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after `step` steps."""
     return root / f"step-{step:08d}"
 
 
 def folders(root: Path) -> list[Path]:
-    """Whole checkpoints under `root`, that of the most steps last; a copy by another name is the user's own."""
+    """Return the complete checkpoints under `root`, ordered by step; copies under other names are left alone."""
     steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
     return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
 
 
 def newest(path: Path) -> Path:
-    """The newest checkpoint where `path` is a run's folder, else `path`."""
+    """Return the newest checkpoint where `path` is a run's folder, else `path` itself."""
     kept = folders(path / "checkpoints")
     return kept[-1] if kept else path
 
 
 def read(folder: Path) -> Saved:
-    """What the checkpoint in `folder` says, its files held to it. Raises CheckpointError."""
+    """Read a checkpoint.json and check the sizes of the files that it lists.
+
+    Raises CheckpointError where it is no checkpoint, of another version, damaged, or a file is missing or of another
+    size.
+    """
     path = folder / FACTS
     if not path.is_file():
         what = "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
@@ -129,7 +137,10 @@ def read(folder: Path) -> Saved:
 
 
 def seal(part: Path, folder: Path, saved: Saved) -> None:
-    """Make what was written into `part` the checkpoint `folder`, at once; one of that name is replaced."""
+    """Turn the folder `part` into the checkpoint `folder` in one rename, replacing one of that name.
+
+    Raises OSError.
+    """
     sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir())}
     content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
     with (part / FACTS).open("w", encoding="utf-8") as file:
@@ -138,21 +149,21 @@ def seal(part: Path, folder: Path, saved: Saved) -> None:
         os.fsync(file.fileno())
     shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
-    with contextlib.suppress(OSError):  # so that the new name outlives a power failure, too; not all drives can
+    with contextlib.suppress(OSError):  # makes the rename survive a power failure; not every file system can
         handle = os.open(folder.parent, os.O_RDONLY)
         os.fsync(handle)
         os.close(handle)
 
 
 def prune(root: Path, keep: int) -> None:
-    """Remove all checkpoints under `root` but the newest `keep` and the one of the lowest validation loss.
+    """Remove all checkpoints under `root` but the newest `keep` and the one with the lowest validation loss.
 
-    Losses on other tokens do not compare: where a run changed its validation, the best of each stays.
+    Losses on different validation tokens are not comparable, so the best of each validation set is kept.
     """
     found = folders(root)
     best: dict[str, tuple[float, Path]] = {}
     for folder in found:
-        with contextlib.suppress(CheckpointError):  # a damaged one is no reason to end a sound run
+        with contextlib.suppress(CheckpointError):  # a damaged old checkpoint must not end the run
             saved = read(folder)
             judged_by = str(saved.data.get("validation"))
             if saved.val_loss is not None and saved.val_loss < best.get(judged_by, (math.inf, folder))[0]:

@@ -1,4 +1,4 @@
-"""The command line of the long run: `gpt2 prepare`, `train`, `eval`, `sample`, `import` and `export`."""
+"""The command gpt2 for long runs: `gpt2 prepare`, `train`, `eval`, `sample`, `import` and `export`."""
 
 from __future__ import annotations
 

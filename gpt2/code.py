@@ -1,4 +1,4 @@
-"""Which code a number comes from. Imports no torch."""
+"""Identify the code that a number was measured with. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 OWN = Path(__file__).resolve().relative_to(ROOT).as_posix()
-"""A file that the repository of this project has, and others have not."""
+"""A file that only this project's repository has; it tells the repository apart from one that merely contains us."""
 
 
 def code_hash() -> str:
-    """sha256 over names and contents of the source files of gpt2/ and bench/, in Python and in C++."""
+    """Return the sha256 over names and contents of the Python and C++ sources of gpt2/ and bench/."""
     digest = hashlib.sha256()
     sources = (p for package in ("bench", "gpt2") for p in (ROOT / package).rglob("*") if p.suffix in {".py", ".cpp"})
     for path in sorted(sources):
@@ -22,10 +22,10 @@ def code_hash() -> str:
 
 
 def git(folder: Path, *words: str) -> bytes:
-    """What git says of the checkout that a folder is in. Raises OSError or subprocess.SubprocessError.
+    """Run git on the checkout that contains `folder` and return its output.
 
-    It may be another user's, as on a shared machine, which git refuses by itself: whoever runs the code that is there
-    may well ask what it is.
+    Raises OSError or subprocess.SubprocessError. The checkout may belong to another user, as on a shared machine,
+    which git refuses by default; reading from it is safe because the options below keep git from running anything.
     """
     trusted = [
         "-c",
@@ -34,16 +34,18 @@ def git(folder: Path, *words: str) -> bytes:
         "core.fsmonitor=false",
         "-c",
         "core.hooksPath=/dev/null",
-    ]  # runs nothing
+    ]  # keep git from running programs that the checkout configures
     command = ["git", *trusted, "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
 
 
 def git_state() -> tuple[str | None, bool | None]:
-    """Commit of this checkout, and whether a tracked file that matters to a run differs from it; None outside git."""
+    """Return this checkout's commit and whether tracked files that affect a run are modified; (None, None) outside
+    git.
+    """
     matters = ("gpt2", "bench", "ladders", "pyproject.toml")
     try:
-        git(ROOT, "ls-files", "--error-unmatch", OWN)  # else the repository is somebody else's
+        git(ROOT, "ls-files", "--error-unmatch", OWN)  # fails in a repository that merely contains this folder
         commit = git(ROOT, "rev-parse", "HEAD").decode().strip()
         return commit, bool(git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *matters).strip())
     except (OSError, subprocess.SubprocessError):

@@ -1,4 +1,4 @@
-"""Weights of GPT-2 in the files of others: Hugging Face's transformers, nanoGPT and llm.c, read and written.
+"""Read and write GPT-2 weights in the formats of Hugging Face transformers, nanoGPT and llm.c.
 
 config, weights = read(Path("gpt2_124M.bin"))
 write_huggingface(Path("exported"), config, weights)
@@ -61,20 +61,20 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-"""What of config.json changes the model otherwise, and its values for GPT-2 as published, the default first."""
+"""Keys of config.json that change the model's arithmetic, with the values accepted as GPT-2's, the default first."""
 
 CONTEXTS = ("n_positions", "block_size", "n_ctx")
-"""What others call the longest sequence."""
+"""Names under which other formats store the context length."""
 MODEL_KEYS = ("model", "state_dict", "model_state_dict", "module")
-"""Under which a training's checkpoint has the model."""
+"""Keys under which training checkpoints store the model's weights."""
 WRAPPERS = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"}
-"""What torch and others put into the names of a model that they compile, replicate or shard."""
+"""Name parts that torch and other libraries insert when a model is compiled, replicated or sharded."""
 GPT2_NAME = re.compile(r"(?:^|\.)((?:wte|wpe|ln_f|lm_head|h\.\d+)\..*)")
-"""A name of GPT-2's, after whatever model it is within."""
+"""Matches a parameter name of GPT-2, whatever outer module's prefix precedes it."""
 PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 
 NANOGPT_ROWS = 50304
-"""To which nanoGPT pads GPT-2's vocabulary; its softmax has them all."""
+"""Padded vocabulary size of nanoGPT, whose softmax includes the padding rows."""
 NANOGPT_GELU = (
     "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give slightly other "
     "logits there"
@@ -83,13 +83,13 @@ UNSAID_GELU = "it does not say which GELU it was trained with; GPT-2's tanh appr
 
 
 class ConvertWarning(UserWarning):
-    """How what a file holds differs from what it was turned into."""
+    """A difference between the contents of a file and the weights converted from it."""
 
 
 def read(path: Path) -> tuple[GPT2Config, Weights]:
-    """The model in a folder or file of transformers, nanoGPT's ckpt.pt or llm.c's .bin: its content tells which.
+    """Load a model from transformers' folder or file, nanoGPT's ckpt.pt or llm.c's .bin, as its content shows.
 
-    Its weights are float32 on the CPU, whatever the file has. Raises ConvertError; warns by ConvertWarning.
+    Weights are float32 on the CPU, whatever the file's dtype. Raises ConvertError; warns with ConvertWarning.
     """
     try:
         file = _within(path) if path.is_dir() else path
@@ -111,7 +111,7 @@ def _within(folder: Path) -> Path:
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    """Of tensors by name, with the model's sizes beside them as nanoGPT saves them, or else in config.json."""
+    """Convert named tensors; the model's sizes are in the same file, as nanoGPT saves them, or in config.json."""
     tensors = _named(path, saved)
     inside = _sizes_within(saved)
     described = path if inside is not None else path.with_name("config.json")
@@ -143,7 +143,7 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
 
 
 def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """What of a checkpoint says the model's sizes, however it is called; None where nothing does."""
+    """Return the dict in a checkpoint that holds the model's sizes, under whatever key; None where there is none."""
     outer = [each for each in saved.values() if isinstance(each, dict)]
     inner = [each for one in outer for each in one.values() if isinstance(each, dict)]
     found = [each for each in (saved, *outer, *inner) if "n_head" in each]
@@ -151,7 +151,7 @@ def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _described(path: Path) -> Mapping[str, Any]:
-    """What transformers' config.json says."""
+    """Read transformers' config.json. Raises ConvertError where it is missing."""
     if not path.is_file():
         raise ConvertError(
             f"{path} is missing, and without it the number of heads is unknown; copy it there, or {SAVE_WEIGHTS}"
@@ -160,10 +160,10 @@ def _described(path: Path) -> Mapping[str, Any]:
 
 
 def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """Write a folder that transformers loads, with GPT-2's tokenizer where the vocabulary is GPT-2's.
+    """Write a folder that transformers can load, with GPT-2's tokenizer where the vocabulary is GPT-2's.
 
-    It appears whole or not at all. Warns by ConvertWarning where a vocabulary of text gets no tokenizer.
-    Raises ConvertError where there is such a folder with something in it, or it cannot be written.
+    The folder appears whole or not at all. Warns with ConvertWarning where a text vocabulary gets no tokenizer. Raises
+    ConvertError where the folder exists and is not empty, or cannot be written.
     """
     assert_fit(config, weights)
     published = config.vocab_size == SIZE
@@ -193,13 +193,14 @@ def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Te
 
 
 def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """Write a ckpt.pt that nanoGPT's sample.py takes; its train.py would want an optimiser's state in it, too.
+    """Write a ckpt.pt for nanoGPT's sample.py; its train.py would also need the optimiser's state.
 
-    Warns by ConvertWarning of nanoGPT's GELU. Raises ConvertError where it cannot be written.
+    Warns with ConvertWarning about nanoGPT's GELU. Raises ConvertError where it cannot be written.
     """
     assert_fit(config, weights)
     warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=2)
-    model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}  # a view saves all
+    # Cloned, because torch.save would write a view's whole storage.
+    model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}
     model["lm_head.weight"] = model["transformer.wte.weight"]
     arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
     with whole(path) as file:
@@ -207,7 +208,10 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
 
 
 def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """By our names what a file holds, without what wraps the model and its names."""
+    """Return a file's tensors under GPT-2's own names, without wrapping dicts and name prefixes.
+
+    Raises ConvertError where a name occurs twice or no weights of GPT-2 are found.
+    """
     for _ in range(3):
         saved = next((saved[key] for key in MODEL_KEYS if isinstance(saved.get(key), dict)), saved)
     found: dict[str, Any] = {}
@@ -229,7 +233,11 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weights:
-    """Without masks and without the lm_head, which must be tied."""
+    """Return the weights without attention masks and without lm_head.
+
+    Raises ConvertError where lm_head is not tied to the embedding, a tensor is not dense floating point, or sizes
+    differ.
+    """
     plain = {}
     for name, tensor in tensors.items():
         if _is_mask(name):
@@ -239,7 +247,7 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
             raise ConvertError(f"{path}: {name} is no tensor of floating-point numbers; this is no GPT-2")
         plain[name] = tensor
     head = plain.pop("lm_head.weight", None)
-    if head is not None:  # safetensors keep one name alone of a tensor that has two
+    if head is not None:  # safetensors keep only one of a tied tensor's two names
         embedding = plain.setdefault("wte.weight", head)
         numbers = (each.float().nan_to_num() for each in (head, embedding))
         if head.shape != embedding.shape or not torch.equal(*numbers):
@@ -253,7 +261,10 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
 
 
 def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Weights:
-    """All of GPT-2's in their order, copied. Raises ConvertError where there are others, or of other shapes."""
+    """Copy GPT-2's parameters as float32, in the model's order.
+
+    Raises ConvertError for missing, additional or misshapen ones.
+    """
     wanted = shapes(config)
     if missing := sorted(wanted.keys() - found.keys()):
         raise ConvertError(f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
@@ -271,7 +282,7 @@ def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Seq
 
 
 def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
-    """Shapes of the linear layers whose orientation these tell."""
+    """Return the shapes of the non-square linear weights, from which the layout (out, in) or (in, out) can be told."""
     return {name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]}
 
 
@@ -284,13 +295,13 @@ def _is_linear(name: str) -> bool:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Between (out, in) and the (in, out) of transformers' Conv1D, either way."""
+    """Convert a linear weight between (out, in) and the (in, out) of transformers' Conv1D, in either direction."""
     return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
 
 
 @contextlib.contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill, which gets its name when all is in it."""
+    """Create a folder to fill, and give it its final name once complete. Raises ConvertError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConvertError(f"{folder} is there already; choose another name, or remove it")
     part = folder.with_name(f"{folder.name}.part")

@@ -1,11 +1,11 @@
-"""Corpora as streams of documents: those of the Hugging Face hub, and text, JSON Lines and Parquet files.
+"""Corpora as streams of documents: from the Hugging Face hub, or from text, JSON Lines and Parquet files.
 
 documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the hub
 for piece in documents: ...                               # piece.text, piece.begins
-position = documents.state_dict()                         # of what comes next; JSON-able
+position = documents.state_dict()                         # position of the next piece; JSON-able
 
-gpt2.prepare writes them into shards, gpt2.stream trains on them straight. Imports no torch; `datasets`, which does
-where it is installed, is imported when a corpus is opened.
+gpt2.prepare writes them into shards; gpt2.stream trains on them directly. Imports no torch; `datasets`, which may
+import it, is imported only when a corpus is opened.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from gpt2.splits import files_of_split, split_of
 from gpt2.text import end_of_text_written
 
 TEXTS = tuple(data.KNOWN)
-"""Known corpora that are one text each; gpt2.data finds or downloads them."""
+"""Known corpora that consist of a single text; gpt2.data finds or downloads them."""
 READERS = {"text": read_text, "json": read_json_lines, "parquet": read_parquet}
 HUB = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*(:[\w.-]+)?")
 
 
 class Piece(NamedTuple):
-    """A document, or a part of a long one."""
+    """A document, or part of a long one."""
 
     text: str
     begins: bool
-    """Whether a document begins here; where not, the text goes on where the piece before ended."""
+    """True at the beginning of a document; False where the text continues the piece before."""
     where: str = "a document"
-    """File, and line or row, for what is to be said of it."""
+    """File, and line or row, for messages about this piece."""
 
 
 class Documents:
-    """The documents of one split of a corpus, in the order of its files, read as they are needed.
+    """The documents of one split of a corpus, read lazily in the order of its files.
 
-    Iterating begins at the loaded position, else at the first document, and raises DataError where the source is
-    damaged, has no text at all, or does not answer over the network after all the retries of `datasets`.
+    Iteration starts at the loaded position, else at the first document. It raises DataError where the source is
+    damaged, contains no text, or stays unreachable after all retries of `datasets`.
     """
 
     def __init__(
@@ -60,7 +60,10 @@ class Documents:
         origin: dict[str, str | None],
         left_out: str = "",
     ) -> None:
-        """left_out: which files of its folder are of no split, in words."""
+        """Open the files of one split.
+
+        left_out: description of the files of the folder that belong to no split. Raises DataError.
+        """
         self.left_out = left_out
         self.name, self.split = name, split
         self.files = list(files)
@@ -74,9 +77,9 @@ class Documents:
 
     @cached_property
     def source(self) -> dict[str, Any]:
-        """What must be the same for positions to mean the same: where it comes from, its files, JSON-able.
+        """Identity of the corpus, JSON-able; positions are valid only while it is unchanged.
 
-        Local files are told by their sha256, and so read once; a repository of the hub is told by its revision.
+        Local files are identified by their sha256, which takes reading each once; a hub repository by its revision.
         Raises DataError where a file cannot be read, or changes meanwhile.
         """
         try:
@@ -86,7 +89,7 @@ class Documents:
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a local file is no longer what `source` says it was."""
+        """Raise DataError where a local file differs from what `source` recorded."""
         local = [(Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)]
         try:
             other = changed({path: sha256 for path, sha256 in local if sha256})
@@ -97,7 +100,7 @@ class Documents:
 
     @property
     def warnings(self) -> list[str]:
-        """What is odd about it."""
+        """Warnings about this corpus for the user."""
         found = [data.not_the_known(self.name)] if is_other(self.source) else []
         found += [f"left out: {self.left_out}"] * bool(self.left_out)
         if self.kind == "text":
@@ -106,28 +109,28 @@ class Documents:
 
     @property
     def taken(self) -> str:
-        """Which files these are, and what of them: in words, for the user to see."""
+        """Description of the files and the text column that are read, for the user."""
         names = [Path(file).name if _is_local(file) else file for file in self.files]
         column = f", column {self.text_column!r}" if self.kind != "text" else ""
         return f"{listed(names)}{column}"
 
     @property
     def bytes_of_text(self) -> int | None:
-        """Bytes of all local files where these are text or JSON, not compressed; for the time left."""
+        """Total size in bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
         if self.kind == "parquet" or not all(_is_local(file) and not file.endswith(".gz") for file in self.files):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
     @property
     def documents(self) -> int | None:
-        """Number of documents where local Parquet files tell it."""
+        """Number of documents in local Parquet files, else None."""
         if self.kind != "parquet" or not all(map(_is_local, self.files)):
             return None
         return parquet_rows(self.files)
 
     @property
     def tokens(self) -> float | None:
-        """About how many tokens it has, where it is known."""
+        """Approximate number of tokens, or None where it is not known."""
         known = "repository" in self.origin and self.split == "train"
         return KNOWN[self.name].tokens if known and self.name in KNOWN else None
 
@@ -144,26 +147,26 @@ class Documents:
             raise DataError(f"corpus {self.name!r} holds no text: its documents are all blank")
 
     def state_dict(self) -> dict[str, Any]:
-        """Position of the piece that comes next, as `datasets` gives it; JSON-able."""
+        """Return the position of the next piece, as `datasets` gives it; JSON-able."""
         return self._dataset.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on at this position the next time it is iterated over."""
+        """Set the position at which the next iteration starts."""
         self._at_start = False
-        place = state["examples_iterable"]  # a file, which is one shard to `datasets`, and the pieces before it there
+        place = state["examples_iterable"]  # the file (a shard to `datasets`), and its pieces already read
         if self.kind == "parquet" and place["shard_idx"] < len(self.files):
             self._dataset = self._open(begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"])
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
-        """Begin anew, files in an order drawn from this seed; in their own where None."""
+        """Start over, with the files in an order drawn from `seed`, or in their own order where it is None."""
         order = range(len(self.files)) if seed is None else np.random.default_rng(seed).permutation(len(self.files))
         self._in_order = [self.files[i] for i in order]
         self._at_start = True
         self._dataset = self._open()
 
     def cut(self, piece_chars: int) -> None:
-        """Begin anew, and give texts in pieces of about so many characters; positions count pieces."""
+        """Start over, cutting texts into pieces of about `piece_chars` characters; positions then count pieces."""
         self._piece_chars = piece_chars
         self.restart()
 
@@ -179,13 +182,13 @@ class Documents:
 def open_documents(
     name: str, *, split: str = "train", text_column: str | None = None, revision: str | None = None
 ) -> Documents:
-    """Open a corpus: a name of KNOWN, tinyshakespeare, a path, a URL, or OWNER/NAME[:CONFIG] of the hub.
+    """Open a corpus: a name in KNOWN, tinyshakespeare, a path, a URL, or OWNER/NAME[:CONFIG] of the hub.
 
-    A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such; a text file is one document, a line of
-    JSON or a row of Parquet is one each, their text in `text_column`: text or content, or the only column of text,
-    where None. Which files of a folder are of a split, gpt2.splits tells; what is hidden is no data (see gpt2.files).
-    `revision` is that of a repository of the hub, its newest where None; `origin` of the result says which it was.
-    Raises DataError, one line that says what to do.
+    A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such files. A text file is one document; each
+    line of JSON and each row of Parquet is one. `text_column` names their column of text; where None, it is text or
+    content, or the only column of text. gpt2.splits decides which files of a folder belong to a split; hidden files
+    are ignored (see gpt2.files). `revision` selects a revision of a hub repository, the newest where None; the
+    result's `origin` says which was taken. Raises DataError with a one-line message that says what to do.
     """
     import_datasets()
     if name in KNOWN:
@@ -215,16 +218,16 @@ def open_documents(
 
 
 def is_other(source: Mapping[str, Any]) -> bool:
-    """Whether a Documents.source is of a known text's name, and not that text."""
+    """Return whether a Documents.source has the name of a known text but other content."""
     known = data.KNOWN.get(source["corpus"]) if "corpus" in source else None
-    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]  # older versions kept sizes
+    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]  # older versions kept sizes instead
     return known is not None and told not in ([], [known.text_sha256])
 
 
 def open_beside(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:
-    """A corpus to validate on beside another one, of its validation where it has some: see open_documents().
+    """Open another corpus for validation: its validation split where it has one, else its training split.
 
-    text_column: of the other corpus; this one's is the same where it has it. Raises DataError.
+    text_column: the training corpus's column, used where this corpus has it. Raises DataError; see open_documents().
     """
     split = "validation" if has_validation(name) else "train"
     try:
@@ -237,12 +240,15 @@ def open_beside(name: str, *, text_column: str | None, revision: str | None = No
 
 
 def stem_of(path: Path) -> str:
-    """What a corpus is called: as its folder, or as its file up to the first dot within the name."""
+    """Return a corpus's name: its folder's name, or its file's name up to the first dot."""
     return printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.resolve().name)
 
 
 def not_taken(name: str) -> Path | None:
-    """A file or folder of texts in the working directory that a known corpus' name does not mean; None where none."""
+    """Return a file or folder of texts in the working directory that shares a known corpus's name, or None.
+
+    The known corpus is used in its place.
+    """
     path = Path(name)
     if name not in (*KNOWN, *TEXTS) or not path.exists() or (path / "index.json").exists():
         return None
@@ -250,7 +256,7 @@ def not_taken(name: str) -> Path | None:
 
 
 def has_validation(name: str) -> bool:
-    """Whether the corpus has a validation split of its own."""
+    """Return whether the corpus has a validation split of its own."""
     if name in KNOWN:
         return KNOWN[name].validation is not None
     path = Path(os.path.expanduser(name))
@@ -260,7 +266,7 @@ def has_validation(name: str) -> bool:
 
 
 def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
-    """The files of a split, and in words which of the folder's are of none."""
+    """Return the files of a split, and a description of the folder's files that belong to none. Raises DataError."""
     found = files_below(folder)
     files = [file for file in found if _has_kind(file.name)]
     if not files:
@@ -269,7 +275,7 @@ def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
     others = [file.name for file in found if not _has_kind(file.name)]
     tests = [file.name for file in files if split_of(file.relative_to(folder)) == "test"]
     left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [f"{listed(tests)} (for tests)"] * bool(tests)
-    # A title may well say train: other texts are trained on, too.
+    # A title may contain the word train, so texts that name no split are trained on, too.
     return sorted([*chosen.taken, *chosen.left_out]), " and ".join(left_out)
 
 
@@ -294,7 +300,7 @@ def _is_local(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """A local file by its name: a folder may move between two sessions."""
+    """Return a local file's name without its folder, which may move between sessions; other addresses unchanged."""
     return printable(Path(file).name) if _is_local(file) else file
 
 

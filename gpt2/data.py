@@ -1,4 +1,4 @@
-"""Corpora as one long sequence of token ids, and the batches cut from it. Imports no torch.
+"""Corpora as one long sequence of token ids, and the batches cut from them. Imports no torch.
 
 corpus = open_corpus("tinyshakespeare", vocab_size=50257, path=Path("input.txt"))
 batches = Batches(corpus, seq_len=1024, tokens_per_step=4096, seed=1337)
@@ -27,24 +27,24 @@ __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
 
 
 GENERATED = "synthetic"
-"""The corpus that needs no files."""
+"""Name of the generated corpus, which needs no files."""
 DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
-"""Files whose texts gpt2.corpora reads; none is a text itself."""
+"""Suffixes of files that hold documents, which gpt2.corpora reads; they are not plain text."""
 SPLITS = {"val": "validation", "test": "tests"}
 
 
 class Corpus(Protocol):
-    """A sequence of token ids that is read where it is needed."""
+    """A sequence of token ids that is read on demand."""
 
     name: str
     tokens: int | None
-    """Length; None where the corpus never ends."""
+    """Length in tokens; None for an endless corpus."""
     sha256: str
-    """Of the tokens as little-endian uint16 (of the first 2^20 where the corpus never ends)."""
+    """sha256 of the tokens as little-endian uint16 (of the first 2^20 for an endless corpus)."""
     warnings: tuple[str, ...]
 
     def read(self, start: int, count: int) -> np.ndarray:
-        """Token ids start to start + count, as an integer array of shape (count,)."""
+        """Return token ids start to start + count, an integer array of shape (count,)."""
         ...
 
 
@@ -69,10 +69,10 @@ KNOWN = {
 def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None = None) -> Corpus:
     """Find the corpus `name` and make its tokens readable.
 
-    synthetic needs nothing. Any other name is looked for at `path`, then as $GPT2_DATA_DIR/NAME(.txt|.bin|/),
-    then in the cache, then downloaded where its address is known. A text file is tokenised once and cached
-    by content; .bin shards of nanoGPT and llm.c are read as they are; a folder stands for its training shards (see
-    gpt2.splits). Raises DataError where nothing is found, or the tokens do not fit the vocabulary.
+    synthetic needs no files. Any other name is looked for at `path`, then as $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in
+    the cache, and is downloaded where its address is known. A text file is tokenised once and cached by content; .bin
+    shards of nanoGPT and llm.c are read as they are; a folder stands for its training shards (see gpt2.splits). Raises
+    DataError where nothing is found, or the tokens do not fit the vocabulary.
     """
     if name == GENERATED:
         if path is not None:
@@ -92,12 +92,12 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
 
 
 def not_the_known(name: str) -> str:
-    """A warning."""
+    """Return a warning that the text used under this name is not the known one."""
     return f"what is given as {name} is not the known {name}; compare losses with care"
 
 
 def find(name: str) -> Path:
-    """Where a corpus lies, downloaded if it is nowhere. Raises DataError."""
+    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not found."""
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         for suffix in (".txt", ".bin", ""):
             if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
@@ -116,7 +116,7 @@ def _ways(name: str) -> str:
 
 
 def download(name: str, known: KnownCorpus) -> Path:
-    """Its text, in the cache. Raises DataError."""
+    """Download a known corpus's text into the cache and return its path. Raises DataError."""
     try:
         with urllib.request.urlopen(known.url, timeout=30) as response:
             text = response.read()
@@ -134,7 +134,7 @@ def download(name: str, known: KnownCorpus) -> Path:
 
 
 def _open(name: str, source: Path, vocab_size: int) -> Shards:
-    """A folder's training shards, or one file of tokens or text."""
+    """Open a folder's training shards, or a single file of tokens or text. Raises DataError or OSError."""
     if source.is_dir():
         return open_split(name, source, "train", vocab_size)
     is_tokens = source.suffix.lower() == ".bin"
@@ -149,16 +149,16 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
 
 
 def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
-    """Chunk `index` of a corpus that is cut into chunks of seq_len, and the token after it: int64 (seq_len + 1,)."""
+    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len + 1,)."""
     return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
 
 
 class Batches:
-    """The global batch of every step: a function of (seed, step, tokens per step) and nothing else.
+    """The global batch of every step, a function of (seed, step, tokens per step) and nothing else.
 
-    The corpus is cut into chunks of seq_len tokens, and each epoch reads all of them in a new order drawn from
-    the seed; an endless corpus is read straight on. Ranks, micro-batches and accumulation only say which
-    of a step's sequences they take, so that no two take the same.
+    The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the seed; an
+    endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a step's sequences a
+    process takes, so that no sequence is taken twice.
     """
 
     def __init__(self, corpus: Corpus, *, seq_len: int, tokens_per_step: int, seed: int) -> None:
@@ -181,7 +181,7 @@ class Batches:
         self._order = lru_cache(maxsize=2)(self._draw_order)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences first to first + count of the global batch of `step`.
+        """Return sequences first to first + count of the global batch of `step`.
 
         Returns inputs and targets, two int64 arrays (count, seq_len); targets are one token ahead.
         """

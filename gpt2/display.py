@@ -1,4 +1,4 @@
-"""Show a person how a long run gets on: a live line on a terminal, plain lines elsewhere."""
+"""Progress display of a long run: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from gpt2.prepare import Progress as Prepared
 from gpt2.terminal import stderr_console
 
 PLAIN_SECONDS = 10.0
-"""Between lines where nobody sees a live one."""
+"""Seconds between lines where the output is not a terminal."""
 SMOOTH = 20
-"""Steps that speed and time left are told by."""
+"""Number of recent steps over which speed and remaining time are averaged."""
 
 
 class Display:
-    """Takes events and prints them; use it as a context manager."""
+    """A metrics sink that prints events to the terminal; use it as a context manager."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
         self.steps = steps
@@ -77,7 +77,7 @@ class Display:
 
 
 def preparing(progress: Iterator[Prepared]) -> None:
-    """Show how a preparation gets on, to its end."""
+    """Show the progress of gpt2.prepare.prepare() until it ends."""
     console = stderr_console()
     printed = time.monotonic()
     line = Text("opening the corpus")

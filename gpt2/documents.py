@@ -1,7 +1,7 @@
-"""The documents of prepared shards in a new order each epoch, and validation tokens in plain order. Imports no torch.
+"""Documents of prepared shards in a new order each epoch, and validation tokens in order. Imports no torch.
 
 corpus = in_new_order(open_corpus("fineweb-edu", vocab_size=50257, path=folder), seed=1337)
-batches = Batches(corpus, seq_len=1024, tokens_per_step=524288, seed=1337)       # reads it straight on
+batches = Batches(corpus, seq_len=1024, tokens_per_step=524288, seed=1337)       # reads it in sequence
 validation = open_validation("fineweb-edu", folder, vocab_size=50257, tokens=10_485_760)
 """
 
@@ -20,17 +20,17 @@ from gpt2.shards import Shards
 from gpt2.splits import open_split
 
 SEPARATOR = 50256
-"""<|endoftext|>, which stands before each document."""
+"""Token id of <|endoftext|>, which precedes each document."""
 STRIDE = 32
-"""Documents between two whose place in an epoch is kept; those between are counted when read."""
+"""Every STRIDE-th document's position in an epoch is stored; those between are computed on reading."""
 SCANNED = 1 << 24
-"""Tokens looked through at once."""
+"""Tokens scanned at a time."""
 
 
 def in_new_order(corpus: Corpus, seed: int) -> Corpus:
-    """The corpus with its documents in a new order each epoch; itself where it is not several documents.
+    """Return the corpus with its documents shuffled anew each epoch, or itself where it is not several documents.
 
-    Batches reads the former straight on and cuts the latter, as one text, into chunks in a new order each epoch.
+    Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
     if not isinstance(corpus, Shards) or len(_bounds(corpus)) <= 2:
         return corpus
@@ -40,17 +40,17 @@ def in_new_order(corpus: Corpus, seed: int) -> Corpus:
 @dataclass(frozen=True)
 class _Epoch:
     order: np.ndarray
-    """Documents as they come, uint32."""
+    """Document numbers in the order of the epoch, uint32."""
     marks: np.ndarray
     """Tokens before document 0, STRIDE, 2 STRIDE, ... of the order, int64."""
 
 
 class ShuffledDocuments:
-    """All documents in an order drawn from (seed, epoch), then all in the next epoch's, without end; a Corpus.
+    """An endless Corpus: all documents in an order drawn from (seed, epoch), epoch after epoch.
 
-    Each epoch has every token once. A document begins at its <|endoftext|>, and the first at token 0. Any range can
-    be read. Memory for 10 million documents: 42 MB per epoch in use, at most two of them, and 80 MB of the file that
-    says where documents begin, mapped. Drawing an epoch of that many takes a second.
+    Each epoch contains every token once. A document begins at its <|endoftext|>, the first at token 0. Any range can
+    be read. Memory for 10 million documents: 42 MB for each epoch in use (at most two), and 80 MB mapped from the file
+    of document boundaries. Drawing an epoch of that size takes a second.
     """
 
     tokens: int | None = None
@@ -99,7 +99,7 @@ class ShuffledDocuments:
         np.random.default_rng([self.seed, epoch]).shuffle(order)
         marks = np.empty(-(-self.documents // STRIDE), dtype=np.int64)
         before, rows = 0, 1 << 15
-        for first in range(0, len(marks), rows):  # a part at a time: the lengths of all at once would be large
+        for first in range(0, len(marks), rows):  # in parts, to bound the memory for lengths
             documents = order[first * STRIDE : (first + rows) * STRIDE].astype(np.int64)
             lengths = self._bounds[documents + 1] - self._bounds[documents]
             ends = before + np.cumsum(lengths)
@@ -110,7 +110,7 @@ class ShuffledDocuments:
 
 
 def _bounds(corpus: Shards) -> np.ndarray:
-    """Where each document begins, and the end of the last: int64, mapped from a file that is made once."""
+    """Return the start of each document and the end of the last: int64, mapped from a file that is written once."""
     assert corpus.tokens
     remembered = cache_dir() / "documents" / f"{corpus.sha256}.npy"
     if (bounds := _kept(remembered)) is None:
@@ -128,15 +128,15 @@ def _bounds(corpus: Shards) -> np.ndarray:
 
 
 def _kept(path: Path) -> np.ndarray | None:
-    """What is remembered, mapped; None where nothing is, or not the whole file."""
+    """Map the cached boundaries; None where there is no file, or it is incomplete."""
     try:
-        return np.load(path, mmap_mode="r").view(np.ndarray)  # a plain one is several times quicker to index
+        return np.load(path, mmap_mode="r").view(np.ndarray)  # indexing a plain array is several times faster
     except (FileNotFoundError, ValueError, EOFError):
         return None
 
 
 class FirstTokens:
-    """The first tokens of a corpus, in plain order; a Corpus."""
+    """A Corpus of the first tokens of another one, in order."""
 
     def __init__(self, corpus: Shards, tokens: int | None = None) -> None:
         assert corpus.tokens
@@ -160,9 +160,9 @@ class FirstTokens:
 
 
 def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """The first `tokens` of a folder's validation shards (see gpt2.splits), all of them where None.
+    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.splits); None takes all of them.
 
-    Raises DataError where there is none, or it is damaged or beyond the vocabulary.
+    Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
     """
     try:
         return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)

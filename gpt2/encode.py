@@ -1,4 +1,4 @@
-"""Documents to token ids, in order, by several processes at once. Imports no torch.
+"""Tokenise documents in order, in several processes. Imports no torch.
 
 with Encoder(processes=8) as encoder:
     for batch in encoder.encoded(documents, position=None): ...     # batch.tokens, and where the batch begins
@@ -27,31 +27,31 @@ from gpt2.text import TokeniseError, gpt2_encoding
 from gpt2.text import encode as encode_text
 
 BATCH_CHARS = 1 << 20
-"""Characters encoded together: 250,000 tokens or so of English."""
+"""Characters encoded together: about 250,000 tokens of English."""
 BATCH_PIECES = 4096
-"""Documents encoded together, where they are short."""
+"""Largest number of documents encoded together; reached where they are short."""
 
 
 class Batch(NamedTuple):
-    """Documents read one after another, and what they became."""
+    """Consecutive documents and their tokens."""
 
     position: dict[str, Any] | None
-    """Where the documents begin in their source; None is its beginning."""
+    """Position of the first document in the source; None for its beginning."""
     characters: int
     tokens: np.ndarray
-    """uint16; each document after its <|endoftext|>."""
+    """Token ids, uint16; <|endoftext|> precedes each document."""
 
 
 Encoded = tuple[np.ndarray, list[TokeniseError]]
 
 
 def processors() -> int:
-    """Logical processors that this process may use."""
+    """Return the number of logical processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def encode(pieces: list[Piece]) -> Encoded:
-    """Token ids of these pieces, uint16, and what was wrong with those that had to be left out."""
+    """Return the pieces' token ids, uint16, and the errors of those that were left out."""
     found, errors = [np.empty(0, dtype=TOKEN)], []
     for piece in pieces:
         try:
@@ -62,26 +62,30 @@ def encode(pieces: list[Piece]) -> Encoded:
 
 
 def encode_one(piece: Piece) -> np.ndarray:
-    """Token ids of one piece, uint16, <|endoftext|> before them where it begins a document. Raises TokeniseError."""
-    found = encode_text(piece.text, piece.where)  # other threads go on meanwhile
+    """Return one piece's token ids, uint16, after <|endoftext|> where it begins a document. Raises TokeniseError."""
+    found = encode_text(piece.text, piece.where)  # releases Python's lock
     return np.concatenate([np.array([SEPARATOR], dtype=TOKEN), found]) if piece.begins else found
 
 
 class Encoder:
-    """Processes that encode, ended with the block; in this process where there is to be one."""
+    """A pool of tokenising processes, as a context manager; with one process the work is done in this one."""
 
     def __init__(self, processes: int | None = None, warn: Callable[[str], None] | None = None) -> None:
-        """warn: is told of each document that is left out; where None, such a one is an error."""
-        gpt2_encoding()  # what is wrong with the vocabulary is said here, once
+        """Prepare the pool. Raises DataError where the vocabulary is not available.
+
+        processes: default one per logical processor. warn: called with a line for each document that is left out;
+        where None, such a document is an error.
+        """
+        gpt2_encoding()  # reports a missing vocabulary here, once
         self.processes = processes or processors()
         self.left_out = 0
-        """Documents that could not be tokenised, so far."""
+        """Number of documents so far that could not be tokenised."""
         self._warn = warn
         self._pool: ProcessPoolExecutor | None = None
 
     def __enter__(self) -> Encoder:
         if self.processes > 1:
-            # Not forked: reading the corpus has threads of its own.
+            # Not forked, because reading the corpus uses threads.
             spawn = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self.processes, mp_context=spawn, initializer=_begin_worker)
         return self
@@ -91,10 +95,10 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, documents: Documents, position: dict[str, Any] | None) -> Iterator[Batch]:
-        """The documents from `position` on, in their order. At most two batches per process are in memory.
+        """Yield the documents from `position` on, encoded, in order; at most two batches per process are in memory.
 
-        A document that cannot be tokenised is left out, with a warning. A text file is one document, read in pieces:
-        it is not left out, nor a piece of it, but raises TokeniseError.
+        A document that cannot be tokenised is left out with a warning. A text file is one document read in pieces;
+        none of it is left out, and a failure raises TokeniseError.
         """
         leave_out = self._warn is not None and documents.kind != "text"
         waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
@@ -135,7 +139,7 @@ def _batches(
         pieces.append(piece)
         characters += len(piece.text)
         if characters >= BATCH_CHARS or len(pieces) >= BATCH_PIECES:
-            following = documents.state_dict()  # before it is read any further
+            following = documents.state_dict()  # before reading on
             yield position, pieces
             pieces, characters, position = [], 0, following
     if pieces:
@@ -143,7 +147,7 @@ def _batches(
 
 
 class Tokens:
-    """Encoded batches as one sequence that is taken part by part."""
+    """Encoded batches as one sequence of tokens, taken part by part."""
 
     def __init__(self, batches: Iterator[Batch], *, limit: int | None, place: dict[str, Any] | None = None) -> None:
         self._batches = batches
@@ -153,25 +157,25 @@ class Tokens:
         self._used = 0
         self.taken: int = place["taken"] if place else 0
         self.documents: int = place["documents"] if place else 0
-        """Tokens taken, and documents that begin in them, from the beginning of the corpus."""
+        """Tokens taken, and documents that begin in them, counted from the beginning of the corpus."""
         self.characters: int = place["characters"] if place else 0
-        """Of the batches so far, from the beginning of the corpus."""
+        """Characters of the batches so far, counted from the beginning of the corpus."""
 
     def more(self) -> bool:
-        """Whether there is another token within the limit."""
+        """Return whether another token is available within the limit."""
         if self._left == 0:
             return False
         while self._used >= len(self._batch.tokens):
             batch = next(self._batches, None)
             if batch is None:
                 return False
-            self.characters += 0 if self._skip else batch.characters  # one gone on with was counted before
+            self.characters += 0 if self._skip else batch.characters  # a resumed batch was counted before
             self._batch, self._used = batch, min(self._skip, len(batch.tokens))
             self._skip -= self._used
         return True
 
     def take(self, most: int) -> np.ndarray:
-        """At least one token and at most these many; more() must have been asked."""
+        """Return 1 to `most` tokens, uint16; call more() first."""
         most = most if self._left is None else min(most, self._left)
         part = self._batch.tokens[self._used : self._used + most]
         self._used += len(part)
@@ -181,7 +185,7 @@ class Tokens:
         return part
 
     def position(self) -> dict[str, Any]:
-        """Of the next token: the batch it is in, and how many of that batch's tokens come before it."""
+        """Return the position of the next token, JSON-able: its batch, and the number of tokens before it there."""
         return {
             "state": self._batch.position,
             "skip": self._used,
@@ -192,7 +196,7 @@ class Tokens:
 
 
 def _begin_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers in order
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent shuts its workers down
     gpt2_encoding()
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -201,5 +205,5 @@ def _begin_worker() -> None:
         multiprocessing.connection.wait([parent.sentinel])
         os._exit(1)
 
-    # A killed parent cannot tell its workers, and they would wait for work for ever.
+    # A killed parent cannot notify its workers, which would wait for work for ever.
     threading.Thread(target=end_with_parent, name="end-with-parent", daemon=True).start()

@@ -1,4 +1,4 @@
-"""Validation loss, by the very code that trains."""
+"""Validation loss, computed by the same code that trains."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gpt2.model import GPT2
 from gpt2.train import Training
 
 Autocast = Callable[[], AbstractContextManager[Any]]
-"""What to enter around a forward pass; see gpt2.stages.precision."""
+"""Makes the context manager for a forward pass; see gpt2.stages.precision."""
 
 
 class Validation:
-    """The beginning of a corpus in plain order.
+    """Validation loss of a training on the first tokens of a corpus, in order.
 
-    Whole batches of one forward pass on all ranks are taken, so that they are those of training; at least one. So
-    another batch or number of ranks may leave out a few tokens at the end.
-    Raises DataError where the corpus is too short for that.
+    The number of tokens is rounded down to whole forward passes over all ranks, with training's batch size, but to at
+    least one. Another batch size or number of ranks may therefore drop a few tokens at the end. Raises DataError where
+    the corpus is too short for one pass.
     """
 
     def __init__(self, corpus: Corpus, training: Training, tokens: int) -> None:
@@ -43,16 +43,16 @@ class Validation:
             )
 
     def loss(self, heed: Callable[[], None] = lambda: None) -> float:
-        """Mean cross-entropy in nats per token, the same on every rank; all of them must ask together.
+        """Return the mean cross-entropy in nats per token, the same on every rank; all ranks must call this together.
 
-        heed: called before each forward pass; what it raises ends this.
+        heed: called before each forward pass; an exception that it raises ends the validation.
         """
         training = self.training
         losses = []
         for x, y in training.device.feed(self._mine()):
             heed()
-            # With gradients on, though none is asked for, and through DDP: the very forward pass that is trained.
-            # No name keeps its graph, which would hold its activations until the next one has made its own.
+            # Gradients stay enabled and DDP is used, so that this is the forward pass that trains.
+            # The loss is detached at once: a graph kept alive would hold its activations during the next pass.
             with parallel.gradient_sync(training.wrapped, last=False), training.autocast():
                 losses.append(training.wrapped(training.device.put(x), training.device.put(y)).detach().clone())
             training.device.end_step()
@@ -81,10 +81,11 @@ def corpus_loss(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
-    """Mean cross-entropy in nats per token over the first `tokens` of a corpus, in sequences of n_ctx, and how many.
+    """Return the mean cross-entropy over the first `tokens` of a corpus, in nats per token, and the tokens scored.
 
-    progress: called with sequences done and to do. Raises DataError where there is not one whole sequence, ScoreError
-    where the model gives no number.
+    The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with sequences
+    done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError where the loss is
+    not finite.
     """
     T = model.config.n_ctx
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)

@@ -1,4 +1,4 @@
-"""What a run trains and validates on: found, checked, and put where the run goes on. Imports no torch.
+"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports no torch.
 
 data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
 """
@@ -29,28 +29,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where tokens come from, as a user says it."""
+    """The source of tokens, as the user specified it."""
 
     path: Path | None = None
-    """Where the corpus lies; None: where gpt2 prepare put it, or what the corpus' name stands for."""
+    """Path of the corpus; None: where gpt2 prepare put it, or where a corpus of that name is found."""
     stream: bool = False
-    """Read the corpus as it comes, without shards on the disk."""
+    """Stream documents from the corpus instead of reading shards from disk."""
     text_column: str | None = None
-    """Of a stream's files, where it cannot be told."""
+    """Column of text in a stream's files, where it cannot be inferred."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Global batches, the validation corpus, and what a checkpoint should say of them."""
+    """Global batches, the validation corpus, and the facts about them that a checkpoint records."""
 
     batches: Batches | StreamedBatches
     validation: Corpus | None
-    """None where the run has no use for one."""
+    """None where the run takes no validation loss."""
     facts: dict[str, str]
-    """name and sha256: of the tokens, or of where a stream comes from."""
+    """name, and sha256 of the tokens or of a stream's source."""
     streamed: StreamedBatches | None = None
     notes: tuple[str, ...] = ()
-    """Which files are trained on and validated on, and what is odd about them."""
+    """Messages for the user: the files trained and validated on, and warnings about them."""
 
     def check_unchanged(self) -> None:
         """Raises DataError where a streamed file has changed since it was opened; shards tell as they are read."""
@@ -58,19 +58,20 @@ class Data:
             self.streamed.check_unchanged()
 
     def place(self, step: int) -> dict[str, Any] | None:
-        """Where a stream is before step `step`; None where that follows from the step alone."""
+        """Return a stream's position before `step`; None for shards, where the step alone determines it."""
         return self.streamed.state(step) if self.streamed else None
 
 
 def prepared_folder(name: str) -> Path:
-    """Where gpt2 prepare puts a corpus unless told otherwise."""
+    """Return the default folder of a corpus prepared by gpt2 prepare."""
     return cache_dir() / "corpora" / name
 
 
 def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> Data:
-    """Open the run's corpus and its validation. saved: facts and place of the checkpoint that it goes on from.
+    """Open the run's training and validation data.
 
-    Raises DataError where something is missing, or is not what the checkpoint was trained on.
+    saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or differs
+    from what the checkpoint was trained on.
     """
     data = _stream(run, source, (saved or {}).get("stream")) if source.stream else _shards(run, source)
     if saved and saved["sha256"] != data.facts["sha256"]:
@@ -102,7 +103,7 @@ def _shards(run: Run, source: Source) -> Data:
     if _validates(run):
         if run.val_corpus is not None:
             validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
-        elif name == GENERATED:  # by the same rules, drawn anew
+        elif name == GENERATED:  # the same distribution with another seed
             validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
         elif folder is not None and folder.is_dir():
             validation = open_validation(name, folder, vocab_size=vocab_size)
@@ -133,7 +134,7 @@ def _shards(run: Run, source: Source) -> Data:
 
 
 def _taken(what: str, corpus: Corpus | None) -> str:
-    """Which files these are, for a line at the start; empty where they are no shards of a folder."""
+    """Return a description of a corpus's files for the user; empty where it has no shards on disk."""
     if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
         return ""
     return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
@@ -145,7 +146,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
 
     workload, held_out = run.workload, None
     name = str(source.path) if source.path is not None else workload.data
-    # A repository of the hub may have changed since the run began: it goes on with the files of its first leg.
+    # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
     revision = place["source"].get("revision") if place else None
     opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
     validation: Corpus | None = None
@@ -185,7 +186,7 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
 
 
 def validation_shards(name: str, vocab_size: int) -> Corpus:
-    """The validation shards of a prepared corpus, by its name or folder. Raises DataError."""
+    """Open the validation shards of a prepared corpus, given by name or folder. Raises DataError."""
     if name == GENERATED:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
@@ -201,7 +202,10 @@ def _validates(run: Run) -> bool:
 
 
 def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
-    """Prepared validation, or first documents, of a corpus that is not trained on; which these are; what is odd."""
+    """Open validation data from another corpus: its prepared validation shards, or its first documents.
+
+    Returns the corpus, a description of its files, and warnings.
+    """
     from gpt2.corpora import open_beside
     from gpt2.stream import hold_out
 
@@ -215,7 +219,7 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
 
 def _named(name: str) -> Path | None:
-    """A folder of shards by its path, or else by its corpus' name; of texts that are here by that name, None."""
+    """Return a folder of shards, given by path or corpus name; None for texts of that name that are here."""
     from gpt2.hub import KNOWN
 
     path = Path(os.path.expanduser(name))
@@ -225,7 +229,7 @@ def _named(name: str) -> Path | None:
 
 
 def _prepared(name: str) -> Path | None:
-    """The folder of shards that goes by a corpus' name, which may be OWNER/NAME of the hub, but no path."""
+    """Return the folder of shards prepared under a corpus's name (possibly OWNER/NAME); None for a path."""
     if Path(name).is_absolute() or Path(name).parts[:1] == ("~",) or name.startswith("."):
         return None
     given = os.environ.get("GPT2_DATA_DIR")

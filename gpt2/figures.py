@@ -1,17 +1,17 @@
-"""How figures are written for people. Imports no torch."""
+"""Format numbers and durations for people. Imports no torch."""
 
 from __future__ import annotations
 
 
 def number(value: float) -> str:
-    """Three significant digits at least, thousands separated: 0.0123, 4.56, 78.9, 1,234,567."""
+    """Format with at least three significant digits and thousands separators: 0.0123, 4.56, 78.9, 1,234,567."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"
 
 
 def duration(seconds: float) -> str:
-    """Rounded to what matters: 45 s, 12 min, 3.4 h, 5.2 days."""
+    """Format seconds with a suitable unit: 45 s, 12 min, 3.4 h, 5.2 days."""
     if seconds < 90:
         return f"{seconds:.0f} s"
     if seconds < 90 * 60:

@@ -1,4 +1,4 @@
-"""Which files below a folder are data, and what a file is by how it begins. Imports no torch.
+"""Find the data files below a folder, and recognise other kinds of file by their first bytes. Imports no torch.
 
 for path in files_below(Path("corpus")): ...
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 from gpt2.cache import DataError
 
 POINTER = b"version https://git-lfs"
-"""Begins a text that stands for another file."""
+"""First bytes of a git LFS pointer, a small text that stands for another file."""
 KINDS = {
     b"\x93NUMPY": "a .npy file of numpy",
     b"PK\x03\x04": "a .zip, .npz or torch file",
@@ -27,21 +27,21 @@ KINDS = {
     codecs.BOM_UTF16_LE: "UTF-16",
     codecs.BOM_UTF16_BE: "UTF-16",
 }
-"""By its first bytes, what a file is that holds neither plain text nor tokens."""
+"""Kinds of file that are neither plain text nor tokens, by their first bytes."""
 
 
 def kind_of(head: bytes) -> str | None:
-    """What a file is that begins so; None where that may be text or tokens."""
+    """Return the kind of a file that begins with `head`, or None where it may be text or tokens."""
     return next((kind for begins, kind in KINDS.items() if head.startswith(begins)), None)
 
 
 def printable(name: str) -> str:
-    """A name of the file system, its bytes that are no UTF-8 as escapes: others could not be written down."""
+    """Return a file name as valid UTF-8, with other bytes as escapes."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names in words: all of a few, of many the first, the last and how many there are."""
+    """Return a short list of names: all of up to three, else the first, the last and their number."""
     names = [printable(name) for name in names]
     if len(names) <= 3:
         return ", ".join(names)
@@ -49,18 +49,18 @@ def listed(names: Sequence[str]) -> str:
 
 
 def hidden(name: str) -> bool:
-    """Whether a file or folder of this name is nobody's data.
+    """Return whether a file or folder of this name is never data.
 
-    Such a name begins with a dot, as those of editors, notebooks, version control and macOS do, or is __MACOSX.
+    These names begin with a dot, as the files of editors, notebooks, version control and macOS do, or are __MACOSX.
     """
     return name.startswith(".") or name == "__MACOSX"
 
 
 def files_below(folder: Path) -> list[Path]:
-    """All files in a folder and its folders, in the order of their paths, without what is hidden.
+    """Return all files in a folder and its subfolders, sorted by path, without hidden ones.
 
-    Links are followed, and a file or folder that can be reached in several ways comes once, by the first path.
-    Raises DataError where a folder cannot be read, or a link leads to nothing.
+    Links are followed; a file or folder that can be reached in several ways is listed once, under its first path.
+    Raises DataError where a folder cannot be read, or a link is dangling.
     """
     found: list[Path] = []
     seen = {folder.resolve()}
@@ -71,7 +71,7 @@ def files_below(folder: Path) -> list[Path]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """As files_below(), of the folder alone."""
+    """Return the files of the folder itself, without subfolders, by the rules of files_below()."""
     seen: set[Path] = set()
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
     own = {path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)}  # a file before a link to it
@@ -87,7 +87,7 @@ def _first(path: Path, seen: set[Path]) -> bool:
 
 
 def is_file(path: Path) -> bool:
-    """Whether a path is a file, or a link to one. Raises DataError where a link leads to nothing."""
+    """Return whether a path is a file or a link to one. Raises DataError where a link is dangling."""
     if path.is_symlink() and not path.exists():
         raise DataError(f"{path} is a link to what is not there; remove it, or mend it")
     return path.is_file()

@@ -1,4 +1,4 @@
-"""Linear layers that multiply in float8, by torchao."""
+"""float8 linear layers by torchao."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from torch import nn
 
 
 def to_float8(model: nn.Module, scaling: str, *, emulate: bool = False) -> None:
-    """Have the linear layers of `model` multiply in float8, forward and backward; their weights stay as they are.
+    """Replace the model's linear layers by torchao's, which multiply in float8 forward and backward.
 
-    scaling: tensorwise or rowwise, what shares a scale. The lm_head, which is no module of its own, keeps its format.
-    emulate: round to float8 and multiply in the wider format, for devices without such units. Needs torchao.
+    The weights keep their format, and so does the lm_head, which is not a module. scaling: tensorwise or rowwise, the
+    granularity of a scale. emulate: round to float8 and multiply in the wider format, for devices without float8
+    units. Raises ImportError without torchao.
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 

@@ -1,6 +1,6 @@
-"""Parts of the model whose backward pass is written out, because the one that torch derives does more work.
+"""Autograd functions with a hand-written backward pass, where torch's derived one does more work.
 
-The same functions and the same gradients, computed otherwise; torch.compile fuses what is elementwise here.
+They compute the same functions and gradients by other means; torch.compile fuses their element-wise parts.
 """
 
 from __future__ import annotations
@@ -14,31 +14,32 @@ from torch import Tensor
 from torch.autograd import Function
 
 OWN = torch.library.Library("gpt2", "FRAGMENT")
-"""Operators of ours, which torch.compile calls as they are."""
+"""Library of this project's operators, which torch.compile treats as opaque."""
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
-"""GELU's tanh approximation is x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
+"""Constants of GELU's tanh approximation: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """What a matrix product takes a tensor as: autocast's format where that is on, else its own."""
+    """Return the dtype in which a matmul takes a tensor: autocast's where that is on, else the tensor's own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
 
 class SigmoidGelu(Function):
-    """GELU's tanh approximation by one exponential, which is faster than a tanh."""
+    """GELU's tanh approximation with one exponential, which is faster than a tanh."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        """x: any shape. Returns the same shape and dtype."""
+        """Return GELU of x, in x's shape and dtype."""
         ctx.save_for_backward(x)
         wide = x.float()
         return (wide * _sigmoid(wide * (A + B * wide * wide))).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
+        """Return the gradient of x, in its shape and dtype."""
         (gradient,) = grad_outputs
         (x,) = ctx.saved_tensors
         wide = x.float()
@@ -49,23 +50,25 @@ class SigmoidGelu(Function):
 
 
 def _sigmoid(x: Tensor) -> Tensor:
-    return 1 / (1 + torch.exp(-x))  # which the compiler vectorises better than torch.sigmoid
+    return 1 / (1 + torch.exp(-x))  # the compiler vectorises this better than torch.sigmoid
 
 
 CHUNK = 256
-"""Tokens whose logits are there at once on a CPU. torch's own choice there, 16 for GPT-2, adds up the gradient of all
-weights so many times that it takes four to five times as long."""
+"""Tokens per chunk of logits on a CPU. torch's own choice, 16 for GPT-2, accumulates the gradient of all weights so
+often that it takes four to five times as long.
+"""
 
 
 def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-    """Mean cross-entropy of x @ head.T + bias, computed by torch in chunks: all logits are never there at once.
+    """Return the mean cross-entropy of x @ head.T + bias, in chunks, so that all logits are never in memory at once.
 
-    x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar.
+    x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar. Uses
+    torch.nn.functional.linear_cross_entropy.
     """
-    dtype = product_dtype(x)  # autocast passes this function by
+    dtype = product_dtype(x)  # autocast does not cover this function
     bias = None if bias is None else bias.to(dtype)
-    # In a smaller format than float32 torch also adds up the losses of all tokens, which costs a digit or two. Token
-    # by token it does not; but then its backward pass computes the logits again.
+    # In a narrower format torch would also sum the losses of all tokens in that format, which costs a digit or two.
+    # reduction="none" avoids that, but then the backward pass computes the logits again.
     reduction = "mean" if dtype == torch.float32 else "none"
     on_cpu = {"batch_chunk_size": CHUNK, "chunking_method": None}
     options = torch.nn.LinearCrossEntropyOptions(**(on_cpu if x.device.type == "cpu" else {}))
@@ -76,18 +79,24 @@ def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor
 
 
 class CrossEntropy(Function):
-    """Mean cross-entropy of logits in their own number format, with one pass over them in the backward pass."""
+    """Mean cross-entropy of logits in their own number format, whose backward pass reads them once."""
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        """logits: (N, V), -inf where a class cannot be; targets: (N,) int64. Returns nats, a float32 scalar."""
+        """Return the mean cross-entropy in nats, a float32 scalar.
+
+        logits: (N, V), -inf where a class is impossible; targets: (N,) int64.
+        """
         log_sum = logits.float().logsumexp(dim=-1)
         ctx.save_for_backward(logits, targets, log_sum)
         return (log_sum - logits.gather(1, targets[:, None]).squeeze(1).float()).mean()
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        """Softmax minus one at the target, which is set apart: a comparison in each column would cost more."""
+        """Return softmax minus one-hot targets, scaled by the incoming gradient: (N, V) in the logits' dtype.
+
+        The target's column is written by a scatter, which is cheaper than a comparison in each column.
+        """
         (gradient,) = grad_outputs
         logits, targets, log_sum = ctx.saved_tensors
         share, at = gradient / len(targets), targets[:, None]
@@ -97,13 +106,14 @@ class CrossEntropy(Function):
 
 
 class TiedEmbedding(Function):
-    """Rows of the embedding, and the whole of it for the lm_head, whose two gradients meet in one matrix."""
+    """Embedding rows and the lm_head's weights in one function, so that both gradients accumulate in one matrix."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """weight: (V, d); copy: the same in another dtype, or None; tokens: (B, T) int64.
+        """Return the tokens' embeddings and the lm_head's weights.
 
-        Returns (B, T, d) in weight's dtype and (V, d), which is the copy, or else in autocast's.
+        weight: (V, d); copy: the same in another dtype, or None; tokens: (B, T) int64. Returns (B, T, d) in weight's
+        dtype, and (V, d): the copy, else the weight in autocast's dtype.
         """
         ctx.save_for_backward(tokens)
         if copy is not None:
@@ -113,6 +123,7 @@ class TiedEmbedding(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        """Return the weight's gradient, (V, d): the lm_head's plus each token's row."""
         rows, head = grad_outputs
         (tokens,) = ctx.saved_tensors
         return torch.ops.gpt2.add_rows(head, rows.flatten(0, 1), tokens.flatten()), None, None
@@ -122,7 +133,7 @@ OWN.define("add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor")
 
 
 def _add_rows(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
-    """matrix: (V, d); rows: (N, d); index: (N,) int64. Returns (V, d) in rows' dtype: each row added at its index."""
+    """Return matrix, (V, d), in rows' dtype with each of rows, (N, d), added at its index, (N,) int64."""
     return matrix.to(rows.dtype, copy=True).index_add_(0, index, rows)
 
 

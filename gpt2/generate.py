@@ -1,9 +1,9 @@
-"""Text from a GPT-2, token by token, with the keys and values of earlier tokens kept.
+"""Generate text from a GPT-2 token by token, with a cache of keys and values.
 
 text = stream_text(int(token) for (token,) in generate(model, prompt, max_tokens=100, seed=42))
 
-Only the layers' own parts are called, eagerly: a model that is compiled for training is neither compiled anew for the
-shapes met here nor changed in any way, so it can be sampled from between two of its steps.
+The layers' submodules are called eagerly, one by one. A model compiled for training is therefore neither recompiled
+for other shapes nor changed, and can be sampled between two of its steps.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from gpt2.text import gpt2_encoding
 from gpt2.tokenizer_files import END_OF_TEXT
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
-"""Of attention: any, for the one that training is bound to may not take a single query."""
+"""All attention kernels: the one that training is restricted to may not support a single query."""
 
 COLDEST = 1e-30
-"""The least temperature that float32 can divide by; already far below it only the likeliest token is left."""
+"""Smallest temperature that float32 can divide by; at far larger ones only the likeliest token remains already."""
 
 
 def generate(
@@ -41,15 +41,17 @@ def generate(
     seed: int,
     autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
 ) -> Iterator[Tensor]:
-    """Continue each row of `tokens` by max_tokens tokens; each item is the next token of every row.
+    """Continue each row of `tokens` by max_tokens tokens; each item holds the next token of every row.
 
-    tokens: (B, T) int64, T at least 1, on any device; of more than n_ctx the last n_ctx count. Items: (B,) int64, on
-    the CPU. temperature: 0 takes the likeliest token. top_k, top_p: see probabilities(). autocast: entered around each
-    forward pass, as gpt2.stages.precision gives it. Chance is drawn on the CPU, so that a seed gives the same text on
-    every device, as far as their rounding agrees.
-    Once all n_ctx positions are taken, the last half of the text is read again as a new beginning: from then on a
-    token follows from the n_ctx / 2 to n_ctx tokens before it.
-    Raises ValueError where an argument makes no sense, or the model has diverged.
+    tokens: (B, T) int64, T at least 1, on any device; beyond n_ctx only the last n_ctx tokens count. Items: (B,) int64
+    on the CPU. temperature: 0 takes the likeliest token. top_k, top_p: see probabilities(). autocast: entered around
+    each forward pass, as gpt2.stages.precision gives it. Random numbers are drawn on the CPU, so that a seed gives the
+    same text on every device, up to rounding of the logits.
+
+    Once all n_ctx positions are used, the last half of the text is read again as a new beginning: from then on a token
+    depends on the n_ctx / 2 to n_ctx tokens before it.
+
+    Raises ValueError where an argument is invalid, or the model has diverged.
     """
     if tokens.dim() != 2 or not tokens.numel():
         raise ValueError("there is no token to continue; begin with <|endoftext|> where there is no prompt")
@@ -60,7 +62,7 @@ def generate(
         raise ValueError("max_tokens and temperature must be at least 0")
     if (top_k is not None and top_k < 1) or (top_p is not None and not 0 < top_p <= 1):
         raise ValueError("top_k must be at least 1, and top_p above 0 and at most 1")
-    generator = torch.Generator().manual_seed(seed % 2**64)  # more than that no generator takes
+    generator = torch.Generator().manual_seed(seed % 2**64)  # generators take 64 bits
 
     def choose(logits: Tensor) -> Tensor:
         if temperature == 0:
@@ -89,11 +91,11 @@ def _continue(reader: Reader, tokens: Tensor, max_tokens: int, choose: Callable[
 
 
 def probabilities(logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
-    """What tokens are drawn with: the softmax of what is left of the logits.
+    """Return the probabilities that tokens are drawn with: the softmax of the filtered logits.
 
-    logits: (B, V). They are divided by the temperature; then the top_k largest are left, and all equal to the least
-    of these; then the fewest of the likeliest that together have a probability of at least top_p, one at the least.
-    Returns (B, V), rows that add up to 1.
+    logits: (B, V). They are divided by the temperature. Then only the top_k largest are kept, with all that equal the
+    least of these; then the fewest likeliest tokens whose probabilities sum to at least top_p, at least one. Returns
+    (B, V), whose rows sum to 1.
     """
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, COLDEST)
     if top_k is not None and top_k < logits.size(-1):
@@ -102,16 +104,16 @@ def probabilities(logits: Tensor, *, temperature: float, top_k: int | None, top_
     if top_p is not None and top_p < 1:
         ordered, order = logits.sort(descending=True)
         shares = ordered.softmax(dim=-1)
-        beyond = shares.cumsum(dim=-1) - shares >= top_p  # the likelier ones together are enough
+        beyond = shares.cumsum(dim=-1) - shares >= top_p  # the likelier tokens already reach top_p
         logits = logits.masked_fill(beyond.scatter(1, order, beyond), float("-inf"))
     return logits.softmax(dim=-1)
 
 
 class Reader:
-    """A model that reads a text bit by bit, and keeps each layer's keys and values of what it has read."""
+    """A model with a key-value cache, which reads a text incrementally."""
 
     length = 0
-    """Tokens read so far; who sets it back to 0 begins a new text."""
+    """Tokens read so far; set it to 0 to begin a new text."""
 
     def __init__(
         self,
@@ -120,15 +122,16 @@ class Reader:
         room: int,
         autocast: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """room: the most tokens that one text will have; n_ctx is enough for any."""
+        """Wrap a model; room: the largest number of tokens of one text, at most n_ctx."""
         self.model, self.autocast, self.room = model, autocast, min(room, model.config.n_ctx)
         self._kept: list[tuple[Tensor, Tensor]] = []
 
     @torch.no_grad()
     def read(self, tokens: Tensor) -> Tensor:
-        """tokens: (B, T) int64, a text's first ones or the one that follows. Returns the next one's logits, (B, V).
+        """Read tokens and return the logits of the next one, (B, V).
 
-        V is GPT2Config.drawable: columns of rows that are no token are left out.
+        tokens: (B, T) int64, the first ones of a text, or the single next one. V is GPT2Config.drawable: columns that
+        stand for no token are left out.
         """
         assert not self.length or tokens.size(1) == 1
         model, config = self.model, self.model.config
@@ -138,16 +141,16 @@ class Reader:
             x = (model.wte(tokens) + model.wpe(positions)).to(getattr(torch, config.residual))
             layers: Any = model.h
             for number, block in enumerate(layers):
-                x = x + self._attend(number, block.attn, block.ln_1(x))  # as Block.forward has it
+                x = x + self._attend(number, block.attn, block.ln_1(x))  # mirrors Block.forward
                 x = x + block.mlp(block.ln_2(x))
             self.length += tokens.size(1)
-            # The copy's numbers are those that autocast would round once more for each token.
+            # The copy holds the rounded weights that autocast would otherwise compute anew for each token.
             copy = model.head_copy if config.tied_gradient == "rows" else None
             logits = model._scores(model.ln_f(x[:, -1:]), model.wte.weight if copy is None else copy)
         return logits[:, 0, : config.drawable]
 
     def _attend(self, number: int, layer: Attention, x: Tensor) -> Tensor:
-        """As Attention.forward, with the keys and values of the tokens before."""
+        """Attention.forward with the cached keys and values of earlier tokens. x: (B, T, d). Returns (B, T, d)."""
         B, T, d = x.shape
         q, k, v = (t.view(B, T, layer.n_head, -1).transpose(1, 2) for t in layer.c_attn(x).split(d, dim=-1))
         if not self.length:
@@ -161,9 +164,9 @@ class Reader:
 
 
 def stream_text(tokens: Iterator[int]) -> Iterator[str]:
-    """GPT-2's text of the tokens, each piece as soon as its characters are complete, up to <|endoftext|>.
+    """Decode tokens to text, yielding each piece once its characters are complete, until <|endoftext|>.
 
-    What is no UTF-8 comes as U+FFFD. Raises gpt2.cache.DataError where the vocabulary cannot be had.
+    Invalid UTF-8 becomes U+FFFD. Raises gpt2.cache.DataError where the vocabulary is not available.
     """
     vocabulary = gpt2_encoding()
     end = vocabulary.encode_single_token(END_OF_TEXT)

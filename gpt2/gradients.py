@@ -1,4 +1,4 @@
-"""Are the gradients of compiled code, and of our own functions, those of torch's functions in eager code?"""
+"""Compare the gradients of compiled code and this project's kernels with those of torch's functions in eager code."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from gpt2.parallel import whole
 from gpt2.train import Training
 
 EAGER_SEQUENCES = 8
-"""Of a micro-batch, that eager code takes at a time: it keeps more of each than compiled code, and has to fit, too."""
+"""Largest number of sequences that eager code takes at a time; it needs more memory for each than compiled code."""
 
 
 def _plain(training: Training) -> GPT2:
-    """By torch's own functions, on the very weights that are trained and the copies that stand for them.
+    """Return a model that computes with torch's own functions on the trained weights and their copies.
 
-    Modules that stand in for ours, such as shards and those of torchao, have no such double: then the model itself.
+    Sharded modules and torchao's have no such equivalent; then the model itself is returned.
     """
     model = training.model
     if training.toggles.shards_gradients or training.toggles.float8 != "none":
@@ -34,17 +34,17 @@ def _plain(training: Training) -> GPT2:
 
 
 def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
-    """Largest relative difference of a parameter's gradient on one micro-batch, as trained against as torch has it.
+    """Return the largest relative difference between a parameter's gradients as trained and in eager torch.
 
-    That is eager code of torch's own functions, on the same weights.
+    x, y: one micro-batch, int64 (micro_batch_size, seq_len), with the strides that training uses, such as its last
+    micro_batch: other strides would not fit the compiled code. Per parameter, the difference is ||trained - eager|| /
+    ||eager||, or relative to the norm of all gradients where its eager gradient is zero. Memory: two sets of gradients
+    beyond those of an eager step on at most EAGER_SEQUENCES sequences. Weights, their .grad and the optimiser are left
+    unchanged, and no torch mode stays set.
 
-    x, y: int64 (micro_batch_size, seq_len) as the training takes them, such as its last micro_batch: of other strides
-    they would not fit the compiled code. For each parameter ||trained - eager|| / ||eager||; where its eager gradient
-    is zero, against the norm of all gradients. Memory: two sets of gradients beside an eager step's own, which is of
-    EAGER_SEQUENCES at most. Weights, their .grad and the optimiser stay as they are, and no mode of torch is left
-    behind. No rank exchanges anything, except where they share the gradients out: then all ranks must call this
-    together, each with a micro-batch.
-    Raises RuntimeError if the compiled code would have to be compiled anew: it is not what trained then.
+    Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each with a
+    micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is not the code that
+    trained.
     """
     x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
     trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
@@ -55,22 +55,22 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
 
 
 def gradients(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int) -> Sequence[Tensor]:
-    """Gradients of a micro-batch's mean loss, as the scaler scales it, by `model` on `sequences` of it at a time.
+    """Return one gradient for each of training.leaves: of a micro-batch's mean loss, multiplied by the scaler's scale.
 
-    stance: torch.compiler's. Returns one for each of training.leaves.
+    The `model` takes `sequences` of the micro-batch at a time. stance: that of torch.compiler.set_stance().
     """
     parts = [(x, y)] if sequences >= len(x) else zip(x.split(sequences), y.split(sequences), strict=True)
     found: list[Tensor] = []
-    with torch.compiler.set_stance(stance):  # for the backward pass, too: it may compute a block again
+    with torch.compiler.set_stance(stance):  # around the backward pass too, which may recompute a block
         for tokens, targets in parts:
             with training.autocast():
                 loss = model(tokens, targets)
             loss = training.scaler.scale(loss) * (len(tokens) / len(x))
             if training.toggles.shards_gradients:
-                loss.backward()  # for only this sends each rank its share; they add up in .grad
+                loss.backward()  # only this reduce-scatters; the shards accumulate in .grad
                 continue
             more = torch.autograd.grad(loss, training.leaves)
-            # In float32, so that adding up rounds nothing that the whole batch at once does not.
+            # Accumulated in float32, so that splitting the batch adds no rounding.
             found = [a.add_(b) for a, b in zip(found, more, strict=True)] if found else [g.float() for g in more]
     if training.toggles.shards_gradients:
         found = [leaf.grad for leaf in training.leaves if leaf.grad is not None]

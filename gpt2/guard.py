@@ -1,7 +1,6 @@
-"""Watch a training's losses and gradients for what spoils it, and say what to do. Imports no torch.
+"""Detect steps with a non-finite or outlying loss or gradient norm, and apply the run's policy. Imports no torch.
 
-A step whose loss or gradients are not finite, or lie far above those of the steps before, is passed over or ends the
-run, as its policy has it; never silently.
+Such a step is reported, skipped, or ends the run; it never passes silently.
 """
 
 from __future__ import annotations
@@ -16,31 +15,31 @@ from typing import Any, ClassVar, Literal
 from gpt2.workload import STRICT
 
 MOST_PASSED = 20
-"""Steps passed over in a row that end the run: it does not come back by itself."""
+"""Consecutive skipped steps that end the run, which does not recover from them by itself."""
 WINDOW = 128
-"""Steps that a loss or a gradient norm is held to."""
+"""Number of previous steps that a loss or gradient norm is compared with."""
 
 
 class TrainingStopped(Exception):
-    """The policy ends the run; the message says at which step, and what was seen."""
+    """The policy ends the run; the message names the step and the reason."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What to do about steps that went wrong."""
+    """The action for steps with a non-finite or outlying loss or gradient norm."""
 
     __pydantic_config__: ClassVar = STRICT
 
     not_finite: Literal["stop", "skip"] = "stop"
-    """A loss or gradient norm that is infinite or no number; float16's scaler passes its overflows over by itself."""
+    """Action for a loss or gradient norm that is infinite or NaN; float16's scaler always skips its own overflows."""
     spike: Literal["report", "skip", "stop"] = "report"
-    """A loss or gradient norm far above those of the last 128 steps."""
+    """Action for a loss or gradient norm far above those of the last 128 steps."""
     spike_deviations: float = 8.0
-    """How many standard deviations above their mean that is; 0 looks for none."""
+    """Standard deviations above their mean that count as a spike; 0 turns detection off."""
 
     @property
     def skips(self) -> bool:
-        """Whether a step may be passed over, which must be known before AdamW takes it."""
+        """True if a step may be skipped, which must be decided before AdamW applies it."""
         return "skip" in (self.not_finite, self.spike)
 
     def __post_init__(self) -> None:
@@ -49,7 +48,7 @@ class Policy:
 
 
 class Guard:
-    """Asked once per step, in order, with what all ranks have in common; so all of them hear the same."""
+    """Applies a Policy; called once per step, in order, with values common to all ranks, so that all decide alike."""
 
     def __init__(self, policy: Policy, tell: Callable[[int, str], None], remembered: dict[str, Any]) -> None:
         self.policy, self.tell = policy, tell
@@ -58,13 +57,13 @@ class Guard:
         self._passed: int = remembered.get("passed", 0)
 
     def remembered(self) -> dict[str, Any]:
-        """For a checkpoint."""
+        """Return the state for a checkpoint."""
         return {"losses": list(self._losses), "norms": list(self._norms), "passed": self._passed}
 
     def accepts(self, step: int, loss: float, norm: float, *, scaled: bool = False) -> bool:
-        """Whether AdamW should take this step. Raises TrainingStopped where the policy ends the run.
+        """Return whether AdamW should apply this step. Raises TrainingStopped where the policy ends the run.
 
-        scaled: an infinite norm is float16's, and its scaler's to see to: it passes such a step over.
+        scaled: float16's scaler is on; it skips steps with a non-finite gradient norm itself.
         """
         if scaled and math.isfinite(loss) and not math.isfinite(norm):
             return self._pass_over(step, f"float16 overflowed, gradient norm {norm:.6g}")
@@ -73,7 +72,7 @@ class Guard:
         for name, value, before in (("loss", loss, self._losses), ("gradient norm", norm, self._norms)):
             if seen := self._spike(name, value, before):
                 if not self._act(step, seen, self.policy.spike):
-                    return False  # and what is passed over is no measure for what comes
+                    return False  # a skipped step does not enter the statistics
                 break
         self._losses.append(loss)
         self._norms.append(norm)

@@ -1,11 +1,11 @@
-"""HellaSwag: how often a model finds the likeliest of four endings to be the right one. Imports no torch.
+"""HellaSwag: how often a model ranks the right one of four endings first. Imports no torch.
 
 score = evaluate(model, load(), style="completion", device=device, autocast=training.autocast, batch_size=32)
 
-Two ways to ask the same questions are in use, and they give different figures for the same weights, so that a figure
-is always named with its style. `completion` is llm.c's, build-nanogpt's and the known posts': the text as it is, an
-ending counts by its tokens. `harness` is EleutherAI's lm-evaluation-harness, task hellaswag, version 1.0: texts are
-cleaned and begin with what they are about, an ending counts by its characters.
+Two styles of scoring are in use and give different figures for the same weights, so a figure is always reported with
+its style. `completion` is the style of llm.c, build-nanogpt and the well-known posts: texts are taken as they are, and
+acc_norm divides by the ending's tokens. `harness` is that of EleutherAI's lm-evaluation-harness, task hellaswag,
+version 1.0: texts are cleaned and begin with the activity, and acc_norm divides by the ending's characters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Style = Literal["completion", "harness"]
 ENDINGS = 4
 NAME = "hellaswag_val.jsonl"
 URL = f"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/{NAME}"
-SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"  # as several projects have pinned it
+SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"  # pinned by several projects
 END_OF_TEXT = 50256
 
 
@@ -51,23 +51,23 @@ class Example:
     """One question: a context and four endings, one of them right. The fields are those of the original files."""
 
     activity_label: str
-    """What the text is about, such as "Roof shingle removal"."""
+    """Subject of the text, such as "Roof shingle removal"."""
     ctx: Annotated[str, Field(min_length=1)]
     """The whole context."""
     ctx_a: str
-    """Its whole sentences."""
+    """The complete sentences of the context."""
     ctx_b: str
-    """The sentence that the endings go on with, as far as it is given; may be empty."""
+    """The beginning of the sentence that the endings complete; may be empty."""
     endings: tuple[str, str, str, str]
     label: Annotated[int, Field(ge=0, lt=ENDINGS)]
-    """Which ending is right."""
+    """Index of the right ending."""
 
 
 def load(path: Path | None = None) -> list[Example]:
-    """The examples of a JSON Lines file of the original format.
+    """Read the examples of a JSON Lines file in the original format.
 
-    Without a path: hellaswag_val.jsonl (10,042 examples) in $GPT2_DATA_DIR, else in the cache, else downloaded.
-    Raises DataError where it is not found, or a line is no example.
+    Without a path, hellaswag_val.jsonl (10,042 examples) is taken from $GPT2_DATA_DIR or the cache, or downloaded.
+    Raises DataError where it is not found, or a line is not an example.
     """
     source = _find() if path is None else path
     try:
@@ -117,19 +117,19 @@ def _find() -> Path:
 
 @dataclass(frozen=True, eq=False)
 class Choice:
-    """A context with one of its endings, in tokens."""
+    """The tokens of a context with one of its endings."""
 
     tokens: np.ndarray
-    """uint16, both parts."""
+    """Context and ending, uint16."""
     scored: int
-    """How many of the last ones are the ending's."""
+    """Number of tokens at the end that belong to the ending."""
     length: int
-    """What the ending's log-probability is divided by for acc_norm: its tokens, or its characters."""
+    """Divisor of the log-probability for acc_norm: the ending's tokens, or its characters."""
 
 
-@cache  # a long training asks them again and again, and on a fast GPU tokenising would take about as long as scoring
+@cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
-    """The four texts of an example in one style. Raises DataError where the vocabulary cannot be had."""
+    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not available."""
     return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
 
 
@@ -141,19 +141,19 @@ def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Ch
 
 def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
     query = _cleaned(f"{example.activity_label}: {example.ctx_a} {example.ctx_b.capitalize()}")
-    # The context's last spaces are scored with the ending: in this vocabulary a space begins a word.
+    # Trailing spaces of the context are scored with the ending: in this vocabulary a space begins a word.
     context = encode(query.rstrip())
     found = []
     for ending in map(_cleaned, example.endings):
         scored = encode(f"{query} {ending}")[len(context) :]
-        # Something must come first; the harness takes this where there is no context.
+        # The first token needs a predecessor; the harness uses <|endoftext|> where there is no context.
         tokens = np.array((context or [END_OF_TEXT]) + scored, dtype=TOKEN)
         found.append(Choice(tokens, len(scored), len(ending)))
     return found
 
 
 def _cleaned(raw: str) -> str:
-    """Without the marks in brackets that the WikiHow part has, in the harness's order: spaces may be left over."""
+    """Remove the bracketed marks of the WikiHow part, in the harness's order, which may leave spaces behind."""
     unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
     return unmarked.replace("  ", " ")
 
@@ -166,12 +166,12 @@ STYLES: dict[Style, Callable[[Example, Callable[[str], list[int]]], list[Choice]
 
 @dataclass(frozen=True, kw_only=True)
 class Score:
-    """Shares of examples whose right ending came first, in one style; those of two styles do not compare."""
+    """Accuracies in one style; scores of different styles are not comparable."""
 
     acc: float
-    """By the ending's log-probability."""
+    """Share of examples whose right ending has the highest log-probability."""
     acc_norm: float
-    """By the same over the ending's length."""
+    """The same, with the log-probability divided by the ending's length."""
     examples: int
     style: Style
 
@@ -197,7 +197,7 @@ class Score:
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
-    """Wilson's 95 % interval of a share of `count`: the standard error's, but right for few examples too."""
+    """Return Wilson's 95 % interval of a share of `count` examples, which is valid for small counts too."""
     z2 = 1.959964**2 / count
     half = math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
     return (share + z2 / 2 - half) / (1 + z2), (share + z2 / 2 + half) / (1 + z2)
@@ -215,12 +215,12 @@ def evaluate(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> Score:
-    """Ask the model all examples; the same score on every rank.
+    """Score the model on all examples; returns the same score on every rank.
 
-    autocast: what to enter around a forward pass (see gpt2.stages.precision). batch_size: endings at once in this
-    process; where it feeds several devices, a multiple of them. Each rank takes every processes-th example.
-    progress: called with endings done and to do, of this rank. Raises DataError where an ending does not fit the
-    model's context, ScoreError where the model gives no numbers.
+    autocast: entered around each forward pass (see gpt2.stages.precision). batch_size: endings per forward pass of
+    this process; where it feeds several devices, a multiple of their number. Each rank takes every processes-th
+    example. progress: called with this rank's endings done and in total. Raises DataError where an ending does not fit
+    the model's context, ScoreError where the model gives NaN.
     """
     from gpt2.parallel import gather
     from gpt2.scoring import log_probabilities
@@ -237,26 +237,26 @@ def evaluate(
         progress=progress,
     ).reshape(-1, ENDINGS)
     lengths = np.array([[choice.length for choice in each] for each in asked]).reshape(-1, ENDINGS)
-    with np.errstate(divide="ignore"):  # an ending that was nothing but marks has no characters, and comes last
+    with np.errstate(divide="ignore"):  # an ending of marks only is empty once cleaned, and ranks last
         by_length = sums / lengths
     labels = np.array([example.label for example in mine])
     counts = [int(np.sum(each.argmax(1) == labels)) for each in (sums, by_length)]
     right, right_norm, asked_in_all, lost = np.sum(
         gather([*counts, len(mine), int(np.isnan(sums).any(1).sum())], processes), axis=0
     ).tolist()
-    if lost:  # said by all ranks together, so that none waits for another
+    if lost:  # raised on all ranks, so that none waits for another
         raise ScoreError(f"the model gives NaN for {lost} of {asked_in_all} examples; its weights are not finite")
     return Score(acc=right / asked_in_all, acc_norm=right_norm / asked_in_all, examples=asked_in_all, style=style)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedScore:
-    """What somebody else found; None is what they do not say."""
+    """A published score; None is a figure that the source does not give."""
 
     model: str
     """A key of gpt2.workload.PRESETS."""
     corpus: str
-    """It was trained on; webtext is OpenAI's own, of which the weights alone are public."""
+    """Training corpus; webtext is OpenAI's own, which is not public."""
     style: Style
     acc: float | None
     acc_norm: float | None
@@ -298,4 +298,4 @@ PUBLISHED = (
         note="the source says accuracy; llm.c's trainer, which ran it, counts by the mean loss",
     ),
 )
-"""OpenAI's released weights first: the lines that a plot of a training is read against."""
+"""Published scores, OpenAI's released weights first; they are the reference lines of the training plots."""

@@ -1,4 +1,4 @@
-"""Corpora of the Hugging Face hub: those known by name, and the files of any. Imports no torch.
+"""Corpora of the Hugging Face hub: the ones known by name, and the files of any repository. Imports no torch.
 
 files, origin = hub_files("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", "train", None)
 """
@@ -12,7 +12,7 @@ from typing import Any
 from gpt2.cache import DataError
 
 OLDEST = (5, 0, 1)
-"""Version of `datasets` whose positions hold however often they are gone on from."""
+"""Oldest version of `datasets` whose positions stay valid when resumed from repeatedly."""
 INSTALL = "pip install 'gpt2-bench[corpora]'"
 
 
@@ -23,13 +23,13 @@ class KnownCorpus:
     path: str
     config: str | None = None
     validation: str | None = None
-    """Name of its own validation split, where it has one."""
+    """Name of its validation split, or None where it has none."""
     tokens: float
-    """About how many tokens the training split has; for the time left only."""
+    """Approximate number of tokens in the training split, used only to estimate the time left."""
     about: str
 
     def split(self, name: str, asked: str) -> str:
-        """What it calls train or validation. Raises DataError where it has none of its own."""
+        """Return the corpus's own name of the split train or validation. Raises DataError where it has none."""
         if asked == "train":
             return asked
         if self.validation is None:
@@ -60,7 +60,10 @@ KNOWN = {
 
 
 def import_datasets() -> Any:
-    """The package `datasets`, quiet. Raises DataError where it is not installed or too old."""
+    """Import the package `datasets` with its progress bars and logging off.
+
+    Raises DataError where it is not installed or too old.
+    """
     try:
         import datasets
     except ImportError:
@@ -68,16 +71,17 @@ def import_datasets() -> Any:
     if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:3]) < OLDEST:
         raise DataError(f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}")
     datasets.disable_progress_bars()
-    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # what goes wrong is raised, in one line
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, as one line
     return datasets
 
 
 def hub_files(
     name: str, repository: str, config: str | None, split: str, revision: str | None
 ) -> tuple[list[str], dict[str, str | None]]:
-    """Addresses of one split's files, held to the commit that is the newest now, and what they are of.
+    """Return the addresses of a split's files, pinned to a commit, and their origin.
 
-    Raises DataError where the hub, the repository, its configuration or the split is not there.
+    revision: the newest commit where None. The origin is the corpus, repository, configuration and revision. Raises
+    DataError where the hub is unreachable, or has no such repository, configuration or split.
     """
     try:
         builder = import_datasets().load_dataset_builder(repository, config, revision=revision)
@@ -99,7 +103,7 @@ def _hub_error(name: str, repository: str, error: Exception) -> DataError:
             f"corpus {name!r}: {repository} is read by a script there, which `datasets` no longer runs; "
             "try --revision refs/convert/parquet, the hub's own copy in Parquet"
         )
-    if isinstance(error, ValueError):  # a configuration that it does not have
+    if isinstance(error, ValueError):  # an unknown configuration
         return DataError(f"corpus {name!r}: {said}")
     if re.search(r"\b40[134]\b|doesn't exist on the Hub", said):
         return DataError(

@@ -1,4 +1,4 @@
-"""index.json: what a folder of prepared shards holds, and where its making goes on. Imports no torch.
+"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no torch.
 
 index = read_index(Path("data/fineweb-edu"))      # None where there is none
 """
@@ -25,29 +25,30 @@ AGAIN = "what is whole stays: run the same again to go on"
 
 @dataclass
 class Index:
-    """What prepare() wrote into a folder."""
+    """Contents of an index.json, written by gpt2.prepare."""
 
     name: str
-    """What the shards' names begin with; the corpus' own is corpus["corpus"]."""
+    """Prefix of the shards' file names; the corpus's own name is corpus["corpus"]."""
     settings: dict[str, Any]
-    """As they were asked for; the same folder takes no others."""
+    """The settings asked for; a folder accepts no others."""
     corpus: dict[str, Any]
-    """gpt2.corpora.Documents.source of what the training shards are from."""
+    """gpt2.corpora.Documents.source of the training shards."""
     validation: dict[str, Any]
-    """The same of the validation shard."""
+    """gpt2.corpora.Documents.source of the validation shard."""
     vocabulary: dict[str, Any]
     finished: bool = False
     tokens: int = 0
     documents: int = 0
-    """Documents that begin in the shards."""
+    """Number of documents that begin in the shards."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """file, split (train or val), tokens, documents and sha256 of the file; in the order of their making."""
+    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were written.
+    """
     position: dict[str, Any] | None = None
-    """Where the shard after the last one begins: the place in the corpus, and the tokens after it to leave out."""
+    """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
     version: int = VERSION
 
     def lacking(self, folder: Path) -> Path | None:
-        """The first shard that is not there, or not as long as it should be; contents are not read (see damaged)."""
+        """Return the first shard that is missing or has the wrong length; contents are not read (see damaged())."""
         for entry in self.shards:
             path = folder / entry["file"]
             if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
@@ -55,13 +56,13 @@ class Index:
         return None
 
     def write(self, folder: Path) -> None:
-        """Replace the folder's index, whole or not at all."""
+        """Replace the folder's index.json atomically. Raises DataError."""
         with writing(folder / "index.json") as file:
             file.write(json.dumps(asdict(self), indent=1).encode())
 
 
 def read_index(folder: Path) -> Index | None:
-    """A folder's index, None where it has none. Raises DataError where it is damaged or of a later version."""
+    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another version."""
     path = folder / "index.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -75,7 +76,7 @@ def read_index(folder: Path) -> Index | None:
 
 
 def damaged(folder: Path) -> list[str]:
-    """The shards of a preparation that are missing or not what was written, by their checksums; reads them all."""
+    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an index."""
     index = read_index(folder)
     if index is None:
         raise DataError(f"{folder} holds no preparation")
@@ -93,9 +94,9 @@ def damaged(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[Any]:
-    """Write `target` whole or not at all: beside it as NAME.part, put in its place once it is on the disk.
+    """Open NAME.part for writing and rename it to `target` once it is on disk. Raises DataError.
 
-    A write that was killed leaves its .part, which the next one to the same target overwrites.
+    A killed write leaves its .part file, which the next write to the same target overwrites.
     """
     part = target.with_name(target.name + ".part")
     try:
@@ -107,14 +108,14 @@ def writing(target: Path) -> Iterator[Any]:
             os.replace(part, target)
         except BaseException:
             with contextlib.suppress(OSError):
-                part.unlink()  # a full disk needs the room
+                part.unlink()  # frees space where the disk is full
             raise
     except OSError as error:
         raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
 
 
 def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write the shards of a finished preparation as nanoGPT's train.bin and val.bin, without headers, into `target`.
+    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their paths.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """

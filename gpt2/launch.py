@@ -1,4 +1,4 @@
-"""Start Python programs of this project, whatever surrounds them. Imports no torch.
+"""Start Python programs of this project with the environment that they need. Imports no torch.
 
 subprocess.run([*python("bench.run.probe"), "cpu"], env={**os.environ, **own_variables()})
 """
@@ -15,31 +15,31 @@ from gpt2.validation import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE")
-"""By which torchrun tells a process which rank it is."""
+"""Environment variables with which torchrun tells a process its rank."""
 
 
 def python(module: str) -> list[str]:
-    """Command that runs a module of ours: a bench.py or torch.py of the working directory is not taken for it."""
+    """Return the command that runs a module of this project, never a bench.py or torch.py of the working directory."""
     return [sys.executable, "-P", "-m", module]
 
 
 def own_variables() -> dict[str, str]:
-    """Variables for processes that run this project's code, and for those that they start, as torchrun does.
+    """Return environment variables for this project's processes and their children, such as torchrun's.
 
-    Not for other people's programs: these may need to import what lies beside them.
+    They are not for other trainers, which may need to import files beside them.
     """
     return {"PYTHONSAFEPATH": "1", "PYTHONIOENCODING": "utf-8:backslashreplace", **own_path()}
 
 
 def own_path() -> dict[str, str]:
-    """PYTHONPATH by which a child finds this project where it is run from a checkout that is not installed."""
+    """Return the PYTHONPATH with which a child finds a checkout that is not installed; empty where not needed."""
     if not sys.path or Path(sys.path[0] or ".").resolve() != ROOT:
         return {}
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, _others_paths())])}
 
 
 def without_own_path() -> dict[str, str]:
-    """This process's environment for other people's programs: without what own_path() may have added."""
+    """Return this process's environment for other trainers, without what own_path() may have added."""
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return {**environ, "PYTHONPATH": os.pathsep.join(others)} if (others := _others_paths()) else environ
 
@@ -50,7 +50,7 @@ def _others_paths() -> list[str]:
 
 
 def enter_environment(toggles: Toggles, module: str) -> None:
-    """Start this interpreter anew, as `python -m module`, where variables that must come before it are missing."""
+    """Restart this interpreter as `python -m module` where variables that must be set before start-up are missing."""
     wanted = environment(toggles)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         tell_unheeded_threads(toggles, module)
@@ -58,14 +58,14 @@ def enter_environment(toggles: Toggles, module: str) -> None:
 
 
 def tell_unheeded_threads(toggles: Toggles, module: str) -> None:
-    """Say where the user's OMP_NUM_THREADS asks for other threads than are taken."""
+    """Print a message where the user's OMP_NUM_THREADS differs from the number of threads used."""
     if unheeded := unheeded_threads(toggles):
         taken = f"OMP_NUM_THREADS={unheeded} is not heeded, {threads(toggles)} threads are taken"
         print(f"{module.partition('.')[0]}: {taken}; set toggles.threads to choose", file=sys.stderr)
 
 
 def check_rank_variables() -> None:
-    """Forget variables of ranks that are set to nothing. Raises ConfigError where one is no number."""
+    """Unset rank variables that are empty. Raises ConfigError where one is not a number."""
     for name in RANK_VARIABLES:
         value = os.environ.get(name, "").strip()
         if not value:

@@ -1,8 +1,9 @@
-"""llm.c's file of a model, such as its gpt2_124M.bin, read and written; gpt2.convert offers both.
+"""Read and write llm.c's model files, such as gpt2_124M.bin; gpt2.convert offers both functions.
 
 config, weights = read_llmc(Path("gpt2_124M.bin"))
 
-A header of 256 int32, then all numbers; written by write_model() of its train_gpt2.py, and by its train_gpt2.cu.
+The format is a header of 256 int32 followed by all numbers, as written by write_model() in llm.c's train_gpt2.py, and
+by its train_gpt2.cu.
 """
 
 from __future__ import annotations
@@ -21,20 +22,23 @@ from gpt2.workload import GPT2Config
 
 MAGIC = 20240326
 DTYPES = {3: torch.float32, 5: torch.bfloat16}
-"""By version of the file."""
+"""Number format by version of the file."""
 HEADER = ("n_ctx", "vocab_size", "n_layer", "n_head", "n_embd")
-"""Sizes in their order there, between magic and version and the padded vocabulary."""
+"""Sizes in the order of the header, between the version and the padded vocabulary size."""
 MULTIPLE = 128
-"""Of the padded vocabulary, which llm.c's softmax leaves out."""
+"""Multiple to which llm.c pads the vocabulary; its softmax leaves the padding out."""
 
 
 def is_llmc(path: Path) -> bool:
-    """Whether the file begins as llm.c's models do."""
+    """Return whether the file begins like llm.c's models."""
     return _header(path)[0] == MAGIC
 
 
 def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
-    """Its weights without padding, as float32. Raises ConvertError where it is no such file, or not a whole one."""
+    """Return the model's sizes and its weights as float32, without padding.
+
+    Raises ConvertError where the file is of another version, cut off or damaged.
+    """
     _, version, *sizes, rows = _header(path)[:8]
     if version not in DTYPES:
         raise ConvertError(f"{path} is of llm.c's version {version}; only 3 (float32) and 5 (bfloat16) are read")
@@ -61,7 +65,7 @@ def _header(path: Path) -> list[int]:
 
 
 def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, bfloat16: bool) -> None:
-    """Write what llm.c starts from: gpt2_124M.bin, or gpt2_124M_bf16.bin, whose numbers are rounded.
+    """Write a model file that llm.c starts from: float32 like gpt2_124M.bin, or bfloat16 like gpt2_124M_bf16.bin.
 
     Raises ConvertError where it cannot be written.
     """
@@ -80,7 +84,7 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
 
 
 def _order(config: GPT2Config) -> Iterator[tuple[str, torch.Size]]:
-    """Names and shapes: those of the layers by kind, each kind's layer by layer; padding of `config` counts."""
+    """Return names and shapes in the file's order: layers grouped by kind of parameter; shapes include padding."""
     all_shapes = shapes(config)
     kinds = [name.removeprefix("h.0.") for name in all_shapes if name.startswith("h.0.")]
     layers = [f"h.{number}.{kind}" for kind in kinds for number in range(config.n_layer)]

@@ -1,4 +1,4 @@
-"""One writer at a time in a folder. Imports no torch."""
+"""A lock that allows a folder one writer at a time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold a folder against a second writer, where the file system can; let go of when the process ends, too.
+    """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process, too.
 
-    Raises Locked, or OSError where the folder cannot be written to.
+    Raises Locked, or OSError where the folder is not writable.
     """
     with (folder / ".lock").open("a") as file:
         try:
@@ -24,5 +24,5 @@ def alone(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise Locked from None
         except OSError:
-            pass  # some network drives have no locks
+            pass  # some network file systems have no locks
         yield

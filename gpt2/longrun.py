@@ -1,4 +1,4 @@
-"""Carry out one leg of a run in this process: device, ranks, signals, and where its events go.
+"""Run one leg of a training in this process: device, ranks, signals, and the sinks of its events.
 
 Called by `gpt2 train`, in each rank.
 """
@@ -42,15 +42,15 @@ from gpt2.toggles import UnsupportedToggle
 from gpt2.validation import ConfigError
 
 MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, RanksError, UnsupportedToggle)
-"""What the user can mend."""
+"""Errors that the user can fix."""
 
 
 ABOUT = "run.json"
-"""What a run says of itself, in its folder."""
+"""File in the run's folder that holds its configuration and id."""
 
 
 def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool = False) -> int:
-    """Train until the run ends or is broken off. Returns the exit code: see gpt2.cli.train."""
+    """Train until the run ends or is interrupted, and return the exit code (see gpt2.cli.train)."""
     device: Device | None = None
     end_with_launcher()
     try:
@@ -61,9 +61,9 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
         return _say(str(error), REFUSED)
     except PermissionError as error:
         return _say(denied(error), REFUSED)
-    except KeyboardInterrupt:  # once the leg stands, signals end it in order
+    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
         return _say("interrupted before the first step", 130)
-    except TrainingStopped as error:  # on all ranks, for the same reason
+    except TrainingStopped as error:  # raised on all ranks alike
         if parallel.rank():
             return FAILED
         found = folders(place.checkpoints)
@@ -80,7 +80,7 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
 
 
 def _lost_a_rank(error: Exception) -> bool:
-    """Whether a collective found nobody at the other end; gloo has no kind of error of its own."""
+    """Return whether a collective failed because another rank is gone; gloo has no exception type of its own."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
@@ -105,7 +105,7 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
             for sink in list(sinks):
                 try:
                     sink.write(event)
-                except Exception as error:  # of several kinds, which the libraries of sinks raise
+                except Exception as error:  # the sinks' libraries raise many types
                     sinks.remove(sink)
                     failed |= _told_of(error, sink, leg)
     if rank == 0:
@@ -117,7 +117,7 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
 
 
 def _is_gone(path: Path) -> bool:
-    """Whether there is no such file; False where the file system does not answer."""
+    """Return whether the file does not exist; False where the file system does not answer."""
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -135,7 +135,7 @@ def _done(leg: Leg) -> str:
 
 
 def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
-    """Say that a sink takes no more events. Whether the leg ends for it: not for copies of what the files have."""
+    """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
     if isinstance(sink, Files):
         _say(str(error), 0)
         leg.end("the metrics could not be written")
@@ -145,7 +145,7 @@ def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
 
 
 def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
-    """At the end, where what is not written yet may find the disk full or the network gone."""
+    """Close a sink and report an error, since writing what is left may find the disk full or the network gone."""
     try:
         sink.close(failed=kind is not None)
     except Exception as error:
@@ -153,11 +153,11 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 
 
 def _take_folder(place: Place, stack: ExitStack) -> None:
-    """Make the run's folder this process's own until the stack is left. Raises MetricsError."""
+    """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
     folder = place.folder
     try:
         str(folder).encode()
-    except UnicodeEncodeError:  # which safetensors does not open
+    except UnicodeEncodeError:  # safetensors cannot open such a path
         shown = os.fsencode(folder).decode(errors="backslashreplace")
         raise MetricsError(f"the name of {shown} is no UTF-8, and no checkpoint there could be read again") from None
     try:
@@ -178,14 +178,14 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
 
 
 def _leave(folder: Path) -> None:
-    """Take the folder away again where nothing came of the run."""
+    """Remove the folder again if the run wrote nothing into it."""
     if [each.name for each in folder.iterdir()] == [".lock"]:
         (folder / ".lock").unlink()
         folder.rmdir()
 
 
 def _see_one_folder(run: Run, place: Place) -> None:
-    """Raises CheckpointError where some ranks see another folder: each would keep a part of what no other can read."""
+    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint there."""
     if run.toggles.processes == 1:
         return
     sign = place.folder / f".ranks-{parallel.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
@@ -217,7 +217,7 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
 
 
 def _id(about: Path) -> str | None:
-    """By which the run's earlier legs went, as on a site; None where that is not known, and it does without."""
+    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not recorded."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
         return found if isinstance(found, str) else None
@@ -225,7 +225,7 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(leg: Leg) -> Callable[[], bool]:
-    """The first of these signals ends the leg in order, a second one at once. Returns whether there was one."""
+    """End the leg in order at the first signal, and exit at once at the second; returns whether there was one."""
     seen: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
@@ -241,6 +241,6 @@ def _heed_signals(leg: Leg) -> Callable[[], bool]:
 
 
 def _say(text: Any, code: int) -> int:
-    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal came amid another line
+    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal interrupted another print
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

@@ -1,4 +1,4 @@
-"""What is looked at between the steps of a long run: validation loss, HellaSwag, samples of text."""
+"""Evaluations between the steps of a long run: validation loss, HellaSwag and text samples."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gpt2.workload import TEXT_VOCABULARY
 
 
 class CutShort(Exception):
-    """The run is to end before what is being looked at has been seen."""
+    """The run must end before the evaluation is complete."""
 
 
 TOP_K = 50
-"""Of the samples in a run; `gpt2 sample` has more to choose from."""
+"""top_k of the samples taken during a run; `gpt2 sample` offers more options."""
 
 
 class Looks:
-    """All evaluations of a run, ready to be made; what they need is found now, not at the first of them.
+    """All evaluations of a run; their inputs are loaded at construction, so that problems show before the first step.
 
-    Raises ConfigError, DataError, or what gpt2.hellaswag.load() does.
+    Raises ConfigError, DataError, and what gpt2.hellaswag.load() raises.
     """
 
     def __init__(self, run: Run, training: Training, data: Data) -> None:
@@ -38,7 +38,7 @@ class Looks:
         held_out = data.validation
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
         self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
-        """The sha256 and the number of the tokens of validation: losses of other ones do not compare."""
+        """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[Any] = []
         if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != TEXT_VOCABULARY:
@@ -56,10 +56,10 @@ class Looks:
             self.examples = hellaswag.load()
 
     def at(self, step: int, to_end: Callable[[], bool]) -> Iterator[Event]:
-        """Those that are due before step `step`; all ranks must take them.
+        """Make the evaluations due before step `step` and yield their events; all ranks must call this together.
 
-        to_end: whether this process is asked to end the run. One alone heeds that at once, several do between two
-        evaluations, together: CutShort is raised.
+        to_end: returns whether this process was asked to end the run. A single process stops at once; several stop
+        together between two evaluations. Either raises CutShort.
         """
         asked, processes = self.asked, self.training.toggles.processes
 
@@ -78,7 +78,7 @@ class Looks:
                 yield from look(step, heed)
 
     def due(self, step: int) -> bool:
-        """Whether there is anything to look at before step `step`."""
+        """Return whether an evaluation is due before step `step`."""
         asked = self.asked
         return any(self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every))
 

@@ -1,7 +1,7 @@
-"""How much device memory a rung will need, worked out without training: bench plan's estimate.
+"""Estimate the device memory of a rung without training, for bench plan.
 
-The forward pass runs on fake tensors, which have shapes and dtypes but no data, and what autograd keeps for the
-backward pass is added up.
+The forward pass runs on fake tensors, which have shapes and dtypes but no data, and the sizes of the tensors that
+autograd keeps for the backward pass are summed.
 """
 
 from __future__ import annotations
@@ -19,25 +19,26 @@ from gpt2.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEstimate:
-    """Bytes per device, at the end of the forward pass; libraries add their own."""
+    """Bytes per device at the end of the forward pass, without what libraries allocate."""
 
     weights: int
-    """With those that are gathered by then, where ranks share weights out."""
+    """Includes the weights gathered by then, where ranks share them out."""
     gradients: int
     optimizer: int
-    """On the rank that keeps most."""
+    """State of the optimiser on the rank that keeps most."""
     activations: int
-    """All that autograd keeps for the backward pass, and the logits' gradient, the largest tensor of it."""
+    """All that autograd keeps for the backward pass, and the gradient of the logits, its largest tensor."""
 
     @property
     def total(self) -> int:
+        """Sum of all parts."""
         return self.weights + self.gradients + self.optimizer + self.activations
 
 
 def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
-    """Estimate one rank's memory for one micro-batch."""
+    """Estimate one rank's memory for one micro-batch, in bytes."""
     config = stages.model_config(toggles, workload.config)
-    if config.attention == "flex":  # which takes no fake tensors; it keeps what SDPA keeps
+    if config.attention == "flex":  # FlexAttention takes no fake tensors; it keeps the same tensors as SDPA
         config = replace(config, attention="sdpa")
     kept: dict[int, int] = {}
 
@@ -61,8 +62,8 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
     logits = {"torch": elements * 4, "closed_form": elements * dtype.itemsize, "linear": 0}[toggles.cross_entropy]
     if toggles.cross_entropy == "torch" and toggles.compile != "eager" and not toggles.shards_gradients:
-        # Eager code keeps log-probabilities in float32. Compiled code keeps the logits as the product gave them, and
-        # their gradient is of that format too. Where gradients are sharded, the lm_head is not compiled.
+        # Eager code keeps log-probabilities in float32. Compiled code keeps the logits in the matmul's format, and
+        # their gradient has that format too. Where gradients are sharded, the lm_head is not compiled.
         logits -= 2 * elements * (4 - dtype.itemsize)
     state = _state(model, toggles)
     for weight, copy in copies.items():
@@ -72,7 +73,7 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
 
 
 def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:
-    """Bytes of weights, gradients and optimiser state of one rank."""
+    """Return the bytes of one rank's weights, gradients and optimiser state."""
     total, ranks = _bytes(model), toggles.world_size
     if toggles.weights != "float32":
         narrow = sum(parameter.nbytes for parameter in model.parameters())
@@ -82,8 +83,8 @@ def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:
     if not toggles.shards_gradients:
         return {"weights": total, "gradients": total, "optimizer": 2 * total}
     share = sum(-(-len(p) // ranks) * p[0].numel() * 4 for p in model.parameters())
-    gathered = total if toggles.sharding == "zero2" else total - _bytes(model.h)  # blocks are let go of one by one
-    # Until they are exchanged, which is once per step, accumulated gradients are whole.
+    gathered = total if toggles.sharding == "zero2" else total - _bytes(model.h)  # blocks are freed one by one
+    # Accumulated gradients stay whole until they are exchanged, once per step.
     gradients = total if toggles.grad_accum_steps > 1 else share
     return {"weights": share + gathered, "gradients": gradients, "optimizer": 2 * share}
 
@@ -93,7 +94,7 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def _largest_share(model: GPT2, ranks: int) -> int:
-    """Bytes of the tensors of the rank that has most, dealt as ZeroRedundancyOptimizer does: the largest first."""
+    """Return the bytes of the rank with most when ZeroRedundancyOptimizer assigns tensors, the largest first."""
     shares = [0] * ranks
     for matrices in (True, False):
         sizes = [p.numel() * 4 for p in model.parameters() if (p.dim() >= 2) == matrices]

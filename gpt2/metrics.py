@@ -1,6 +1,7 @@
-"""What a run writes down as it goes: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked.
+"""Metrics of a run: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked for.
 
-Imports no torch. One line per event; a resumed run drops what lies beyond the checkpoint that it goes on from.
+There is one line per event. A resumed run drops the events after the checkpoint that it resumes from. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -23,27 +24,28 @@ COLUMNS = (
     *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
     *("peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text"),
 )
-"""Of metrics.csv; what an event lacks stays empty."""
+"""Columns of metrics.csv; values that an event lacks stay empty."""
 
 
 class MetricsError(Exception):
-    """What a run should write down cannot be written or read; the message says what and where."""
+    """Metrics that cannot be written or read; the message says what and where."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something measured or seen once `step` steps had been taken."""
+    """Something measured or observed after `step` steps."""
 
     kind: Kind
     step: int
     values: dict[str, Any] = field(default_factory=dict)
 
     def row(self) -> dict[str, Any]:
+        """Return the event as one flat dict, a line of metrics.jsonl."""
         return {"kind": self.kind, "step": self.step, **self.values}
 
 
 class Sink(Protocol):
-    """Somewhere that events go."""
+    """A destination for events; `failed` tells close() that the run ended with an error."""
 
     def write(self, event: Event) -> None: ...
 
@@ -51,16 +53,18 @@ class Sink(Protocol):
 
 
 class Files:
-    """metrics.jsonl and metrics.csv in a run's folder.
+    """The sink that writes metrics.jsonl and metrics.csv in a run's folder.
 
-    step: the run goes on from there; later events of an earlier leg are dropped. looked: whether the evaluations due
-    at this step were done before its checkpoint; those that are made again are dropped, too. Raises MetricsError.
+    step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked: whether the
+    evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier ones are dropped
+    too. Raises MetricsError.
     """
 
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
-        """Where metrics went that cannot be gone on with: no checkpoint is theirs, or they are damaged."""
+        """New path of metrics that could not be continued, because they have no checkpoint or are damaged; else None.
+        """
         kept = self._kept(step, looked)
         try:
             part = self._jsonl_path.with_suffix(".part")
@@ -75,7 +79,7 @@ class Files:
             raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
 
     def _kept(self, step: int, looked: bool) -> list[Event]:
-        """Events up to a checkpoint; what is no use is moved, for a run is not held up by its log."""
+        """Return the events up to the checkpoint; a file that cannot be continued is moved aside."""
         if not self._jsonl_path.exists():
             return []
         with contextlib.suppress(MetricsError):
@@ -105,7 +109,7 @@ class Files:
 
 
 class TensorBoard:
-    """The numbers as scalars in the run's folder tensorboard/; later ones of an earlier leg are hidden."""
+    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later ones."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
@@ -126,7 +130,10 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """The numbers by wandb, whose own variables choose project, key and WANDB_MODE=offline; a resumed run goes on."""
+    """The sink that logs numbers with wandb, configured by wandb's environment variables.
+
+    These include its project, API key and WANDB_MODE=offline. A resumed run continues under its id.
+    """
 
     def __init__(self, folder: Path, name: str, config: dict[str, Any], run_id: str) -> None:
         try:
@@ -142,9 +149,9 @@ class WeightsAndBiases:
                 resume="allow",
                 config=config,
             )
-        except Exception as error:  # of several kinds, all of its own
+        except Exception as error:  # wandb raises many types of its own
             raise MetricsError(f"Weights & Biases: {error}; WANDB_MODE=offline needs no key") from None
-        self._run.define_metric("*", step_metric="step")  # its own counts events
+        self._run.define_metric("*", step_metric="step")  # wandb's own step counts events
 
     def write(self, event: Event) -> None:
         numbers = {f"{event.kind}/{k}": v for k, v in event.values.items() if isinstance(v, int | float)}
@@ -156,25 +163,25 @@ class WeightsAndBiases:
 
 
 def read(folder: Path) -> Iterator[Event]:
-    """What a run wrote down, in order; a last line that was cut off is left out. Raises MetricsError."""
+    """Yield a run's events in order; an incomplete last line is left out. Raises MetricsError."""
     path = folder / "metrics.jsonl"
     try:
         lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
     except OSError as error:
         raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
     for number, line in enumerate(lines, start=1):
-        if not line.strip(b" \t\r\0"):  # an editor's, or what a crash of the machine left
+        if not line.strip(b" \t\r\0"):  # from an editor, or NULs left by a crash of the machine
             continue
         try:
             row = json.loads(line.decode())
             event = Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
         except (ValueError, KeyError, AttributeError, TypeError):
-            if number == len(lines):  # cut off
+            if number == len(lines):  # incomplete
                 return
             raise MetricsError(f"{path}: line {number} is damaged") from None
         yield event
 
 
 def _json(event: Event) -> str:
-    """A line of metrics.jsonl."""
+    """Return an event as a line of metrics.jsonl."""
     return dumps(event.row())

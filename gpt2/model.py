@@ -42,17 +42,17 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor | BlockMask | None) -> Tensor:
-    """function(*inputs), keeping the inputs only: the backward pass computes again what it needs in between."""
+    """Return function(*inputs), keeping only the inputs; the backward pass recomputes intermediate results."""
     return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing here is random
 
 
 def multiplication(config: GPT2Config) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
-    """What F.linear does, by the products that the config asks for."""
+    """Return the function for linear layers: F.linear, or the tuned one that the config asks for."""
     return TunedLinear.apply if config.products == "tuned" else F.linear
 
 
 class Linear(nn.Linear):
-    """A linear layer, whose weights may have a copy in another number format that stands for them."""
+    """A linear layer whose weight can be replaced in the matmul by a copy in another number format."""
 
     copy: Tensor | None = None
 
@@ -61,19 +61,24 @@ class Linear(nn.Linear):
         self.multiply = multiplication(config)
 
     def forward(self, input: Tensor) -> Tensor:
+        """Apply the layer. input: (..., in_features). Returns (..., out_features)."""
         return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
 
 
 class LayerNorm(nn.LayerNorm):
-    """In float32, whatever the residual stream has; compiled code widens it in any case."""
+    """A LayerNorm that computes in float32, whatever the dtype of the residual stream.
+
+    Compiled code does so in any case.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
-        # torch's kernel for CPUs adds up the parameters' gradients over all tokens in the input's number format.
+        """Normalise the last dimension. input: (..., d), any dtype. Returns the same shape in float32."""
+        # torch's CPU kernel sums the parameters' gradients over all tokens in the input's number format.
         return super().forward(input.float())
 
 
 def by_heads(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Attention to q, k, v of (B, n_head, T, head_dim), and the mask where one is needed, as ATTENTION has it."""
+    """Adapt an attention function of separate q, k, v (B, n_head, T, head_dim) to the signature of ATTENTION."""
 
     def attend(qkv: Tensor, *mask: Tensor | BlockMask) -> Tensor:
         q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
@@ -89,7 +94,10 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
     "brgemm": BrgemmAttention.apply,
     "flex": by_heads(flex_causal),
 }
-"""Queries, keys and values, (B, T, 3, n_head, head_dim), and a mask where one is due, to (B, T, n_head, head_dim)."""
+"""Attention functions by name.
+
+They take packed q, k, v (B, T, 3, n_head, head_dim) and a mask where needed, and return (B, T, n_head, head_dim).
+"""
 
 
 class Attention(nn.Module):
@@ -103,6 +111,9 @@ class Attention(nn.Module):
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        """Attend to earlier positions. x: (B, T, d); mask: where the attention needs one, else None. Returns (B, T,
+        d).
+        """
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
         y = self.attend(qkv) if mask is None else self.attend(qkv, mask)
@@ -120,13 +131,14 @@ class MLP(nn.Module):
         self.gelu = SigmoidGelu.apply if config.gelu == "sigmoid" else partial(F.gelu, approximate="tanh")
 
     def forward(self, x: Tensor) -> Tensor:
+        """Apply the MLP to each position. x: (B, T, d). Returns the same shape."""
         wide = self.c_fc(x)
-        # The projection keeps GELU's result for its own gradient, so it belongs to what is computed again; torch
-        # stops as soon as it has its inputs, before the product.
+        # The projection keeps GELU's result for its own gradient, so it is part of the recomputed function; torch
+        # stops recomputing once it has the projection's input, before the matmul.
         return recomputed(self.project, wide) if self.recompute_gelu else self.project(wide)
 
     def project(self, wide: Tensor) -> Tensor:
-        """wide: (B, T, 4 d). Returns (B, T, d)."""
+        """Apply GELU and the output projection. wide: (B, T, 4 d). Returns (B, T, d)."""
         return self.c_proj(self.gelu(wide))
 
 
@@ -141,19 +153,20 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
+        """Apply the layer. x: (B, T, d); mask: as for Attention. Returns (B, T, d)."""
         x = x + self.attn(self.ln_1(x), mask)
         return x + self.mlp(self.ln_2(x))
 
 
 class GPT2(nn.Module):
-    """The language model; forward gives the loss, logits() the scores. Make one with build()."""
+    """The language model: forward() returns the loss, logits() the scores. Make one with build()."""
 
     future: Tensor | None
     blocks: BlockMask | None = None
-    """Which scores count, for FlexAttention."""
+    """Mask for FlexAttention; None with other attentions."""
     pad_bias: Tensor | None
     head_copy: Tensor | None = None
-    """Of the embedding, in another number format, for the lm_head."""
+    """Copy of the embedding in another number format, used by the lm_head."""
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
@@ -162,7 +175,7 @@ class GPT2(nn.Module):
         self.wpe = nn.Embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.ln_f = LayerNorm(config.n_embd, eps=1e-5)
-        # One mask for all layers, and one bias that shuts the padding rows out; absent where not needed.
+        # One mask for all layers, and one bias that masks the padding rows' logits; None where not needed.
         explicit, padded = config.attention == "explicit", config.padded_vocab_size > config.vocab_size
         future = torch.empty(config.n_ctx, config.n_ctx, dtype=torch.bool) if explicit else None
         self.register_buffer("future", future, persistent=False)
@@ -170,17 +183,20 @@ class GPT2(nn.Module):
         self.register_buffer("pad_bias", pad_bias, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """tokens, targets: (B, T) int64 with T <= n_ctx. Returns the mean cross-entropy in nats, a float32 scalar."""
+        """Return the mean cross-entropy in nats, a float32 scalar. tokens, targets: (B, T) int64 with T <= n_ctx."""
         x, head = self.embed(tokens)
         return self.loss(self.layers(x), head, targets)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """tokens: (B, T) int64 with T <= n_ctx. Returns (B, T, padded_vocab_size); padding columns are -inf."""
+        """Return the logits, (B, T, padded_vocab_size), padding columns -inf. tokens: (B, T) int64 with T <= n_ctx."""
         x, head = self.embed(tokens)
         return self._scores(self.ln_f(self.layers(x)), head)
 
     def embed(self, tokens: Tensor) -> tuple[Tensor, Tensor]:
-        """tokens: (B, T) int64. Returns the first layer's input, (B, T, d), and what the lm_head multiplies by."""
+        """Return the first layer's input, (B, T, d), and the lm_head's weight, (padded_vocab_size, d).
+
+        tokens: (B, T) int64.
+        """
         if self.config.tied_gradient == "scatter":
             rows, head = self.wte(tokens), self.wte.weight
         else:
@@ -189,7 +205,7 @@ class GPT2(nn.Module):
         return x.to(getattr(torch, self.config.residual)), head
 
     def layers(self, x: Tensor) -> Tensor:
-        """x: (B, T, d). Returns the same shape."""
+        """Apply all transformer blocks. x: (B, T, d). Returns the same shape."""
         mask = self.future if self.blocks is None else self.blocks
         for block in self.h:
             recompute = self.config.recompute == "block"
@@ -197,7 +213,10 @@ class GPT2(nn.Module):
         return x
 
     def loss(self, x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
-        """x: (B, T, d), of the last layer; head: (padded_vocab_size, d); targets: (B, T) int64. As forward()."""
+        """Return the mean cross-entropy, as forward() does, from the last layer's output.
+
+        x: (B, T, d); head: (padded_vocab_size, d); targets: (B, T) int64.
+        """
         x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
             return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), self.pad_bias)
@@ -207,14 +226,15 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.float(), targets.flatten())
 
     def _scores(self, x: Tensor, head: Tensor) -> Tensor:
-        # As a bias the mask rides on the product itself. A logit of -inf has probability and gradient 0,
+        # As a bias, the padding mask is applied within the matmul. A logit of -inf has probability and gradient 0,
         # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
         return multiplication(self.config)(x, head, self.pad_bias)
 
     def keep_copies(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
-        """From now on multiply by copies of the matrices in `dtype`; who changes a matrix changes its copy.
+        """Use copies of the weight matrices in `dtype` for all matmuls from now on, and return each matrix's copy.
 
-        Returns the copy of each. It has the gradient of its matrix, except the embedding's: that has its own.
+        Whoever changes a matrix must update its copy. A copy receives the gradient of its matrix, except the
+        embedding's copy, whose gradient goes to the embedding itself.
         """
         copies = {}
         for module in self.modules():
@@ -224,24 +244,24 @@ class GPT2(nn.Module):
         return copies
 
     def narrow(self, dtype: torch.dtype) -> None:
-        """Round the matrices to `dtype`, in place; biases and LayerNorms stay as they are."""
+        """Round the weight matrices to `dtype` in place; biases and LayerNorms keep their dtype."""
         for parameter in self.parameters():
             if parameter.dim() >= 2:
                 parameter.data = parameter.data.to(dtype)
 
     @torch.no_grad()
     def initialise(self, seed: int) -> None:
-        """Fill the weights in place.
+        """Fill the weights in place, as GPT-2 initialises them.
 
-        Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends
-        on (seed, name) alone: not on device, padding, dtype or the order of construction.
+        Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends on (seed,
+        name) alone: not on device, padding, dtype or the order of construction.
         """
         for name, parameter in self.named_parameters():
             parameter.copy_(self._initial(name, parameter.shape, seed))
 
     @torch.no_grad()
     def fill_masks(self) -> None:
-        """Give the buffers, which are no parameters and in no checkpoint, their values."""
+        """Fill the buffers, which are neither parameters nor part of a checkpoint."""
         if self.future is not None:
             self.future.copy_(torch.ones(self.future.shape, dtype=torch.bool).triu(1))
         if self.config.attention == "flex":
@@ -266,9 +286,9 @@ class GPT2(nn.Module):
 
 
 def build(config: GPT2Config, seed: int | None, device: torch.device) -> GPT2:
-    """Make a GPT-2 on `device` with the weights of `seed`; nothing is initialised twice.
+    """Make a GPT-2 on `device` with the weights of `seed`, initialising nothing twice.
 
-    seed None: whatever was in memory is what the weights are, for who fills them anyway.
+    seed None: leave the weights uninitialised, for a caller that overwrites them.
     """
     with torch.device("meta"):
         model = GPT2(config)

@@ -1,4 +1,4 @@
-"""Commands about models that are there: `gpt2 eval`, `sample`, `import` and `export`."""
+"""Commands for existing models: `gpt2 eval`, `sample`, `import` and `export`."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ def _refused() -> tuple[type[Exception], ...]:
 
 @contextlib.contextmanager
 def _said() -> Iterator[None]:
-    """What conversion warns of, in a line each."""
+    """Print the warnings of a conversion, one line each."""
     from gpt2.convert import ConvertWarning
 
     with warnings.catch_warnings(record=True) as found:
@@ -222,7 +222,7 @@ def _said() -> Iterator[None]:
 
 
 def _weights(path: Path) -> tuple[GPT2Config, dict[str, Any]]:
-    """Of a run's newest checkpoint, a checkpoint, or what others saved."""
+    """Load a run's newest checkpoint, a checkpoint, or weights in another project's format."""
     from gpt2 import convert, state
 
     kept = _checkpoint(path)
@@ -237,7 +237,7 @@ def _checkpoint(path: Path) -> Path | None:
 
 
 def _reads_text(path: Path, config: GPT2Config) -> None:
-    """End the command where a model's tokens are not those that text is encoded by."""
+    """Exit where the model's vocabulary is not the one that text is encoded with."""
     from gpt2.tokenizer_files import other_vocabulary
 
     what = None
@@ -256,7 +256,7 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
 
 
 def _learnt_from(path: Path) -> str:
-    """How much of which corpus, for the line that tells a score; nothing where others trained the model."""
+    """Return the tokens and corpus that a checkpoint was trained on, as text; empty for models of other projects."""
     from gpt2.checkpoint import read
 
     kept = _checkpoint(path)
@@ -283,7 +283,7 @@ def _open(
 
 
 def _progress(what: str) -> Any:
-    """On a terminal, how far it is; elsewhere nothing."""
+    """Return a function that shows progress on a terminal; None where stderr is not one."""
     if not sys.stderr.isatty():
         return None
 

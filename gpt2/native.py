@@ -1,4 +1,4 @@
-"""Our kernels in C++, compiled for this very CPU when they are first needed. Importing this module loads no torch."""
+"""Compile and load the project's C++ kernels for this CPU when they are first needed. Importing it loads no torch."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from gpt2.toggles import UnsupportedToggle
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (
     *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),  # pairs of bfloat16 are moved as one number
+    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),  # pairs of bfloat16 are moved as one integer
 )
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """The kernels, of the compiler's cache if they were compiled before. Raises UnsupportedToggle where that fails."""
+    """Return the shared library of kernels, compiling it unless it is cached. Raises UnsupportedToggle on failure."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -33,23 +33,23 @@ def library() -> ctypes.CDLL:
     ]
     made_of = [*command, torch.__version__, SOURCE.read_text(encoding="utf-8"), *sorted(cpu_flags())]
     name = f"{SOURCE.stem}-{hashlib.sha256('/'.join(made_of).encode()).hexdigest()[:16]}.so"
-    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # where torch.compile's code lies
-    if not os.path.exists(folder / name):  # which is False of a folder that cannot be looked into, too
+    folder = Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())  # as for torch.compile
+    if not os.path.exists(folder / name):  # False also for a folder without permission
         _compile(command, folder / name)
     try:
         return ctypes.CDLL(str(folder / name))
-    except OSError as error:  # of another container's libraries, or where nothing may be executed
+    except OSError as error:  # built against another container's libraries, or on a noexec file system
         mend = "delete it, or see that programs may run from its folder (TORCHINDUCTOR_CACHE_DIR, or below TMPDIR)"
         raise _unsupported(f"cannot load {folder / name}: {error}; {mend}") from None
 
 
 def _compile(command: list[str], target: Path) -> None:
-    """Whole or not at all: other ranks may do the same."""
+    """Compile into `target` atomically, since other ranks may do the same at once. Raises UnsupportedToggle."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            # In a session of its own: at Ctrl-C whoever trains may end in good order, and the compiler is not to die.
+            # In a session of its own, so that Ctrl-C does not kill the compiler while the training shuts down.
             compiled = subprocess.run([*command, "-o", made], capture_output=True, text=True, start_new_session=True)
             if compiled.returncode:
                 lines = [*compiled.stderr.splitlines(), f"it ended with exit code {compiled.returncode}"]

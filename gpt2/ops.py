@@ -1,4 +1,4 @@
-"""What ran in one training step: its ops under torch's profiler, and how to read matrix products out of them."""
+"""The ops of one training step, as recorded by torch's profiler, and the matmuls and attention kernels among them."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from gpt2.device import Device
 
 @dataclass(frozen=True)
 class Op:
-    """One op as the profiler saw it, or with on_device one kernel of an accelerator, which has no dtypes or shapes."""
+    """One op of the host as the profiler recorded it, or one kernel of an accelerator, without dtypes and shapes."""
 
     name: str
     dtypes: list[str]
-    """Of each argument, in the profiler's words: float, c10::BFloat16, long int, Scalar, ..."""
+    """Dtype of each argument, in the profiler's spelling: float, c10::BFloat16, long int, Scalar, ..."""
     shapes: list[list[int]]
-    """Of each argument; empty where it is no tensor."""
+    """Shape of each argument; empty where it is not a tensor."""
     on_device: bool = False
 
 
 @dataclass(frozen=True)
 class Recorded:
-    """What torch's profiler saw of one step."""
+    """The profile of one step."""
 
     events: list[Any]
-    """The profiler's own, in the order in which they began, the outer one first."""
+    """The profiler's events in order of their start, an enclosing one before those within it."""
     seconds: float
-    """That the step took, under the profiler."""
+    """Duration of the step under the profiler."""
     annotations: list[Any] = field(default_factory=list)
-    """Spans of an accelerator's time that bear the name of a part of the program; they are no kernels."""
+    """Named spans of accelerator time, which are not kernels."""
 
 
 def record(step: Callable[[], object], device: Device) -> Recorded:
-    """Call `step` once, under the profiler. A lazy device runs what it was asked when it is next asked to run."""
+    """Profile one call of `step`. On a lazy device, its ops run when the device is next asked to run."""
     profiled = torch.profiler.profile(activities=device.profiler_activities, record_shapes=True)
     with device.looked_at(), profiled as profiler:
         start = time.perf_counter()
@@ -51,7 +51,7 @@ def record(step: Callable[[], object], device: Device) -> Recorded:
 
 
 def recorded(events: Iterable[Any], seconds: float) -> Recorded:
-    """Of the profiler's events in any order."""
+    """Build a Recorded from profiler events in any order."""
     ordered = sorted(events, key=lambda event: (event.start_ns(), -event.end_ns()))
     spans = [event for event in ordered if on_accelerator(event) and event.is_user_annotation()]
     ran = [event for event in ordered if not (on_accelerator(event) and event.is_user_annotation())]
@@ -59,30 +59,31 @@ def recorded(events: Iterable[Any], seconds: float) -> Recorded:
 
 
 def on_accelerator(event: Any) -> bool:
+    """Return whether a profiler event ran on an accelerator."""
     return event.device_type().name != "CPU"
 
 
 def profile(step: Callable[[], object], device: Device) -> list[Op]:
-    """The ops of one call of `step`: see ops_of."""
+    """Return the ops of one call of `step`; see ops_of()."""
     return ops_of(record(step, device))
 
 
 def ops_of(recorded: Recorded) -> list[Op]:
-    """In the order in which they began.
+    """Return the ops in order of their start.
 
-    An op that only passes itself on, as under autocast or autograd, counts once: the innermost is kept.
+    An op that only dispatches to itself, as under autocast or autograd, counts once: the innermost is kept.
     """
     events = recorded.events
-    within: dict[int, list] = {}  # per thread, the host's events that have not ended yet
+    within: dict[int, list] = {}  # per thread: the host's events that have not ended yet
     outer: set[int] = set()
     for index, event in enumerate(events):
-        if on_accelerator(event):  # it bears the thread that launched it, and goes on without it
+        if on_accelerator(event):  # it carries its launching thread's id, but runs independently
             continue
         thread, end = event.start_thread_id(), event.end_ns()
         running = [each for each in within.get(thread, []) if each[0].end_ns() > event.start_ns()]
-        enclosing = [each for each in running if each[0].end_ns() >= end]  # an exchange may outlast who asked for it
+        enclosing = [each for each in running if each[0].end_ns() >= end]  # an exchange may outlast its caller
         outer.update(number for other, number in enclosing if other.name() == event.name())
-        if any(other.name().startswith("gpt2::") for other, _ in enclosing):  # an operator of ours counts as one
+        if any(other.name().startswith("gpt2::") for other, _ in enclosing):  # our operators count as a whole
             outer.add(index)
         within[thread] = [*running, (event, index)]
     return [
@@ -94,13 +95,13 @@ def ops_of(recorded: Recorded) -> list[Op]:
 
 @dataclass(frozen=True)
 class Product:
-    """One matrix product, (m, k) by (k, n), perhaps of many such pairs at once."""
+    """One matmul, (m, k) by (k, n), or a batch of them."""
 
     m: int
     k: int
     n: int
     number_format: str
-    """That of its inputs: float32, bfloat16, float16."""
+    """Number format of the inputs: float32, bfloat16, float16."""
     batched: bool = False
 
 
@@ -112,12 +113,12 @@ FIRST_FACTOR = {
     "aten::bmm": 0,
     "aten::baddbmm": 1,
 }
-"""Which argument of a product is the first factor; an argument before it is added to the product."""
+"""Index of the first factor among a matmul op's arguments; an argument before it is the bias."""
 NUMBER_FORMATS = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
 
 
 def products(ops: Iterable[Op]) -> list[Product]:
-    """All matrix products that the host asked for; what compiled code computes within its kernels is not seen."""
+    """Return all matmuls that the host launched; those inside compiled kernels are not visible."""
     found = []
     for op in ops:
         if (first := FIRST_FACTOR.get(op.name)) is None:
@@ -127,7 +128,7 @@ def products(ops: Iterable[Op]) -> list[Product]:
         found.append(Product(a[-2], a[-1], b[-1], number_format, batched=len(a) > 2))
     if any(not product.batched for product in found):
         return found
-    # Apple's GPU has a kernel for the whole linear layer: (..., k) by (n, k), transposed. Attention is batched there.
+    # Apple's GPU runs a linear layer as one kernel: (..., k) by (n, k), transposed. Its attention is batched.
     for op in ops:
         if op.name == "aten::linear":
             *rows, k = op.shapes[0]
@@ -137,9 +138,10 @@ def products(ops: Iterable[Op]) -> list[Product]:
 
 
 def fused_attention(ops: Iterable[Op]) -> dict[str, str]:
-    """Attention kernels that never hold the score matrix: flash, efficient, cudnn or other, and the name seen.
+    """Return the attention kernels that never hold the score matrix, with the name seen for each.
 
-    The host names the kernel it asks for; under CUDA graphs it asks for none, and the kernels' own names must do.
+    The kinds are flash, efficient, cudnn and other. The host's ops name the kernel; under CUDA graphs there are none,
+    and the kernels' own names are used.
     """
     ops = list(ops)
     return _attention_of(op for op in ops if not op.on_device) or _attention_of(ops)
@@ -160,23 +162,25 @@ def _attention_of(ops: Iterable[Op]) -> dict[str, str]:
 
 
 def attention_kernel_kind(name: str) -> str | None:
-    """Of an accelerator's kernel by that name; None if it is none of attention."""
+    """Return the kind of an accelerator's attention kernel by its name; None for other kernels."""
     return next((kind for kind, pattern in ATTENTION_KERNELS.items() if re.search(pattern, name)), None)
 
 
 def attention_kernel(ops: Sequence[Op]) -> str | None:
-    """What scaled_dot_product_attention ran, "math" being products like any other, or our own; None where neither was
-    seen."""
+    """Return the kernels that ran attention, or None where none was seen.
+
+    They are those of fused_attention(), or math for scaled_dot_product_attention by plain matmuls, or brgemm for ours.
+    """
     names = {op.name for op in ops}
     others = {"math": "aten::_scaled_dot_product_attention_math", "brgemm": "gpt2::attention"}
     return ", ".join(fused_attention(ops) or [kind for kind, name in others.items() if name in names]) or None
 
 
 ATTENTION_KERNELS = {"cudnn": r"cudnn.*(sdpa|fmha|flash|fusion)", "flash": r"flash", "efficient": r"fmha"}
-"""What the names of NVIDIA's kernels hold; the first that fits, for cuDNN's hold the words of the others too.
+"""Patterns of NVIDIA's attention kernels; the first match counts, because cuDNN's names contain the others' words too.
 
-cuDNN's backward pass has helpers beside its kernel, such as cudnn::fusion::compute_dot_do_o_specialized,
-convert_dq_to_16bits and fmha_reduce_head.
+cuDNN's backward pass has helper kernels, such as cudnn::fusion::compute_dot_do_o_specialized, convert_dq_to_16bits and
+fmha_reduce_head.
 """
 OTHER_ATTENTION = {
     "aten::_scaled_dot_product_attention_math_for_mps",
@@ -189,16 +193,16 @@ KERNEL_FORMATS = {
     "tf32": r"tf32|s1688gemm",
     "float32": r"sgemm|f32f32_f32f32",
 }
-"""What the names of NVIDIA's matrix kernels say of their inputs; the first that fits."""
+"""Patterns of the input format in names of NVIDIA's matmul kernels; the first match counts."""
 
 
 def is_matmul_kernel(name: str) -> bool:
-    """Whether an accelerator's kernel is a matrix product by a library, or one that the compiler generated."""
+    """Return whether an accelerator's kernel is a matmul, from a library or generated by the compiler."""
     return bool(re.search(r"gemm|nvjet|triton_tem", name)) and not attention_kernel_kind(name)
 
 
 def kernel_formats(ops: Iterable[Op]) -> list[str]:
-    """Number format of each matrix kernel whose name tells it."""
+    """Return the number format of each matmul kernel whose name shows it."""
     found = []
     for op in (op for op in ops if op.on_device and is_matmul_kernel(op.name)):
         told = (kind for kind, pattern in KERNEL_FORMATS.items() if re.search(pattern, op.name))

@@ -1,7 +1,7 @@
-"""AdamW as a compiled function, which may clip gradients and write the weights' casts as it goes.
+"""AdamW as a compiled function, which can also clip gradients and write the weights' casts in the same pass.
 
-A step of AdamW computes little and moves much: each pass over weights, gradients or averages that another one can do
-on its way is time saved.
+AdamW is bound by memory traffic: each pass over weights, gradients or averages that is merged into another one saves
+time.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from gpt2.parallel import whole
 
 
 class CompiledAdamW(torch.optim.Optimizer):
-    """torch.optim.AdamW's arithmetic and state, compiled by torch.compile.
+    """AdamW with torch.optim.AdamW's arithmetic and state, compiled by torch.compile.
 
-    copies: by weight, its cast to a smaller format. Those that require a gradient stand for their weights in the
-    model, and have their gradients; all are written anew in each step. Weights that are in bfloat16 themselves are
-    rounded at random, up or down in proportion to what is nearer, so that small updates are not lost: with averages
-    in float32, but no float32 master. (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192)
+    copies: each weight's copy in a narrower format. Copies that require a gradient replace their weights in the model
+    and receive the gradients; all copies are rewritten in each step. Weights that are themselves bfloat16 are rounded
+    stochastically, up or down with probabilities that preserve the mean, so that small updates are not lost; their
+    averages are float32, and there is no float32 master (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
     """
 
     grad_scale: Tensor | None = None
-    """By which each gradient is divided, as torch's fused AdamW does."""
+    """Divisor of each gradient, as in torch's fused AdamW."""
 
     def __init__(
         self,
@@ -43,18 +43,19 @@ class CompiledAdamW(torch.optim.Optimizer):
             average = torch.zeros_like(weight, memory_format=torch.preserve_format, dtype=torch.float32)
             self.state[weight] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": average.clone()}
         self.leaves = [copies[w] if w in copies and copies[w].requires_grad else w for w in self._weights]
-        """What has the gradients: each weight, or the copy that stands for it in the model."""
+        """The tensors that receive gradients: each weight, or the copy that replaces it in the model."""
         self._leaf = dict(zip(self._weights, self.leaves, strict=True))
         self._parts = list(_parts(self.param_groups))
         self._update = torch.compile(_update, fullgraph=True, dynamic=False)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
 
     def norm(self) -> Tensor:
-        """Of all gradients together."""
+        """Return the norm of all gradients together, a float32 scalar."""
         return self._norm(self._gradients())
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Update the weights, their averages and their copies; closure is ignored."""
         group = self.param_groups[0]
         for weight in self._weights:
             self.state[weight]["step"] += 1
@@ -86,22 +87,23 @@ class CompiledAdamW(torch.optim.Optimizer):
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of weights and copies; a copy's is always set to None."""
         super().zero_grad(set_to_none)
         for copy in self.copies.values():
             copy.grad = None
 
 
 def leaves(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    """The tensors that have the gradients of an optimiser's weights."""
+    """Return the tensors that hold the gradients of an optimiser's weights."""
     if isinstance(optimizer, CompiledAdamW):
         return optimizer.leaves
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
 def clip_gradients(optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], largest: float, how: str) -> Tensor:
-    """Have all gradients scaled down to norm `largest` together; gives their norm before, the same on every rank.
+    """Scale all gradients so that their global norm is at most `largest`, and return the norm before scaling.
 
-    how: in_step leaves the scaling to the optimiser's next step, separate does it here.
+    The norm is the same on every rank. how: separate scales here; in_step leaves it to the optimiser's next step.
     """
     if isinstance(optimizer, CompiledAdamW):
         norm = optimizer.norm()
@@ -109,7 +111,7 @@ def clip_gradients(optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], l
         norm = whole(torch.nn.utils.get_total_norm(_gradients(leaves)))
     if how == "in_step":
         scaled: Any = optimizer
-        scaled.grad_scale = ((norm + 1e-6) / largest).clamp(min=1)  # as torch's clipping has it, the other way up
+        scaled.grad_scale = ((norm + 1e-6) / largest).clamp(min=1)  # the reciprocal of torch's factor
     else:
         torch.nn.utils.clip_grads_with_norm_(leaves, largest, norm)
     return norm
@@ -120,12 +122,12 @@ def _gradients(leaves: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _scalars(*values: float) -> list[Tensor]:
-    """As tensors, for a number that changes would be compiled anew each time; on the host, where nothing waits."""
+    """Return values as CPU tensors, because a changing Python number would cause recompilation."""
     return [torch.tensor(value, dtype=torch.float32) for value in values]
 
 
 def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], float]]:
-    """Weights that are updated together, and their decay: each matrix, and all biases and LayerNorms of a group."""
+    """Yield the weights that are updated together, with their decay: each matrix alone, a group's vectors at once."""
     for group in groups:
         yield from (([weight], group["weight_decay"]) for weight in group["params"] if weight.dim() > 1)
         if small := [weight for weight in group["params"] if weight.dim() <= 1]:
@@ -133,13 +135,13 @@ def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], flo
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """All their numbers in a row: a view of a single one, a copy of several."""
+    """Return all elements in one row: a view of a single tensor, a copy of several."""
     rows = [tensor.detach().view(-1) for tensor in tensors]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
 def _part_again(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy what _joined() made of several back into them."""
+    """Copy a row that _joined() made of several tensors back into them."""
     if len(tensors) > 1:
         for tensor, row in zip(tensors, joined.split([each.numel() for each in tensors]), strict=True):
             tensor.detach().view(-1).copy_(row)
@@ -156,11 +158,11 @@ def _update(
     seed: Tensor,
     numbers: Sequence[Tensor],
 ) -> None:
-    """One step of AdamW on tensors of one dimension, in place.
+    """Apply one step of AdamW to flat tensors, in place.
 
-    keeps: what is left of each weight by its decay. scale: times each gradient. numbers: the step's size, one over
-    the root of the second moment's bias correction, 1 - beta1, beta2, 1 - beta2, epsilon. A division takes longer
-    than all the rest of the arithmetic, so there is one only.
+    keeps: factor of each weight after decay. scale: factor of each gradient. numbers: step size, reciprocal root of
+    the second moment's bias correction, 1 - beta1, beta2, 1 - beta2, epsilon. A division takes longer than all the
+    rest of the arithmetic, so there is only one.
     """
     size, root, less, second, rest, eps = numbers
     for index, (weight, average, square, gradient, copy, keep) in enumerate(
@@ -181,18 +183,18 @@ def _norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 MIX = -1640531535
-"""2^32 over the golden ratio, as a signed number: multiples of it differ in many bits."""
+"""2^32 divided by the golden ratio, as a signed int32; its multiples differ in many bits."""
 
 
 def rounded_at_random(x: Tensor, seed: Tensor) -> Tensor:
-    """x: float32. Returns bfloat16, each number rounded up with the probability that leaves its mean as it is.
+    """Round float32 to bfloat16 stochastically, each number up with the probability that preserves its mean.
 
-    seed: int32, another one for each draw. Chance is a hash of it and of the number's place: it costs less than a
-    generator does, and another device draws the same.
+    x: float32, any shape. seed: int32, a different one for each call. The random bits are a hash of seed and position,
+    which is cheaper than a generator and the same on every device.
     """
     place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     mixed = (place ^ seed) * MIX
-    mixed = (mixed ^ (mixed >> 15)) * -2048144789  # multiplier and shifts of MurmurHash3's last step
+    mixed = (mixed ^ (mixed >> 15)) * -2048144789  # multipliers and shifts of MurmurHash3's finaliser
     mixed = (mixed ^ (mixed >> 13)) * -1028477387
-    # What bfloat16 leaves out are the low 16 bits: a random number of so many added to them carries in proportion.
+    # bfloat16 drops the low 16 bits: adding 16 random bits to them carries with the right probability.
     return ((x.view(torch.int32) + ((mixed >> 16) & 0xFFFF)) & -0x10000).view(torch.float32).bfloat16()

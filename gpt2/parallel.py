@@ -1,4 +1,4 @@
-"""Ranks that train together: how they find each other, what each of them keeps, and what they tell each other."""
+"""Ranks that train together: process group, replication and sharding, and collectives."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ T = TypeVar("T")
 
 
 def nodes() -> int:
-    """Machines that the ranks are spread over, evenly."""
+    """Return the number of machines, over which the ranks are spread evenly."""
     return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
 class RanksError(RuntimeError):
-    """Other ranks were started than are asked for; the message says how many, and what to do."""
+    """The number of started ranks is not the one asked for; the message says how many, and what to do."""
 
 
 @contextlib.contextmanager
 def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
-    """Join the ranks that train together; gives this process's rank.
+    """Join the ranks that train together, and yield this process's rank.
 
-    Raises RanksError where the process was not started once per rank, as torchrun does.
+    Raises RanksError where the number of started processes is not the one that the toggles ask for.
     """
     started = int(os.environ.get("WORLD_SIZE", 1))
     if started != toggles.processes:
@@ -58,7 +58,7 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
 
 
 def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> torch.nn.Module:
-    """One of several replicas, whose gradients are averaged over the ranks while the backward pass goes on."""
+    """Wrap the model in DistributedDataParallel, which averages gradients over the ranks during the backward pass."""
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
@@ -66,44 +66,44 @@ def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> 
             model,
             device_ids=device.ddp_device_ids,
             gradient_as_bucket_view=True,  # see keeps_gradients()
-            broadcast_buffers=False,  # masks, the same on every rank
+            broadcast_buffers=False,  # the buffers are masks, equal on every rank
             static_graph=static_graph,
         )
 
 
 def shard(model: GPT2, device: Device, world_size: int, *, keep_weights: bool) -> torch.nn.Module:
-    """Spread every tensor's rows over the ranks, in place; each block's are gathered in one go when they are needed.
+    """Shard every tensor's rows over the ranks in place, with torch's fully_shard, gathering block by block.
 
-    keep_weights: from the forward pass to the backward pass, instead of gathering them a second time.
+    keep_weights: keep gathered weights from the forward to the backward pass instead of gathering them twice.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
     mesh = init_device_mesh(device.torch_device.type, (world_size,))
-    for part in (*model.h, model):  # the root last: it takes what no block has
+    for part in (*model.h, model):  # the root last: it takes the parameters outside all blocks
         sharded = fully_shard(part, mesh=mesh, reshard_after_forward=not keep_weights)
-        # In some versions of torch gloo takes an average for a sum and says nothing (pytorch issue 162338).
+        # In some versions of torch, gloo silently sums where it should average (pytorch issue 162338).
         sharded.set_force_sum_reduction_for_comms(device.ddp_backend == "gloo")
     return model
 
 
 def release(model: Any) -> None:
-    """Let go of gathered weights after a forward pass that no backward pass follows."""
+    """Free gathered weights after a forward pass that no backward pass follows."""
     for module in model.modules():
         if hasattr(module, "reshard"):  # as fully_shard makes it
             module.reshard()
 
 
 def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """AdamW that keeps the state of this rank's tensors only and then tells the others what became of them."""
+    """Return an AdamW that keeps the state of this rank's tensors only, and broadcasts their updated weights."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    # Weights lie in one buffer per rank, sent as a whole: otherwise each of them would be sent on its own.
+    # One buffer per rank is broadcast as a whole, instead of each weight separately.
     return ZeroRedundancyOptimizer(groups, torch.optim.AdamW, parameters_as_bucket_view=True, **options)
 
 
 def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
-    """Around the forward and backward pass of a micro-step: only the last one of a step exchanges gradients."""
+    """Return the context for a micro-step's forward and backward pass: only a step's last one exchanges gradients."""
     if hasattr(model, "set_requires_gradient_sync"):  # as fully_shard makes it
         model.set_requires_gradient_sync(last)
     elif hasattr(model, "no_sync") and not last:  # DistributedDataParallel
@@ -112,25 +112,26 @@ def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
 
 
 def keeps_gradients(model: Any) -> bool:
-    """Whether gradients are set to zero after a step where they lie: DistributedDataParallel's, in what it exchanges.
+    """Return whether gradients must be zeroed in place after a step, as under DistributedDataParallel.
 
-    Let go of, they would come back beside those buffers, a second set, to be copied into them at the end of a step.
+    There they are views of the communication buffers. If they were freed, the next backward pass would allocate a
+    second set, which would have to be copied into those buffers.
     """
     return hasattr(model, "no_sync")
 
 
 def whole(tensor: Any) -> Tensor:
-    """All of a tensor, on every rank; where ranks share it out, all of them must ask for it together."""
+    """Return the full tensor on every rank; where it is sharded, all ranks must call this together."""
     return tensor.full_tensor() if is_shard(tensor) else tensor
 
 
 def is_shard(tensor: Tensor) -> bool:
-    """Whether this is a DTensor, of which each rank has a part; asked without loading what only such tensors need."""
+    """Return whether this is a DTensor, sharded over ranks; tested without importing DTensor."""
     return hasattr(tensor, "full_tensor")
 
 
 def fill(tensor: Any, rows: Tensor) -> None:
-    """Copy the first rows of a tensor that ranks share out from one that each of them has whole; all call it."""
+    """Copy `rows`, which every rank has in full, into the first rows of a sharded tensor; all ranks must call this."""
     from torch.distributed.tensor import distribute_tensor
 
     full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=rows.device)
@@ -139,19 +140,19 @@ def fill(tensor: Any, rows: Tensor) -> None:
 
 
 def rank() -> int:
-    """Of this process among those that train together."""
+    """Return this process's rank, 0 without a process group."""
     return torch.distributed.get_rank() if torch.distributed.is_initialized() else 0
 
 
 def mean(values: Tensor, processes: int) -> Tensor:
-    """Over all ranks, element by element, on every rank."""
+    """Return the element-wise mean over all ranks, on every rank; overwrites `values` with the sum."""
     if processes > 1:
         torch.distributed.all_reduce(values)
     return values / processes
 
 
 def gather(mine: T, processes: int) -> list[T]:
-    """One value from each rank, on every rank."""
+    """Return one value from each rank, on every rank; all ranks must call this together."""
     if processes == 1:
         return [mine]
     everyone: list[Any] = [None] * processes
@@ -160,12 +161,12 @@ def gather(mine: T, processes: int) -> list[T]:
 
 
 def ranks_agree(model: torch.nn.Module, processes: int) -> bool:
-    """Whether the weights of all ranks are the same bit for bit; only their fingerprints travel."""
+    """Return whether all ranks have bit-identical weights, by comparing fingerprints."""
     return len(set(gather(fingerprint(model), processes))) == 1
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Of all weights and masks, bit for bit; where ranks share the weights out, all of them must ask together."""
+    """Return a sha256 of all weights and masks; where ranks shard the weights, all must call this together."""
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
         whole_here = whole(tensor.detach()).cpu().contiguous()

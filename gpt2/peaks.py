@@ -1,7 +1,7 @@
-"""Datasheet figures of chips: peak matrix-product rates, memory and its bandwidth. Imports no torch.
+"""Datasheet figures of chips: peak matmul rates, memory size and memory bandwidth. Imports no torch.
 
-Rates are of dense products: figures that a datasheet marks "with sparsity" are twice what a dense product can reach.
-A figure is of one device as torch or torch_xla counts them. What its maker does not publish is None, never a guess.
+Rates are for dense matmuls; datasheet figures "with sparsity" are twice as high. A figure is for one device as torch
+or torch_xla counts devices. A figure that the maker does not publish is None, never a guess.
 """
 
 from __future__ import annotations
@@ -14,33 +14,37 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Chip:
-    """Peaks of one device: FLOP/s by the format of a product's inputs, sums kept in float32.
+    """Peak FLOP/s of one device by the number format of a matmul's inputs, with float32 accumulation.
 
     A rate is None where the chip has no units for that format or its maker publishes no figure; `note` says which.
-    Where one name covers builds of different speed, rates and bandwidth are the fastest one's, as `source` says.
+    Where one name covers variants of different speed, rates and bandwidth are those of the fastest, as `source` says.
     """
 
     name: str
     pattern: str
-    """Regular expression searched for in the name that the device gives itself; empty where none leads here."""
+    """Regular expression for the name that the device reports; empty for a chip that no name leads to."""
     bfloat16: float | None
     float16: float | None
     tf32: float | None
     float32: float | None
     memory_bytes: int | None
-    """None where one name covers several sizes. As marketed, a GB taken as 2**30 bytes; torch finds slightly less."""
+    """Marketed size with 1 GB = 2**30 bytes (torch reports slightly less); None where one name covers several sizes.
+    """
     bandwidth: float | None
     """Bytes per second between the device and its memory."""
     source: str
     note: str = ""
 
     def peak(self, number_format: str) -> float | None:
-        """FLOP/s for "float32", "tf32", "bfloat16" or "float16"; raises KeyError for any other format."""
+        """Return FLOP/s, or None, for float32, tf32, bfloat16 or float16; raises KeyError for any other format."""
         rates = {"float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16}
         return rates[number_format]
 
     def lacks(self, number_format: str) -> bool:
-        """Whether it has no units for this format, as far as is known: who states float16 states all that there is."""
+        """Return whether the chip is known to have no units for this format.
+
+        A chip with a float16 rate is taken to list all the formats that it has units for.
+        """
         return self.float16 is not None and self.peak(number_format) is None
 
 
@@ -56,10 +60,10 @@ def _chip(
     source: str,
     note: str = "",
 ) -> Chip:
-    """One line of a datasheet, in its units: TFLOP/s, GB and GB/s.
+    """Build a Chip from a datasheet's units: TFLOP/s, GB and GB/s.
 
-    The pattern holds to the end of the device's name, because what follows makes it another device: a MIG slice
-    ("MIG 1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
+    The pattern matches up to the end of the device's name, because a suffix makes it another device: a MIG slice ("MIG
+    1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
     """
 
     def flops(tera: float | None) -> float | None:
@@ -105,7 +109,7 @@ SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves un
 M1_BANDWIDTH = f"{SHADERS}; bandwidth: not published"
 
 CHIPS = (
-    # name, what its own name ends in, TFLOP/s: bfloat16, float16, TF32, float32, memory in GB, in GB/s, source, note
+    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, memory in GB, GB/s, source, note
     _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, 900, VOLTA, TENSOR_16),
     _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, 900, VOLTA, TENSOR_16),
     _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, 900, VOLTA, TENSOR_16),
@@ -124,11 +128,11 @@ CHIPS = (
     _chip("H100 NVL", "H100 NVL", 835.5, 835.5, 417.5, 60, 94, 3900, H100_NVL),
     _chip("H200 SXM", "H200", 989.5, 989.5, 494.5, 67, 141, 4800, H200),
     _chip("H200 NVL", "H200 NVL", 835.5, 835.5, 417.5, 60, 141, 4800, H200),
-    # The 120 or 480 GB that these names hold is the CPU's memory.
+    # The 120 or 480 GB in these names is the CPU's memory.
     _chip("GH200 96 GB", "GH200 (120|480)GB", 989.5, 989.5, 494.5, 67, 96, 4000, GH200),
     _chip("GH200 144 GB", "GH200 144G HBM3e", 989.5, 989.5, 494.5, 67, 144, 4900, GH200),
     _chip("B200", "B200", 2250, 2250, 1125, 75, 180, 8000, B200),
-    # Consumer cards halve the rate of float16 where sums are kept in float32, as training keeps them.
+    # Consumer cards halve the float16 rate with float32 accumulation, which training uses.
     _chip("RTX 3090", "RTX 3090", 71, 71, 35.6, 35.6, 24, 936, GA102),
     _chip("RTX 4090", "RTX 4090", 165.2, 165.2, 82.6, 82.6, 24, 1008, ADA),
     _chip("RTX 5090", "RTX 5090", 209.5, 209.5, 104.8, 104.8, 32, 1792, RTX_50),
@@ -160,12 +164,12 @@ CHIPS = (
 
 
 def lookup(device_name: str) -> Chip | None:
-    """The chip that calls itself `device_name`, or None: an unknown chip has no peak rather than another chip's."""
+    """Return the chip that reports itself as `device_name`; None for an unknown one, never a similar chip."""
     return next((chip for chip in CHIPS if re.search(chip.pattern, device_name)), None)
 
 
 def named(name: str) -> Chip:
-    """The chip of this name in CHIPS, whatever its case and hyphens. Raises ValueError, with what there is."""
+    """Return the chip of this name in CHIPS, ignoring case and hyphens. Raises ValueError with suggestions."""
     words = re.sub(r"[\s_-]+", " ", name.lower()).strip()
     for chip in CHIPS:
         if chip.name.lower() in (words, name.lower()):
@@ -182,14 +186,14 @@ ZEN = {
     1: {23: (range(0x00, 0x30), range(0x50, 0x60))},
     4: {25: (range(0x10, 0x20), range(0x60, 0xB0))},
 }
-"""Those of AMD's cores whose units are half as wide as their widest instructions, by family, as ranges of models.
+"""AMD's cores whose vector units are half as wide as their widest instructions: generation, family, ranges of models.
 
-They are those of Linux (arch/x86/kernel/cpu/amd.c); 1 has Zen+, too.
+Source: Linux, arch/x86/kernel/cpu/amd.c. Generation 1 includes Zen+.
 """
 
 
 def _zen(identity: Mapping[str, str]) -> int | None:
-    """The generation of a core that is in ZEN. identity: as of gpt2.device.cpu."""
+    """Return the generation in ZEN of a core, or None. identity: as gpt2.hardware.host.identity() gives it."""
     if identity.get("vendor") != "AuthenticAMD":
         return None
     family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
@@ -199,16 +203,16 @@ def _zen(identity: Mapping[str, str]) -> int | None:
 def derived_cpu(
     cores: int, mhz: float | None, flags: Collection[str], identity: Mapping[str, str] | None = None
 ) -> Chip | None:
-    """A CPU's peaks as cores x clock x FLOP per cycle and core, or None where clock or vector units are not known.
+    """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where clock or vector units are not known.
 
-    `cores` are physical ones, `flags` and `identity` as Linux gives them. The units per core, which flags do
-    not tell, are taken to be a server core's, and the clock to hold under load: to be shown as derived, and never
-    ranked.
+    `cores` are physical, `mhz` is in MHz, `flags` and `identity` are as Linux reports them. The units per core are
+    assumed to be a server core's, since flags do not show them, and the clock is assumed to hold under load. The
+    result is therefore shown as derived and never ranked.
     """
     if mhz is None or mhz <= 0 or cores < 1:
         return None
-    # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. No rate from asimd or sve: Arm cores have one to four
-    # such units, of a width that the flag does not tell.
+    # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. asimd and sve give no rate: Arm cores have one to four
+    # such units, of a width that the flag does not show.
     zen = _zen(identity or {})
     if zen == 4 and "avx512f" in flags:
         float32, vectors = 2 * 2 * 8, "AVX-512 on two multiply-add units of 256 bits"
@@ -221,16 +225,16 @@ def derived_cpu(
     else:
         return None
     if "amx_tile" in flags and "amx_bf16" in flags:
-        bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a product of 16 x 32 and 32 x 16 every 16 cycles
+        bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a matmul of 16 x 32 and 32 x 16 every 16 cycles
     elif zen == 4 and "avx512_bf16" in flags:
-        # Two products a lane, and VDPBF16PS runs as often as VFMADD231PS: of both 3.2 per nanosecond of 256 bits, and
-        # 1.6 of 512, measured on a core of family 25, model 17.
+        # Two multiply-adds per lane, and VDPBF16PS runs as often as VFMADD231PS: both 3.2 per nanosecond at 256 bits
+        # and 1.6 at 512, measured on a core of family 25, model 17.
         bfloat16, tiles = 2 * float32, "AVX-512 BF16 on the same units"
     else:
         bfloat16, tiles = None, ""
     if bfloat16:
         lacking = ""
-    elif "avx512_bf16" in flags:  # two products a lane, yet half as fast as float32 on one of Intel's
+    elif "avx512_bf16" in flags:  # two multiply-adds per lane, yet half as fast as float32 on an Intel CPU
         lacking = "bfloat16: not derived, no flag tells how fast AVX-512 BF16 is; "
     else:
         lacking = "no bfloat16 units; "

@@ -1,4 +1,4 @@
-"""Take items from an iterator, and prepare them, while the item before them is worked on. Imports no torch."""
+"""Fetch and prepare items of an iterator while earlier ones are in use. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ T = TypeVar("T")
 
 
 class Prefetched(Iterator[T], Generic[T]):
-    """The items of an iterator, each through `prepare`, in a thread that keeps `ahead` of them ready.
+    """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them ready.
 
-    What goes wrong there, or the end of the items, is raised here, once all items before it were taken.
+    Exceptions in the thread, and the end of the items, are raised here after all items before them.
     """
 
     def __init__(self, items: Iterable[T], prepare: Callable[[T], T], *, ahead: int = 2) -> None:
         self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=ahead)
         self._end: BaseException | None = None
-        # A daemon: it ends with the process, whether or not all items were taken.
+        # A daemon thread, so that it ends with the process even if items are left.
         threading.Thread(target=self._work, args=(items, prepare), name="prefetch", daemon=True).start()
 
     def _work(self, items: Iterable[T], prepare: Callable[[T], T]) -> None:
@@ -40,7 +40,7 @@ class Prefetched(Iterator[T], Generic[T]):
 
 
 class Waiting(Iterator[T]):
-    """An iterator that adds up the time its consumer waits for it."""
+    """An iterator that measures how long its consumer waits for it, in seconds."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = iter(items)

@@ -1,12 +1,12 @@
-"""A corpus to token shards, in llm.c's format, for training.
+"""Tokenise a corpus into shards in llm.c's format, for training.
 
 for progress in prepare("fineweb-edu", Path("data/fineweb-edu")):
     print(progress.tokens, progress.tokens_per_second, progress.remaining_seconds)
 corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))      # the training shards
 
-The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads them as they are;
-nanoGPT maps one file without a header per split: gpt2.index.to_nanogpt() writes those two. Run by `gpt2 prepare`.
-Imports no torch.
+The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads the shards as they
+are; nanoGPT maps one headerless file per split, which gpt2.index.to_nanogpt() writes. Run by `gpt2 prepare`. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ VOCABULARY = {"name": "gpt2", "size": TEXT_VOCABULARY, "separator": SEPARATOR}
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a preparation has come."""
+    """Progress of a preparation."""
 
     file: str
-    """The shard being written."""
+    """Name of the shard being written."""
     documents: int
     tokens: int
-    """Of all shards so far, those of earlier sessions included."""
+    """Tokens in all shards so far, earlier sessions included."""
     tokens_per_second: float
-    """Of this session."""
+    """Rate of this session."""
     remaining_seconds: float | None
-    """None where the corpus' size is not known."""
+    """Estimated time left; None where the corpus's size is not known."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is asked for; see prepare()."""
+    """Settings of a preparation; see prepare()."""
 
     corpus: str
     text_column: str | None = None
@@ -69,7 +69,7 @@ class Settings:
                 raise DataError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
     def recorded(self) -> dict[str, Any]:
-        """As the index keeps them: a path by its last part, since folders move."""
+        """Return the settings as the index stores them, with only the last part of each path, since folders move."""
         paths = {"corpus": self.corpus, "val_corpus": self.val_corpus}
         return {**vars(self), **{key: _last_part(value) for key, value in paths.items()}}
 
@@ -83,19 +83,21 @@ def prepare(
     tell: Callable[[str], None] = lambda line: None,
     **settings: Any,
 ) -> Iterator[Progress]:
-    """Write a corpus' tokens into shards, by `processes` processes (one per processor where None).
+    """Write a corpus's tokens into shards, with `processes` processes (one per processor where None).
 
-    Each document follows an <|endoftext|>; shards have `shard_tokens` tokens each, the last one what is left.
-    Validation is the corpus' own split or `val_corpus`, at most `val_tokens` tokens of it (a shard where None); else
-    the first `val_tokens` of the corpus, where None its first shard, or its first tenth where it ends within that.
-    `max_tokens` of the corpus are taken, its validation included where it is cut from it. See Settings for the rest.
-    `warn` is told of each document that cannot be tokenised and is left out, and at the end of their number; where it
-    is None, such a document is an error. It is told, too, of files that are left out, and of what is odd of a text.
-    `tell` is told at the beginning which files are taken.
+    <|endoftext|> precedes each document. Shards have `shard_tokens` tokens each, and the last one what is left.
+    Validation is at most `val_tokens` tokens (a shard where None) of the corpus's own validation split or of
+    `val_corpus`. Without either, it is the first `val_tokens` of the corpus, by default its first shard, or its first
+    tenth where it ends within that. `max_tokens` limits the tokens taken from the corpus, including validation that is
+    cut from it. See Settings for the rest.
 
-    Killed at any moment, the same call goes on after the last whole shard and writes the same shards as a call never
-    killed; once finished it does nothing. Raises DataError for other settings in the same folder, a damaged or
-    unreachable corpus, a full disk.
+    `warn` is called with a line for each document that cannot be tokenised and is left out, at the end with their
+    number, and with other warnings about files and texts; where it is None, such a document is an error. `tell` is
+    called at the beginning with a description of the files taken.
+
+    Killed at any moment, the same call resumes after the last whole shard and writes the same shards as an
+    uninterrupted call; once finished it does nothing. Raises DataError for other settings in the same folder, a
+    damaged or unreachable corpus, or a full disk.
     """
     asked = Settings(corpus=corpus, **settings)
     try:
@@ -122,17 +124,17 @@ def prepare(
 
 @dataclass
 class _Job:
-    """One preparation, from where it stands to its end."""
+    """One preparation, from its current state to its end."""
 
     asked: Settings
     folder: Path
     index: Index
     training: Documents
     validation: Documents | None
-    """None where validation is the first tokens of the training corpus."""
+    """None where validation is taken from the beginning of the training corpus."""
     started: float = field(default_factory=time.monotonic)
     before: int = 0
-    """Tokens of earlier sessions."""
+    """Tokens written by earlier sessions."""
 
     def run(self, encoder: Encoder) -> Iterator[Progress]:
         self.before = self.index.tokens
@@ -166,7 +168,7 @@ class _Job:
     def _shard(
         self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None]
     ) -> Generator[Progress, None, dict[str, Any]]:
-        """Write the next shard of a split; returns its entry in the index."""
+        """Write the next shard of a split, and return its entry in the index."""
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
@@ -187,7 +189,7 @@ class _Job:
         return {"file": path.name, "split": split, "tokens": count, "documents": documents, "sha256": sha256}
 
     def _tenth(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split a corpus that ended within its first shard: the first tenth is validation, the rest is trained on."""
+        """Split a corpus that ended within its first shard: its first tenth becomes validation, the rest training."""
         path = self.folder / entry["file"]
         ids = np.fromfile(path, dtype=TOKEN, offset=HEADER_BYTES)
         if self.asked.val_tokens is not None or len(ids) < 10:
@@ -224,15 +226,18 @@ class _Job:
 
 
 def _begin(asked: Settings, folder: Path) -> _Job | None:
-    """Open the corpus and the folder's index, refuse what does not fit it; None where it is finished."""
+    """Open the corpus and the folder's index, and check that they match; None where the preparation is finished.
+
+    Raises DataError.
+    """
     index = read_index(folder)
-    if index is not None and not index.shards:  # it came to nothing: what was wrong may have been mended since
+    if index is not None and not index.shards:  # an earlier attempt failed early; its cause may be fixed by now
         index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
         raise DataError(f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own")
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
-    local = Path(os.path.expanduser(asked.corpus)).exists()  # which may have changed since; the hub's commit is kept
+    local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
         raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder")
@@ -272,7 +277,7 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """How many tokens there will be in all shards together, as far as it can be told on the way."""
+    """Return an estimator of the number of tokens in all shards together, which gives None where it is not known."""
     whole, of_text = documents.documents, documents.bytes_of_text
 
     def estimate(tokens: Tokens, index: Index) -> float | None:
@@ -301,7 +306,7 @@ def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _prefix(name: str) -> str:
-    """What the shards' names begin with: the corpus' name where train and val in them stay unmistakable."""
+    """Return the prefix of shard names: the corpus's name, or "corpus" where that name contains train or val."""
     return "corpus" if re.search("train|val", name.lower()) else name
 
 
@@ -311,7 +316,7 @@ def _last_part(corpus: str | None) -> str | None:
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Hold the folder against a second preparation."""
+    """Lock the folder against a second preparation. Raises DataError."""
     try:
         with alone(folder):
             yield

@@ -1,10 +1,10 @@
-"""The long run: pull optimiser steps, look at the model now and then, and keep its state, so that it can go on.
+"""The long run: take optimiser steps, evaluate the model at intervals, and write checkpoints to resume from.
 
 with process_group(run.toggles, device):
     for event in Leg(run, Place(folder=Path("runs/mine")), device): print(event)
 
-The steps are those of gpt2.train, as the harness times them. Clock, checkpoints and policies are here; what is shown
-and written down is up to who pulls (gpt2.cli).
+The steps are those of gpt2.train, which the harness times. This module holds the clock, checkpoints and policies; the
+caller (gpt2.longrun) displays and records the events.
 """
 
 from __future__ import annotations
@@ -35,44 +35,46 @@ from gpt2.train import Training, micro_batches, train
 from gpt2.validation import ConfigError
 
 SPARE_SECONDS = 60.0
-"""Set aside for the last checkpoint of a leg whose time is limited, until one has been timed."""
+"""Time reserved for the last checkpoint of a leg of limited time, until one has been timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Place:
-    """Where a run keeps itself and finds its data, and how far this leg of it may go."""
+    """The run's folder, its source of data, and the limits of this leg."""
 
     folder: Path
     resume: bool = False
-    """Go on from the newest checkpoint in the folder, where there is one."""
+    """Resume from the newest checkpoint in the folder, where there is one."""
     begin_from: Path | None = None
     """A checkpoint whose weights the run begins with, at step 0."""
     source: Source = field(default_factory=Source)
     seconds: float | None = None
-    """Of this leg; it ends in order where another step and the last checkpoint would not fit."""
+    """Time limit of this leg; it ends in order before a step and the last checkpoint would exceed it. None: no limit.
+    """
     peak_flops: float | None = None
-    """Dense bfloat16 peak of one device, for MFU; None: its datasheet's, if that is known."""
+    """Dense bfloat16 peak of one device in FLOP/s, for MFU; None: the datasheet's figure, if known."""
 
     @property
     def checkpoints(self) -> Path:
+        """Folder of the run's checkpoints."""
         return self.folder / "checkpoints"
 
 
 class Leg(Iterator[Event]):
-    """One stretch of a run, from its start or a checkpoint to its end or where it is broken off; made once a process.
+    """One stretch of a run, from its start or a checkpoint to its end or interruption; an iterator of events.
 
-    Its items are what happened, the same on every rank but for memory and times; all ranks must take them.
-    Raises CheckpointError, ConfigError, DataError, and TrainingStopped where the guard ends the run.
+    Create it once per process. Events are the same on every rank except for memory and times; all ranks must take
+    them. Raises CheckpointError, ConfigError, DataError, and TrainingStopped where the guard ends the run.
     """
 
     ended_early: str | None = None
-    """Why the run is not at its end, once the items are."""
+    """Reason why the run is not complete, set when the leg ends early."""
 
     def __init__(self, run: Run, place: Place, device: Device) -> None:
         self.run, self.place, self.device = run, place, device
         self._begun = time.monotonic()
         found = folders(place.checkpoints) if place.resume else []
-        # Rank 0 chooses: of a network drive others may have an older list.
+        # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = parallel.gather(found[-1] if found else None, run.toggles.processes)[0]
         saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and self.resumed_from and saved.step:
@@ -92,7 +94,7 @@ class Leg(Iterator[Event]):
                 self._note(saved.step, f"goes on with {'; '.join(changes)}")
         elif place.begin_from:
             state.begin_from(place.begin_from, self.training)
-        if run.guard.skips and not device.lazy:  # else the device need not be waited for before AdamW
+        if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         elif run.guard.skips:
             raise ConfigError(
@@ -101,7 +103,7 @@ class Leg(Iterator[Event]):
         self.looks = Looks(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
         self.look_first = saved is None or not saved.looked
-        """Whether what is due before the first step of this leg is to be looked at yet."""
+        """True if the evaluations due before the first step of this leg are still to be made."""
         self._looked = saved.step if saved and saved.looked else -1
         self._val_loss = saved.val_loss if saved else None
         self._seen = (0.0, 0.0)
@@ -118,7 +120,7 @@ class Leg(Iterator[Event]):
         return next(self._events)
 
     def end(self, why: str) -> None:
-        """Ask for an end in order after the step under way, with a checkpoint; from any thread or signal."""
+        """Ask the leg to end after the current step, with a checkpoint. Safe in any thread or signal handler."""
         self._asked_to_end = self._asked_to_end or why
 
     def _go(self) -> Iterator[Event]:
@@ -127,7 +129,7 @@ class Leg(Iterator[Event]):
         yield self._event("leg", **self._facts())
         yield from self._told()
         look = self.look_first
-        keep = look and self.resumed_from is not None  # once more, with what is seen now
+        keep = look and self.resumed_from is not None  # rewrites the checkpoint with its evaluations
         while True:
             step = training.number
             if look and not self.ended_early:
@@ -174,7 +176,7 @@ class Leg(Iterator[Event]):
         loss, norm = self._seen
         seconds = time.perf_counter() - start
         self._taken += 1
-        # A leg's first step compiles: it is no measure for those to come.
+        # A leg's first step compiles, so its time does not predict later steps.
         self._longest = seconds if self._taken <= 2 else max(self._longest, seconds)
         tps = taken.tokens / seconds
         mfu = (
@@ -197,7 +199,7 @@ class Leg(Iterator[Event]):
         )
 
     def _accept(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """What the guard says of this step; every rank learns the mean loss, and whether one of them is to end."""
+        """Return whether the guard accepts this step; shares the mean loss, and requests to end, among all ranks."""
         values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
         mean, ending = parallel.mean(values, self.run.toggles.processes).tolist()
         if ending:
@@ -209,7 +211,7 @@ class Leg(Iterator[Event]):
         limit = self.place.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            following = (self.training.number + 1, self.training.number + 2)  # this one and one more must fit
+            following = (self.training.number + 1, self.training.number + 2)  # this step and the next must fit
             looking = self._looking_seconds if any(map(self.looks.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
@@ -217,7 +219,7 @@ class Leg(Iterator[Event]):
         return bool(self._asked_to_end)
 
     def _rescue(self) -> None:
-        """Keep what was learnt where no batch comes any more; not with other ranks, which may wait within a step."""
+        """Write a checkpoint when the data fails; in a single process only, as other ranks may be mid-step."""
         already = newest(self.place.folder) == step_folder(self.place.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
             self._keep()
@@ -274,9 +276,9 @@ class Leg(Iterator[Event]):
 
 
 def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
-    """Open the run's data on every rank, first on one of each machine, which leaves the cache to the others.
+    """Open the run's data on every rank; one rank of each machine goes first and fills the cache for the others.
 
-    Raises DataError, or what a rank's own opening raised, on all ranks where one fails or has other data than rank 0.
+    Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank 0's.
     """
     ranks = run.toggles.processes
     data: Data | None = None
@@ -304,7 +306,7 @@ def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
 
 
 def _read(folder: Path) -> Saved:
-    """The newest checkpoint. Raises CheckpointError, with what to do to go on from the one before."""
+    """Read a checkpoint. Raises CheckpointError that says how to resume from the one before it."""
     try:
         return read(folder)
     except CheckpointError as error:
@@ -315,7 +317,7 @@ def _read(folder: Path) -> Saved:
 
 
 def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> Iterator[str]:
-    """Keys of a configuration that a resumed run has other values for: "workload.lr 0.0003, before 0.0006"."""
+    """Yield the configuration keys with changed values, as "workload.lr 0.0003, before 0.0006"."""
     for key, value in now.items():
         if isinstance(value, Mapping):
             yield from _changes(before.get(key, {}), value, f"{path}{key}.")
@@ -324,11 +326,11 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
 
 
 FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
-"""Of a workload: what a step trains on would not be what the steps before were followed by."""
+"""Workload keys that must not change on resuming, because the data or model would no longer match earlier steps."""
 
 
 def _comparable(folder: Path, saved: Saved, run: Run) -> None:
-    """Raises CheckpointError where the run that a checkpoint is of cannot go on as `run`."""
+    """Raise CheckpointError where a run cannot resume from this checkpoint because a fixed key differs."""
     before, now = dict(saved.run["workload"]), asdict(run.workload)
     before["tokens_per_step"], now["tokens_per_step"] = saved.tokens // saved.step, run.tokens_per_step
     for name in FIXED:

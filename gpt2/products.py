@@ -1,8 +1,8 @@
-"""Matrix products on a CPU, each in the arrangement that is fastest there.
+"""Matmuls on a CPU, each split in the way that was timed as fastest for its shape.
 
-torch hands each product whole to oneDNN, whose way to share it out among the threads suits some shapes badly: on two
-cores a product of 768 columns keeps one of them idle. Shared out by hand, by rows or by columns of the result, both
-work. No sum is cut: each number of the result is the same dot product.
+torch passes each matmul whole to oneDNN, whose distribution over threads suits some shapes badly: on two cores, a
+matmul of 768 columns leaves one of them idle. Split explicitly by rows or columns of the result, both cores work. No
+sum is split: each element of the result is the same dot product.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from torch.autograd import Function
 from gpt2.functions import OWN, product_dtype
 
 ROUNDS = 5
-"""Of timing each arrangement when a shape is first met; the median of each counts, for a step takes no least times."""
+"""Timings of each split when a shape is first met; the median counts, because steps see typical times."""
 LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
-"""For one shape, after `LEAST_ROUNDS`: the larger ones need not be timed so often."""
+"""Timing budget for one shape after LEAST_ROUNDS rounds; large shapes need fewer timings."""
 PLENTY_SECONDS = 5.0
-"""For one shape, after any round: what takes a second by itself is not misled by a slice of the scheduler's."""
+"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the scheduler."""
 
 WORTH_CUTTING = 0.97
-"""Of the whole product's time: what is cut costs calls, and within a step its parts find less in the caches."""
+"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse."""
 
 Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
@@ -36,7 +36,7 @@ _chosen: dict[Key, str] = {}
 
 
 def chosen() -> dict[str, int]:
-    """How many of the shapes met so far run in each arrangement."""
+    """Return the number of shapes so far that use each split."""
     found = list(_chosen.values())
     return {name: found.count(name) for name in sorted(set(found))}
 
@@ -45,7 +45,10 @@ OWN.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """a: (m, k); b: (k, n), either perhaps transposed; bias: (n,) or None. Returns (m, n)."""
+    """Multiply with the fastest split for this shape, which is timed when the shape is first met.
+
+    a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
+    """
     key = (torch.get_num_threads(), a.shape, b.shape, a.stride(-1) == 1, b.stride(-1) == 1, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
@@ -110,11 +113,11 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 class TunedLinear(Function):
-    """A linear layer by such products, forward and backward, under autocast in its number format."""
+    """A linear layer with tuned matmuls, forward and backward, in autocast's number format where that is on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
+        """Return x @ weight.T + bias. x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
         dtype = product_dtype(x)
         x_cast, weight_cast = x.to(dtype), weight.to(dtype)
         ctx.save_for_backward(x_cast, weight_cast)
@@ -125,6 +128,7 @@ class TunedLinear(Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of x, weight and bias, in their shapes and dtypes."""
         (gradient,) = grad_outputs
         x, weight = ctx.saved_tensors
         of_x, of_weight, of_bias = ctx.dtypes

@@ -1,10 +1,10 @@
-"""Start this program once per rank on this machine, and end all ranks as one. Imports no torch.
+"""Start this program once per rank on this machine, and end all ranks together. Imports no torch.
 
     code = train_in_ranks("gpt2.cli", processes=8, variables=environment(toggles))
 
-Not by torchrun: it makes 1 of every exit code, prints an error once per rank and a traceback of its own beneath, and
-before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they keep their state. Ranks that somebody else started,
-as torchrun does on several machines, have WORLD_SIZE in their environment; then there is nothing to start.
+torchrun is not used here: it turns every exit code into 1, prints an error once per rank and a traceback of its own
+below, and before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they still write a checkpoint. Ranks started by
+others, as by torchrun on several machines, have WORLD_SIZE in their environment; then there is nothing to start.
 """
 
 from __future__ import annotations
@@ -25,42 +25,42 @@ from gpt2.launch import own_variables, python
 from gpt2.signals import handled
 
 GRACE_SECONDS = 30.0
-"""Given to the others once a rank has failed: on most backends they notice, on some they would wait for long."""
+"""Time for the other ranks to end after one has failed; on some backends they would wait for it for long."""
 ENDING_SECONDS = 120.0
-"""Given to the others once a rank has ended as it was asked to; rank 0 may yet send metrics away."""
+"""Time for the other ranks to end after one has ended on request; rank 0 may still be sending metrics."""
 REFUSING_SECONDS = 5.0
-"""Given to the others once rank 0 has said what the user can mend."""
+"""Time for the other ranks to end after rank 0 has reported an error that the user can fix."""
 HELD = "GPT2_RANKS_HELD"
-"""Set where standard input ends with the process that started this rank."""
+"""Environment variable of a rank whose standard input closes when its launcher ends."""
 ASKED = (signal.SIGINT, signal.SIGTERM)
-"""What asks a rank to end in order; then its exit code is 128 and the signal's number."""
+"""Signals that ask a rank to end in order; its exit code is then 128 plus the signal's number."""
 IN_ORDER = (0, *(128 + each for each in ASKED))
 REFUSED, FAILED = 2, 6
-"""Exit codes of a rank: of what the user can mend, which rank 0 says, too, and of any other failure."""
+"""Exit codes of a rank: an error that the user can fix, which rank 0 reports, and any other failure."""
 TAIL_LINES = 20
 
 
 def started() -> bool:
-    """Whether this process is a rank already."""
+    """Return whether this process already is a rank."""
     return "WORLD_SIZE" in os.environ  # see gpt2.launch.check_rank_variables()
 
 
 def end_with_launcher() -> None:
-    """In a rank: end at once when the process that started it is killed; else it would hold its device for good."""
+    """In a rank, exit as soon as its launcher is killed; otherwise the rank would keep its device for good."""
     if os.environ.get(HELD):
         threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
 
 
 def _wait_for_launcher() -> None:
-    os.read(0, 1)  # not by sys.stdin, whose lock a thread must not hold while the interpreter ends
+    os.read(0, 1)  # not sys.stdin, whose lock a thread must not hold while the interpreter exits
     os._exit(FAILED)
 
 
 def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
-    """Run `python -m module`, with this program's arguments, in so many ranks; the exit code of the first that failed.
+    """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
-    Only rank 0 writes to the terminal; of another that fails first, the last lines are shown. Signals go on to all
-    ranks. `variables` are added to their environment.
+    It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails first, the
+    last lines of output are shown. Signals are passed on to all ranks. `variables` are added to their environment.
     """
     command = [*python(module), *sys.argv[1:]]
     shared = {
@@ -80,23 +80,23 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
         stack.enter_context(handled(pass_on))
-        stack.callback(_end, ranks)  # where not all could be started
+        stack.callback(_end, ranks)  # in case not all could be started
         for rank in range(processes):
             said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
             ranks.append(
                 subprocess.Popen(
                     command,
                     env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.PIPE,  # which is never written to: see end_with_launcher
+                    stdin=subprocess.PIPE,  # never written to; see end_with_launcher
                     stdout=said,
                     stderr=said,
-                    start_new_session=True,  # else Ctrl-C would reach them twice
+                    start_new_session=True,  # else they would receive Ctrl-C twice
                 )
             )
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)
-        refused = ranks[0].returncode == REFUSED  # which has been said; others may have missed rank 0 only
+        refused = ranks[0].returncode == REFUSED  # rank 0 has reported why; others may have failed only for lack of it
         for rank in failed:
             code = ranks[rank].returncode
             if not refused or code < 0 or (0 not in failed and code != REFUSED):
@@ -106,7 +106,7 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
 
 
 def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
-    """Until all have ended. Returns those that failed first, at about the same moment."""
+    """Wait until all ranks have ended; returns those that failed first, at about the same moment."""
     failed: list[int] = []
     deadline = float("inf")
     while any(rank.poll() is None for rank in ranks):
@@ -132,12 +132,12 @@ def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
 
 def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
     for rank in ranks:
-        rank.kill()  # nothing, where it has ended
+        rank.kill()  # does nothing where it has ended
         rank.wait()
 
 
 def _show(rank: int, code: int, said: Path) -> None:
-    """How it ended, where it has not said so itself on the terminal, and its last words."""
+    """Print how a rank ended, where it did not say so itself on the terminal, and its last lines of output."""
     if code < 0 and -code not in ASKED:
         why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
         print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}", file=sys.stderr)

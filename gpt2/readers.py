@@ -1,7 +1,7 @@
-"""What one file of a corpus holds, read document by document, and what is wrong with it. Imports no torch.
+"""Read the documents of one corpus file, and explain what is wrong with it. Imports no torch.
 
-gpt2.corpora hands read_text, read_json_lines and read_parquet to `datasets`. Each gives its documents' text as "text",
-None where it is null, and as "where" the file, and the line or row in it.
+gpt2.corpora passes read_text, read_json_lines and read_parquet to `datasets`. Each yields documents with "text", None
+where it is null, and "where": the file, with the line or row.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from gpt2.text import of_other_kind, pieces
 
 FILE_KINDS = {".txt": "text", ".jsonl": "json", ".jsonl.gz": "json", ".parquet": "parquet"}
 PIECE_CHARS = 1 << 20
-"""Of a text file read at once."""
+"""Characters of a text file read at once."""
 ROWS = 1024
-"""Of a Parquet file read at once."""
+"""Rows of a Parquet file read at once."""
 USUAL_COLUMNS = ("text", "content")
 LOOKED_AT = 256
-"""Lines of JSON by which it is told which columns are text."""
+"""Lines of JSON that are examined to find the columns of text."""
 ONE_EACH = "a document is one object on one line (jq -c . OLD > NEW.jsonl for objects, jq -c '.[]' for an array)"
 BLANK = b" \t\r\n\0"
-"""What a line without a document is made of: NULs stand at the end of a file that was given its size beforehand."""
+"""Characters of a line without a document; NULs end a file that was allocated beforehand."""
 
 
 class NoColumn(DataError):
-    """The column that was asked for is not there."""
+    """The requested column does not exist."""
 
 
 def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[dict[str, Any]]:
-    """Each file as one document, in pieces that can be tokenised one by one."""
+    """Yield each file as one document, in pieces that can be tokenised independently. Raises DataError."""
     for file in files:
         try:
             for number, text in enumerate(pieces(Path(file), piece_chars or PIECE_CHARS)):
@@ -46,9 +46,9 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
-    """Each line's `column` as one document; of two columns of one name the last.
+    """Yield each line's `column` as one document; of a duplicate key, the last value counts. Raises DataError.
 
-    A line without the column is an empty document, as one with null is, unless it has text by another name.
+    null is an empty document, and so is a line without the column, unless it has text in another one.
     """
     for file in files:
         for where, record in _records(file):
@@ -61,16 +61,16 @@ def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any
 
 
 def read_parquet(files: Sequence[str], column: str, begun: str = "", skip: int = 0) -> Iterator[dict[str, Any]]:
-    """Each row's `column` as one document.
+    """Yield each row's `column` as one document. Raises DataError.
 
-    Of the file `begun` the first `skip` rows will not be used: where these are whole row groups, empty records
-    stand for them and nothing is read. All is read in this thread: those of pyarrow's scanner, which `datasets`
-    has for Parquet, abort a process that ends early.
+    The first `skip` rows of the file `begun` will not be used: where they form whole row groups, empty records stand
+    for them and nothing is read. All reading is done in this thread, because the threads of pyarrow's scanner, which
+    `datasets` uses for Parquet, abort a process that exits early.
     """
     for file in files:
         try:
             yield from _rows(file, column, skip if file == begun else 0)
-        except Exception as error:  # whatever pyarrow, fsspec and the network's libraries raise
+        except Exception as error:  # pyarrow, fsspec and network libraries raise many types
             raise explain(file, error) from None
 
 
@@ -99,7 +99,7 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
 
 
 def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Each object of a file of JSON Lines, and the line it is on. Lines of BLANK alone are passed over."""
+    """Yield each JSON object of a file with its line, skipping lines of BLANK characters only. Raises DataError."""
     number, first = 0, True
     try:
         with open_file(file) as lines:
@@ -120,7 +120,10 @@ def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
-    """A line's object. first: whether no line before had one, so that the whole file may be of another form."""
+    """Parse one line as a JSON object. Raises DataError.
+
+    first: no line before held an object, so that the whole file may have another format.
+    """
     try:
         text = line.decode().rstrip()
     except UnicodeDecodeError as error:
@@ -129,11 +132,11 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
     try:
         record = json.loads(text)
     except json.JSONDecodeError as error:
-        if first and error.pos >= len(text):  # it goes on in the next line
+        if first and error.pos >= len(text):  # the value continues on the next line
             what = "an array over several lines" if text.lstrip().startswith("[") else "an object over several lines"
             raise DataError(f"{where}: the beginning of {what}; {ONE_EACH}") from None
         raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of brackets
+    except (ValueError, RecursionError) as error:  # thousands of digits, or of nested brackets
         raise DataError(f"{where}: no JSON that can be read ({error})") from None
     if not isinstance(record, dict):
         what = "an array" if isinstance(record, list) else type(record).__name__
@@ -142,21 +145,21 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
 
 
 def open_file(file: str) -> Any:
-    """A file on the disk, at a URL or on the hub, for reading bytes; what is compressed is decompressed."""
+    """Open a file on disk, at a URL or on the hub for reading bytes, decompressing .gz."""
     if "://" not in file:
         return gzip.open(file, "rb") if file.lower().endswith(".gz") else open(file, "rb")
-    from datasets.utils.file_utils import xopen  # tries again where the network fails
+    from datasets.utils.file_utils import xopen  # retries when the network fails
 
     opened = xopen(file, "rb")
     return gzip.GzipFile(fileobj=opened) if file.lower().endswith(".gz") else opened
 
 
 def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None) -> str:
-    """The column of text: the one asked for if it is there, else the usual one, else the only one.
+    """Return the column of text: the one asked for if it exists, else the usual one, else the only one.
 
-    Parquet's columns have types. Of JSON the first LOOKED_AT lines tell: a column is text if it has text on one of
-    them, and may be if it has null alone: it is taken by its name, or where no other column is text.
-    Raises DataError where the column is not there or cannot be told.
+    Parquet columns have types. In JSON, the first LOOKED_AT lines decide: a column with a string in any of them is
+    text; one with only nulls may be, and is taken by its name or where no other column is text. Raises DataError where
+    the column does not exist or cannot be inferred.
     """
     if kind == "text":
         return "text"
@@ -164,7 +167,7 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     sought = asked or USUAL_COLUMNS[0]
     columns, texts, empty = _parquet_columns(file) if kind == "parquet" else _json_columns(files, sought)
     if asked is not None and kind == "json" and asked not in columns and not texts:
-        return asked  # no line so far has any text: later ones may
+        return asked  # no line so far has text, but later ones may
     if asked is not None and asked not in columns:
         raise NoColumn(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
@@ -194,7 +197,7 @@ def _parquet_columns(file: str) -> tuple[list[str], list[str], list[str]]:
 
 
 def _is_text(kind: Any) -> bool:
-    """Whether a column of Arrow's type is of strings, written one by one or as numbers into a dictionary of them."""
+    """Return whether an Arrow type is a string, plain or dictionary-encoded."""
     from pyarrow import types
 
     kind = kind.value_type if types.is_dictionary(kind) else kind
@@ -202,7 +205,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[str], list[str]]:
-    """All columns, those with text, and those with null alone, by what comes up to the first text of `sought`."""
+    """Return all columns, those with text, and those with only nulls, up to the first text in `sought`."""
     kinds: dict[str, set[type]] = {}
     looked_at = 0
     for file in files:
@@ -221,7 +224,7 @@ def _json_columns(files: Sequence[str], sought: str) -> tuple[list[str], list[st
 
 
 def parquet_rows(files: Sequence[str]) -> int:
-    """Number of documents of these files on the disk. Raises DataError where one is damaged."""
+    """Return the number of rows in local Parquet files. Raises DataError where one is damaged."""
     import pyarrow.parquet
 
     rows = 0
@@ -234,7 +237,7 @@ def parquet_rows(files: Sequence[str]) -> int:
 
 
 def explain(file: str, error: Exception) -> DataError:
-    """One line for what pyarrow, fsspec or the network raised while the file was read."""
+    """Turn an exception of pyarrow, fsspec or the network while reading `file` into a one-line DataError."""
     if isinstance(error, DataError):
         return error
     said = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""The configuration of a long run: a YAML file of its own, or one of those in gpt2/configs by name. Imports no torch.
+"""Configuration of a long run: a YAML file, or one of those in gpt2/configs by name. Imports no torch.
 
 name: gpt2-shakespeare
 steps: 1000
@@ -26,17 +26,17 @@ PROMPTS = ("Hello, I'm a language model,", "Romeo and Juliet")
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """How often the model is looked at; 0 is never."""
+    """Intervals, in steps, between evaluations of the model; 0 means never."""
 
     __pydantic_config__: ClassVar = STRICT
 
     val_every: int = 250
-    """Steps between validation losses; the first is before the first step, the last after the last."""
+    """Steps between validation losses, which are also taken before the first step and after the last."""
     val_tokens: int = 10_485_760
-    """Of the validation shard, from its beginning; rounded down to whole batches, but at least one."""
+    """Tokens from the beginning of the validation shard; rounded down to whole batches, at least one."""
     hellaswag_every: int = 0
     hellaswag_style: Literal["completion", "harness"] = "completion"
-    """As llm.c scores it, or as lm-evaluation-harness does."""
+    """Scoring as in llm.c (completion) or lm-evaluation-harness (harness)."""
     sample_every: int = 0
     sample_tokens: int = 64
     prompts: tuple[str, ...] = PROMPTS
@@ -52,21 +52,21 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoints:
-    """When the training's state is kept; always at the end, and where a run is broken off in order."""
+    """When checkpoints are written, besides the end of the run and orderly interruptions."""
 
     __pydantic_config__: ClassVar = STRICT
 
     every: int = 1000
-    """Steps; 0 keeps the last state only."""
+    """Steps between checkpoints; 0 writes only the last."""
     keep: int = 2
-    """The newest ones, beside the one of the lowest validation loss."""
+    """Number of newest checkpoints kept, besides the one with the lowest validation loss."""
 
     def __post_init__(self) -> None:
         if self.every < 0 or self.keep < 1:
             raise ValueError(f"every {self.every} must be 0 or more, keep {self.keep} 1 or more")
 
     def due(self, step: int) -> bool:
-        """Whether the state after so many steps is kept."""
+        """Return whether a checkpoint is due after `step` steps."""
         return self.every > 0 and step % self.every == 0
 
 
@@ -78,11 +78,11 @@ class Run:
 
     name: str
     steps: int
-    """Of the optimiser, all legs of the run together."""
+    """Optimiser steps of all legs of the run together."""
     workload: Workload
     toggles: Toggles = field(default_factory=Toggles)
     val_corpus: str | None = None
-    """Where validation tokens come from; None: the validation shard of the corpus itself."""
+    """Corpus to take validation tokens from; None: the validation shard of the training corpus."""
     evaluation: Evaluation = field(default_factory=Evaluation)
     checkpoints: Checkpoints = field(default_factory=Checkpoints)
     guard: Policy = field(default_factory=Policy)
@@ -96,11 +96,12 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
+        """Tokens per optimiser step over all ranks."""
         return self.toggles.tokens_per_step(self.workload.seq_len)
 
 
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
-    """A Run by its file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
+    """Load a Run from a file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
 
     Raises ConfigError, which names file and key.
     """
@@ -116,17 +117,17 @@ def load(config: str, overrides: Sequence[str] = ()) -> Run:
 
 
 def build(content: dict[str, Any], where: str) -> Run:
-    """A Run from its keys. Raises ConfigError."""
+    """Build a Run from its keys; `where` begins error messages. Raises ConfigError."""
     parts = {"workload": Workload, "toggles": Toggles, "evaluation": Evaluation, "checkpoints": Checkpoints}
     built = dict(content)
     for name, kind in {**parts, "guard": Policy}.items():
         if name in built:
-            validate(kind, built[name], f"{where}: {name}")  # for a message that names the part
+            validate(kind, built[name], f"{where}: {name}")  # so that an error names the part
     return validate(Run, built, where)
 
 
 def find(config: str) -> Path:
-    """The file that is meant. Raises ConfigError where there is none."""
+    """Return the configuration file for a path or name. Raises ConfigError where there is none."""
     path = Path(config)
     if path.suffix in (".yaml", ".yml") or path.exists():
         if not path.is_file():

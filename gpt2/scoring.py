@@ -1,8 +1,8 @@
-"""How likely a model finds the ends of texts, many texts at once.
+"""Log-probabilities that a model assigns to the ends of texts, in batches.
 
 sums = log_probabilities(model, texts, device=device, autocast=contextlib.nullcontext, batch_size=32)
 
-Called by gpt2.hellaswag. A text here is anything with `tokens` and `scored`, how many of the last ones count.
+Used by gpt2.hellaswag. A text is any object with `tokens` and `scored`, the number of tokens at its end that count.
 """
 
 from __future__ import annotations
@@ -24,35 +24,35 @@ from gpt2.device import Device
 from gpt2.model import GPT2
 
 STEP = 32
-"""Lengths are filled up to multiples of this, so that whoever compiles a program for each shape compiles few."""
+"""Lengths are padded to multiples of this, so that devices that compile a program per shape compile few."""
 NOWHERE = -100
-"""The target of places that fill up, which cross_entropy leaves out."""
+"""Target of padding positions, which cross_entropy ignores."""
 
 
 class Text(Protocol):
-    """Tokens, of which the last ones are scored."""
+    """Tokens, the last of which are scored."""
 
     @property
     def tokens(self) -> np.ndarray:
-        """Integers, of shape (count,)."""
+        """Token ids, an integer array of shape (count,)."""
         ...
 
     @property
     def scored(self) -> int:
-        """Less than there are tokens: what is scored has something before it."""
+        """Number of scored tokens, less than the number of tokens."""
         ...
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Texts that take one forward pass together; where they are fewer than its rows, the rest is filled up."""
+    """Texts of one forward pass; where they are fewer than its rows, the rest is padding."""
 
     texts: list[int]
-    """Their places in the list."""
+    """Indices of the texts."""
     T: int
-    """Tokens of a row."""
+    """Tokens per row."""
     K: int
-    """Scored tokens of a row."""
+    """Scored tokens per row."""
 
 
 def log_probabilities(
@@ -65,15 +65,15 @@ def log_probabilities(
     processes: int = 1,
     progress: Callable[[int, int], None] | None = None,
 ) -> np.ndarray:
-    """For each text the log-probability of its scored tokens given those before them, in nats: float64 (len(texts),).
+    """Return the log-probability of each text's scored tokens given the tokens before them, in nats.
 
-    Compiled code is left aside: it would be compiled anew for each shape. What is too long for the model loses its
-    first tokens. Memory: the logits of one batch, and in float32 those at scored places alone. With several processes
-    all must call this together, each with its own texts. progress: called with texts done and to do.
-    Raises DataError where the scored tokens alone are too long.
+    Returns float64 (len(texts),). Runs eagerly, since compiled code would be recompiled for each shape. A text that is
+    too long loses its first tokens. Memory: the logits of one batch, and a float32 copy at scored positions only. With
+    several processes, all must call this together, each with its own texts. progress: called with texts done and in
+    total. Raises DataError where the scored tokens alone are too long.
     """
     batches = _plan(texts, model.config.n_ctx, batch_size)
-    # Where ranks share the weights out, all of them must join in each forward pass.
+    # Where ranks shard the weights, all must take part in each forward pass.
     passes = max(parallel.gather(len(batches), processes))
     idle = min(STEP, model.config.n_ctx)
     batches += [Batch([], idle, idle)] * (passes - len(batches))
@@ -83,7 +83,7 @@ def log_probabilities(
             tokens, places, targets = (device.put(each) for each in _filled(texts, batch, batch_size))
             with autocast():
                 logits = model.logits(tokens)
-            sums.append(_sums(logits, places, targets))  # left on the device: reading it would wait for it
+            sums.append(_sums(logits, places, targets))  # left on the device, as reading would wait for it
             device.end_step()
             done += len(batch.texts)
             if progress:
@@ -95,7 +95,7 @@ def log_probabilities(
 
 
 def _plan(texts: Sequence[Text], n_ctx: int, batch_size: int) -> list[Batch]:
-    """Texts of about the same length together, one shape for each such length; the longest, which need most, first."""
+    """Group texts of similar length into batches of one shape each, the longest first, as they need most memory."""
     widths: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(texts):
         if each.scored > n_ctx:
@@ -113,9 +113,9 @@ def _filled_up(length: int, most: int) -> int:
 
 
 def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
-    """Of a batch the inputs (rows, T), and of the scored tokens places and targets (rows, K); int64, on the CPU.
+    """Yield a batch's inputs (rows, T), and positions and targets of scored tokens (rows, K); int64, on the CPU.
 
-    Filled up on the right, where no earlier token looks.
+    Rows are padded on the right, where causal attention ignores it.
     """
     tokens = torch.zeros(rows, batch.T, dtype=torch.int64)
     places = torch.zeros(rows, batch.K, dtype=torch.int64)
@@ -131,7 +131,10 @@ def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
 
 
 def _sums(logits: Tensor, places: Tensor, targets: Tensor) -> Tensor:
-    """logits: (B, T, V); places, targets: (B, K). Returns the sum of each row's log-probabilities, float32 (B,)."""
+    """Return the sum of each row's log-probabilities at `places`, float32 (B,).
+
+    logits: (B, T, V); places, targets: (B, K).
+    """
     rows = torch.arange(len(places), device=places.device).unsqueeze(1)
     scored = logits[rows, places].float()
     losses = F.cross_entropy(scored.flatten(0, 1), targets.flatten(), ignore_index=NOWHERE, reduction="none")

@@ -1,4 +1,4 @@
-"""What a proof of effect looks at: a training, and the ops of one of its steps."""
+"""Evidence for the proofs of effect: a training, the ops of one of its steps, and facts derived from them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ from gpt2.train import Training
 
 
 def loaded_libraries() -> str:
-    """Paths of all files that this process has mapped; empty where the system does not tell."""
+    """Return the memory map of this process as text; empty where the system does not provide it."""
     with contextlib.suppress(OSError):
         return Path("/proc/self/maps").read_text()
     return ""
 
 
 def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
-    """Page faults that it costs to make and fill a tensor of `size` bytes, and how many pages it has."""
+    """Return the page faults caused by creating and filling a tensor of `size` bytes, and its number of pages."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(size, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
 def cores_of_pinned_threads() -> set[int]:
-    """Logical processors that one of this process's threads may not leave; empty where the system does not tell."""
+    """Return the logical processors to which a thread of this process is pinned; empty where that is unknown."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):  # it may have ended
+        with contextlib.suppress(OSError):  # the thread may have ended
             allowed = os.sched_getaffinity(int(thread.name))
             found |= allowed if len(allowed) == 1 else set()
     return found
@@ -44,7 +44,7 @@ def cores_of_pinned_threads() -> set[int]:
 
 @dataclass(frozen=True)
 class Seen:
-    """A training and the ops of one of its steps, and what follows from them."""
+    """A training, the ops of one of its steps, and facts derived from them."""
 
     training: Training
     ops: list[Op]
@@ -55,39 +55,40 @@ class Seen:
 
     @property
     def rows(self) -> int:
-        """Tokens of one forward pass in this process."""
+        """Tokens per forward pass of this process."""
         return self.toggles.sequences * self.training.workload.seq_len
 
     @cached_property
     def products(self) -> list[Product]:
+        """All matmuls that the host launched."""
         return products(self.ops)
 
     @cached_property
     def linear(self) -> list[Product]:
-        """Products of a linear layer, forward and backward; those within attention are batched."""
+        """Matmuls of linear layers, forward and backward; those of attention are batched."""
         return [product for product in self.products if not product.batched]
 
     @cached_property
     def formats(self) -> list[str]:
-        """Number formats of the linear products, or where the host saw none, of the matrix kernels."""
+        """Number formats of the linear layers' matmuls or, where the host saw none, of the matmul kernels."""
         return [product.number_format for product in self.linear] or kernel_formats(self.ops)
 
     @cached_property
     def heads(self) -> list[Product]:
-        """The lm_head's product of each forward pass: no other has so many columns and so short a sum."""
+        """The lm_head's matmul of each forward pass, recognised by its many columns and short inner dimension."""
         config = self.training.model.config
         return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
 
     @cached_property
     def forward_rows(self) -> list[int]:
-        """Tokens of each forward pass."""
-        if self.toggles.cross_entropy == "linear":  # which takes the lm_head's product in chunks
+        """Tokens of each forward pass in the step."""
+        if self.toggles.cross_entropy == "linear":  # the lm_head's matmul runs in chunks
             config = self.training.model.config
             first = [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]  # of each layer
             return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
         if self.heads:
             return [head.m for head in self.heads]
-        # A compiled graph's inputs are seen even where its kernels are not; tokens and targets are two of them.
+        # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of them.
         whole = [
             torch.Size(shape).numel()
             for op in self.named("CompiledFunction")
@@ -98,27 +99,28 @@ class Seen:
 
     @cached_property
     def graph_launches(self) -> int:
-        """CUDA graphs replayed."""
+        """Number of CUDA graph replays."""
         return sum(op.name in ("cudaGraphLaunch", "hipGraphLaunch") for op in self.ops)
 
     def named(self, name: str) -> list[Op]:
+        """Return the ops of this name."""
         return [op for op in self.ops if op.name == name]
 
     def exchanges(self, kind: str) -> int:
-        """Times that this rank told all others something, or was told: gather, reduce_scatter, broadcast, ..."""
+        """Return the number of collectives of this kind on this rank: gather, reduce_scatter, broadcast, ..."""
         return sum(op.name.startswith("c10d::") and kind in op.name for op in self.ops)
 
     @property
     def optimizer_elements(self) -> int:
-        """Weights whose averages AdamW keeps on this rank."""
+        """Number of weights whose AdamW averages this rank keeps."""
         optimizer = self.training.optimizer
-        states = getattr(optimizer, "optim", optimizer).state.values()  # a sharded optimiser holds this rank's own
+        states = getattr(optimizer, "optim", optimizer).state.values()  # a sharded optimiser's inner one
         averages = (state["exp_avg"] for state in states)
         return sum((each.to_local() if is_shard(each) else each).numel() for each in averages)
 
     @cached_property
     def compiled_regions(self) -> tuple[int, int]:
-        """Compiled functions that ran before the optimiser's step, and within it."""
+        """Number of compiled functions that ran before the optimiser's step, and within it."""
         names = [op.name for op in self.ops]
         step = next((place for place, name in enumerate(names) if name.startswith(STEP)), len(names))
         before, within = (
@@ -128,7 +130,7 @@ class Seen:
 
     @cached_property
     def wide_kept(self) -> int:
-        """Activations of the MLPs' width that one more forward pass keeps for its backward pass."""
+        """Number of activations of the MLPs' inner width that one more forward pass keeps for its backward pass."""
         assert self.training.micro_batch is not None
         wide, kept = 4 * self.training.model.config.n_embd, set()
         weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
@@ -141,12 +143,12 @@ class Seen:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), self.training.autocast():
             loss = self.training.model(*self.training.micro_batch)
         release(self.training.model)
-        del loss  # and with it what was kept, which until now had addresses of its own
+        del loss  # frees the kept activations, whose addresses had to stay distinct until now
         return len(kept - weights)
 
     @cached_property
     def residual_dtype(self) -> torch.dtype:
-        """Of what the last layer is given in one more forward pass, of one sequence: eager code may not fit more."""
+        """Dtype of the last layer's input, from one more eager forward pass, of one sequence to limit memory."""
         assert self.training.micro_batch is not None
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         found: list[torch.dtype] = []
@@ -162,7 +164,7 @@ class Seen:
 
     @cached_property
     def functions(self) -> frozenset[str]:
-        """What the loss of one sequence is computed by in eager code: autograd's names of the functions behind it."""
+        """Names of the autograd functions behind the eager loss of one sequence."""
         assert self.training.micro_batch is not None
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         model = self.training.model
@@ -178,7 +180,7 @@ class Seen:
 
     @cached_property
     def product_error(self) -> float:
-        """Relative error of one float32 product on the device, as torch is set now."""
+        """Relative error of a float32 matmul on the device with torch's current settings."""
         generator = torch.Generator().manual_seed(0)
         a, b = (torch.randn(512, 512, generator=generator) for _ in range(2))
         exact = a.double() @ b.double()

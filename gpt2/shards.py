@@ -1,4 +1,4 @@
-"""Token files: those of nanoGPT and llm.c read as they are, ours written like llm.c's. Imports no torch."""
+"""Token files: nanoGPT's and llm.c's are read as they are, ours are written like llm.c's. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,25 +20,27 @@ MAGIC = 20240520
 VERSION = 1
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
-"""Tokens looked through at once."""
+"""Tokens scanned at a time."""
 UNWRITTEN = 64
-"""Zeros at a stretch, from a place that is a multiple of it, that mark what was never written: no two of token 0, an
-exclamation mark, follow each other in a text, for two have a token of their own."""
+"""Length of an aligned run of zeros that marks unwritten data.
+
+No GPT-2 text has token 0 (an exclamation mark) twice in a row, because two of them are one token.
+"""
 FEWEST_TO_TELL = 8
-"""Tokens from which zeros at every other place are no accident."""
+"""Smallest number of tokens for which zeros at every other position are no coincidence."""
 FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
-"""Bytes, and kinds of them, from which distributions say something; the distance below which two are of one source."""
+"""Smallest number of bytes, and of distinct bytes, for comparing distributions, and the distance of similar ones."""
 
 
 def shard_header(tokens: int) -> bytes:
-    """The 1,024 bytes before the tokens of an llm.c shard."""
+    """Return the 1,024-byte header of an llm.c shard."""
     header = np.zeros(HEADER_INTS, dtype="<i4")
     header[:3] = MAGIC, VERSION, tokens
     return header.tobytes()
 
 
 class Shards:
-    """Token files read as one sequence, memory-mapped."""
+    """Memory-mapped token files as one sequence; a Corpus."""
 
     def __init__(self, name: str, arrays: list[np.ndarray], sha256: str, *, vocab_size: int | None = None) -> None:
         self.name, self.sha256 = name, sha256
@@ -72,12 +74,12 @@ class Shards:
         return found
 
     def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
-        """Say which files, of which sha256, the arrays are, and how they looked; they are seen to stay so."""
+        """Record the files behind the arrays, their sha256 and their current state, so that reads notice changes."""
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
 
     def _check(self, shard: int) -> None:
-        """Raises DataError where something has written into a file; one put in its place leaves the tokens mapped."""
+        """Raise DataError where a file was written to; a file that replaces it does not affect the mapped tokens."""
         if not self._looks:
             return
         path, before = self._looks[shard]
@@ -86,7 +88,7 @@ class Shards:
             if now == before or now[0] != before[0]:
                 return
             same = sha256_of(path) == self.files[path]
-        except OSError:  # it is gone
+        except OSError:  # the file was removed
             return
         if not same:
             raise DataError(f"corpus {self.name!r}: {path} changed since it was opened; put back what it was")
@@ -94,10 +96,10 @@ class Shards:
 
 
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
-    """The files, in this order, as one corpus.
+    """Open the files, in this order, as one corpus.
 
-    All files are read once: their width is proven, their ids are held to the vocabulary and their content gives the
-    corpus' sha256. Raises DataError where one is damaged, of another width or vocabulary.
+    Each file is read once in full: its width is verified, its ids are checked against the vocabulary, and its content
+    gives the corpus's sha256. Raises DataError where one is damaged, or of another width or vocabulary.
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
@@ -121,19 +123,19 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
 
 
 def _look(path: Path) -> tuple[int, ...]:
-    """Which file a path is, and by what a change of its content shows."""
+    """Return a file's identity, size and modification time, which reveal a change."""
     found = path.stat()
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def is_whole(path: Path) -> bool:
-    """Whether a shard of ours is as long as its header says."""
+    """Return whether one of our shards is as long as its header says."""
     size = path.stat().st_size - HEADER_BYTES
     return size % TOKEN.itemsize == 0 and _first_bytes(path) == shard_header(max(0, size) // TOKEN.itemsize)
 
 
 def _map_shard(path: Path) -> np.memmap:
-    """Memory-map one .bin file: llm.c's by its header, else nanoGPT's, which has none."""
+    """Memory-map one .bin file: llm.c's by its header, else nanoGPT's, which has none. Raises DataError."""
     size, begins = path.stat().st_size, _first_bytes(path)
     if kind := kind_of(begins):
         raise DataError(f"{path} is {kind}; tokens are plain little-endian uint16, or llm.c's shards")
@@ -142,7 +144,7 @@ def _map_shard(path: Path) -> np.memmap:
     if size >= HEADER_BYTES:
         header = np.frombuffer(begins, dtype="<i4")
         magic, version, tokens = (int(value) for value in header[:3])
-        # No text holds 506 equal tokens after its first six, so zeros there mark a header of some kind.
+        # No text has 506 equal tokens after its first six, so zeros there are a header of some kind.
         if magic == MAGIC or not header[3:].any():
             if magic == LLAMA_MAGIC:
                 raise DataError(f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary")
@@ -162,7 +164,10 @@ def _map_shard(path: Path) -> np.memmap:
 
 
 def _read_all(paths: list[Path]) -> dict[str, Any]:
-    """sha256 of all tokens; of each file its sha256, largest id and first UNWRITTEN place; refuses other widths."""
+    """Return the sha256 of all tokens, and per file its sha256, largest id and first unwritten position.
+
+    Raises DataError for a file of another width.
+    """
     whole = hashlib.sha256()
     files: list[str] = []
     largest: list[int] = []
@@ -172,7 +177,7 @@ def _read_all(paths: list[Path]) -> dict[str, Any]:
         has_header = array.offset > 0
         digest = hashlib.sha256(_first_bytes(path) if has_header else b"")
         most, empty = 0, None
-        zeros = [True, True]  # at all even, at all odd places
+        zeros = [True, True]  # all even positions, all odd positions are 0
         for start in range(0, len(array), SCANNED):
             part = np.ascontiguousarray(array[start : start + SCANNED])
             whole.update(part.data)
@@ -191,22 +196,22 @@ def _read_all(paths: list[Path]) -> dict[str, Any]:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """As many as an llm.c shard's header has."""
+    """Return up to HEADER_BYTES bytes from the beginning of a file."""
     with path.open("rb") as file:
         return file.read(HEADER_BYTES)
 
 
 def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> None:
-    """Raise DataError where what is read as uint16 without a header was written in another width.
+    """Raise DataError where a headerless file was not written as uint16.
 
-    zeros: whether all even and all odd places hold 0. Ids of GPT-2's vocabulary in 4 or 8 bytes leave them so; no text
-    has its token 0, an exclamation mark, at every other place.
+    zeros: whether all even and all odd positions are 0, as with ids of GPT-2's vocabulary in 4 or 8 bytes; no text has
+    token 0, an exclamation mark, at every other position.
     """
     if any(zeros):
         wide = "all its tokens are 0" if all(zeros) else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
         raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
-    # Of plain text and of ids in one byte, the bytes at even and at odd places are alike, of uint16 ids they are not:
-    # the distance between their distributions is about 0.7 for GPT-2's tokens of English or code, below 0.1 for bytes.
+    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions; in uint16 ids they
+    # do not: their distance is about 0.7 for GPT-2's tokens of English or code, and below 0.1 for bytes.
     places = array[:SCANNED].view(np.uint8).reshape(-1, 2)
     low, high = (np.bincount(places[:, place], minlength=256)[1:] for place in (0, 1))
     if min(low.sum(), high.sum()) < FEWEST_TO_COMPARE or np.count_nonzero(high) < FEWEST_KINDS:
@@ -219,7 +224,7 @@ def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> Non
 
 
 def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
-    """Raise DataError where a meta.pkl beside the tokens says that they are not of the model's vocabulary.
+    """Raise DataError where a meta.pkl beside the tokens names another vocabulary size than the model's.
 
     nanoGPT's character-level data come with one: {"vocab_size": 65, "itos": ..., "stoi": ...}.
     """
@@ -229,7 +234,7 @@ def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
     try:
         with path.open("rb") as file:
             size = _PlainUnpickler(file).load()["vocab_size"]
-    except Exception:  # of many kinds: what a pickle holds is anybody's
+    except Exception:  # a pickle can raise anything
         size = None
     if isinstance(size, int) and size != vocab_size:
         raise DataError(
@@ -239,7 +244,7 @@ def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Reads plain values and runs no code."""
+    """An unpickler that reads plain values and runs no code."""
 
     def find_class(self, module_name: str, global_name: str, /) -> Any:
         raise pickle.UnpicklingError(f"{module_name}.{global_name} is code")

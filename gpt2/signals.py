@@ -1,4 +1,4 @@
-"""What asks a process to end: Ctrl-C, SIGTERM at the end of a job, SIGHUP of a closed terminal. Imports no torch."""
+"""Signals that ask a process to end: Ctrl-C, SIGTERM of a job, SIGHUP of a closed terminal. Imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from types import FrameType
 
 
 def ending() -> list[signal.Signals]:
-    """The signals; without SIGHUP where it is ignored, as under nohup, which is to outlive its terminal."""
+    """Return these signals, without SIGHUP where it is ignored, as under nohup."""
     numbers = [signal.SIGINT, signal.SIGTERM]
     if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
         numbers.append(signal.SIGHUP)
@@ -19,7 +19,7 @@ def ending() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """By this handler; outside the main thread, where Python allows none, all is left as it is."""
+    """Handle these signals with `handler` within the block; outside the main thread, Python allows no handlers."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

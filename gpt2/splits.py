@@ -1,12 +1,12 @@
-"""Which files of a folder are trained on and which are for validation: one rule for tokens and for texts.
+"""Decide which files of a folder are for training and which for validation, with one rule for tokens and texts.
 
 files_of_split("mine", folder, files, "train")     # Split(taken=[...], left_out=[...])
 corpus = open_split("mine", folder, "train", vocab_size=50257)
 
 A file's split is the last word in its name that names one: fineweb_val_000000.bin, val.bin, wiki.valid.jsonl and
-webtext-test-1.parquet say so, part_000.bin says nothing. A folder within the corpus that is named after a split
-(train/, val/) says it for all files below. Trained on are the files that say train, or where none does, those that say
-nothing; validation is what says validation; files that say test are for neither. Imports no torch.
+webtext-test-1.parquet name one, part_000.bin does not. A folder within the corpus named after a split (train/, val/)
+sets it for all files below. Training uses the files that say train or, if there are none, those that name no split;
+validation uses those that say validation; files that say test are never used. Imports no torch.
 """
 
 from __future__ import annotations
@@ -29,21 +29,22 @@ WORDS = {
 }
 HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
 WITH_SET = re.compile(r"(set|data|split)$")
-"""As in trainset and valdata."""
+"""Suffixes as in trainset and valdata."""
 WORD = re.compile(r"[A-Z]?[a-z\u00df-\uffff]+|[A-Z]+(?![a-z])")
-"""Letters of other scripts belong to the word they stand in: a text called médiéval is for no validation."""
+"""A word of a file name. Letters of other scripts belong to the word, so a text called médiéval is not for validation.
+"""
 
 
 class Split(NamedTuple):
-    """Files of one split, in order."""
+    """The files of one split, in order."""
 
     taken: list[Path]
     left_out: list[Path]
-    """Files that name no split, where others say train: they may well hold the validation, too."""
+    """Files that name no split where others say train; they may include the validation data."""
 
 
 def split_of(path: PurePath) -> str | None:
-    """The split that a file's path within its corpus says: train, val or test; None where it says none."""
+    """Return the split named by a file's path within its corpus: train, val or test; None where it names none."""
     for part in path.parts:
         words = [WITH_SET.sub("", word.lower()) for word in WORD.findall(HELD_OUT.sub("holdout", part))]
         said = [WORDS[word] for word in words if word in WORDS]
@@ -53,7 +54,7 @@ def split_of(path: PurePath) -> str | None:
 
 
 def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) -> Split:
-    """Of the files of a corpus those of one split. Raises DataError where there is none."""
+    """Select the files of one split from those of a corpus. Raises DataError where there are none."""
     said = {file: split_of(file.relative_to(folder)) for file in files}
     named = [file for file in files if said[file] == split]
     unnamed = [file for file in files if said[file] is None]
@@ -74,9 +75,9 @@ def files_of_split(name: str, folder: Path, files: Sequence[Path], split: Name) 
 
 
 def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
-    """The shards of one split of a folder: those that its index.json lists, else those whose names say so.
+    """Open a folder's shards of one split, as listed in its index.json, or else by their names.
 
-    Raises DataError where there is none, one is not what index.json says, or is damaged or beyond the vocabulary.
+    Raises DataError where there are none, or one is damaged, differs from index.json or exceeds the vocabulary.
     """
     index = read_index(folder)
     if index is not None:

@@ -1,8 +1,8 @@
-"""The stages that apply the toggles, in the order they wrap:
+"""The stages that apply the toggles, in order:
 
     environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision
 
-Importing this module loads no torch, so that a process can be prepared before it does.
+Importing this module loads no torch, so that a process's environment can be set before torch is loaded.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
-    """CPU threads of one rank; unless given, the usable cores shared by the ranks here.
+    """Return the CPU threads of one rank: the toggle's, or the usable cores divided by the ranks on this machine.
 
-    nodes: machines that the ranks are spread over, for who starts them; a rank knows from its torchrun.
+    nodes: machines that the ranks are spread over, for a launcher; a rank reads LOCAL_WORLD_SIZE, which torchrun sets.
     """
     if toggles.threads != "default":
         return toggles.threads
@@ -37,17 +37,17 @@ def threads(toggles: Toggles, nodes: int = 1) -> int:
 
 
 def unheeded_threads(toggles: Toggles, nodes: int = 1) -> str | None:
-    """OMP_NUM_THREADS where that asks for other threads than a rank is given; None where it does not."""
+    """Return the value of OMP_NUM_THREADS where it differs from the number of threads used; else None."""
     asked = os.environ.get("OMP_NUM_THREADS", "").strip()
     given = toggles.threads != "default" or asked in ("", str(threads(toggles, nodes)))
     return None if given else asked
 
 
 def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
-    """Variables that a training process must have before its interpreter starts. nodes: as for threads()."""
-    # Said explicitly because torchrun would otherwise set one thread per rank.
+    """Return environment variables that must be set before a training process starts. nodes: see threads()."""
+    # Set explicitly, because torchrun would otherwise set one thread per rank.
     count = str(threads(toggles, nodes))
-    # CUDA would number the GPUs of a mixed machine by speed, and the driver, whose counters are read, by their place.
+    # CUDA would number unlike GPUs by speed, but the driver, whose counters are read, numbers them by bus id.
     variables = {"OMP_NUM_THREADS": count, "MKL_NUM_THREADS": count, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     variables |= _allocator(toggles.allocator)
     if toggles.affinity == "pinned":
@@ -55,7 +55,7 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     if toggles.compile != "eager" and (folder := other_folder()):
         variables["TMPDIR"] = str(folder)
     if toggles.processes < toggles.world_size:
-        variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # of XLA's CPU backend; others have what they have
+        variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # for XLA's CPU backend only
     return variables
 
 
@@ -64,9 +64,9 @@ CUDA_ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
 
 def _allocator(name: str) -> dict[str, str]:
     if name == "thp":
-        return {"THP_MEM_ALLOC_ENABLE": "1"}  # which torch reads, for blocks of 2 MiB and more
+        return {"THP_MEM_ALLOC_ENABLE": "1"}  # read by torch, for blocks of 2 MiB and more
     if name == "expandable":
-        # torch reads one of the two only; and what this function set before, it must not set once more.
+        # torch reads only one of the two variables; a value that this function set before must not be added again.
         given = os.environ.get(CUDA_ALLOCATOR) or os.environ.get("PYTORCH_ALLOC_CONF", "")
         others = [each for each in given.split(",") if each and not each.startswith("expandable_segments:")]
         return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
@@ -74,19 +74,19 @@ def _allocator(name: str) -> dict[str, str]:
         return {}
     others = [each for each in os.environ.get("LD_PRELOAD", "").split(":") if each and each != library]
     variables = {"LD_PRELOAD": ":".join([library, *others])}
-    if name == "jemalloc":  # by default it gives memory back within ten seconds, and takes no huge pages
+    if name == "jemalloc":  # by default it returns memory within ten seconds and uses no huge pages
         variables["MALLOC_CONF"] = "thp:always,metadata_thp:auto,dirty_decay_ms:-1,muzzy_decay_ms:-1"
     return variables
 
 
 def configure_process(toggles: Toggles, device: Device) -> None:
-    """Set what torch keeps per process: threads, float32 products, attention kernels."""
+    """Set torch's per-process state: threads, precision of float32 matmuls, attention kernels."""
     import torch
 
     torch.set_num_threads(threads(toggles))
     device.set_matmul_precision(toggles.matmul_precision)
     kernels = {
-        "flash": torch.backends.cuda.enable_flash_sdp,  # these flags choose the CPU's kernel too
+        "flash": torch.backends.cuda.enable_flash_sdp,  # these flags select the CPU's kernel too
         "efficient": torch.backends.cuda.enable_mem_efficient_sdp,
         "cudnn": torch.backends.cuda.enable_cudnn_sdp,
         "math": torch.backends.cuda.enable_math_sdp,
@@ -101,7 +101,7 @@ def configure_process(toggles: Toggles, device: Device) -> None:
 
 
 def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
-    """The model's shape with the choices that are made inside it."""
+    """Return the model's config with the toggles that are applied inside the model."""
     return replace(
         config,
         padded_vocab_size=toggles.padded(config.vocab_size),
@@ -116,9 +116,9 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
 
 
 def compile_options(value: str) -> dict[str, Any]:
-    """What torch.compile takes for a value of the toggle `compile`, eager excepted.
+    """Return torch.compile's arguments for a value of the toggle `compile` other than eager.
 
-    torch's max-autotune modes bring coordinate descent along, which is a lever of its own; and torch takes a mode or
+    torch's max-autotune modes include coordinate descent, which is a separate value here; and torch accepts a mode or
     options, not both.
     """
     if value == "coordinate-descent":
@@ -131,28 +131,28 @@ def compile_options(value: str) -> dict[str, Any]:
 
 
 COORDINATE_DESCENT = "coordinate_descent_tuning"
-"""Inductor's name for tuning each Triton kernel's settings one after another."""
+"""Inductor's option that tunes each Triton kernel's settings one after another."""
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
-    """Narrow and compile the model, then make it one of several replicas, or spread it over the ranks."""
+    """Narrow, convert to float8 and compile the model, then replicate it or shard it over the ranks."""
     import torch
 
     from gpt2 import native, parallel
     from gpt2.float8 import to_float8
 
     if toggles.attention == "brgemm":
-        native.library()  # now, so that a compiler's trouble is told before a run writes anything
+        native.library()  # now, so that a failure to compile shows before the run writes anything
     if toggles.weights != "float32":
         model.narrow(getattr(torch, toggles.weights))
     if toggles.float8 != "none":
         to_float8(model, toggles.float8)
     if toggles.compile != "eager":
         options = compile_options(toggles.compile)
-        # What gathers the shards of a block runs before and after it, never within compiled code.
+        # Hooks gather and free a block's shards before and after it, outside compiled code.
         by_block = toggles.compile_region == "block" or toggles.shards_gradients
         for part in model.h if by_block else [model]:
-            part.compile(**options)  # in place: names stay; blocks share what is compiled for the first
+            part.compile(**options)  # in place, so names stay; blocks share the first one's code
         if by_block and not toggles.shards_gradients:
             for name in ("embed", "loss"):
                 setattr(model, name, torch.compile(getattr(model, name), **options))
@@ -160,12 +160,12 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
         return model
     if toggles.shards_gradients:
         return parallel.shard(model, device, toggles.world_size, keep_weights=toggles.sharding == "zero2")
-    # A graph that may not change exchanges gradients in the best order, but cannot leave the exchange out of a step.
+    # With a static graph DDP orders its buckets best, but cannot skip an exchange, as accumulation needs.
     return parallel.replicate(model, device, static_graph=toggles.grad_accum_steps == 1)
 
 
 def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.optim.Optimizer:
-    """AdamW; weight decay on matrices and embeddings, not on biases and LayerNorms."""
+    """Make AdamW with weight decay on matrices and embeddings, but not on biases and LayerNorms."""
     import torch
 
     from gpt2 import parallel
@@ -187,11 +187,11 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
 def precision(
     toggles: Toggles, device: Device
 ) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
-    """What to enter around each forward pass, and the gradient scaler, which does nothing except for float16."""
+    """Return the context for each forward pass, and the gradient scaler, which is disabled except for float16."""
     import torch
 
     dtype = getattr(torch, toggles.autocast)
-    # torch's own first scale, 2**16, may overflow on GPT-2's first gradients, and cost its first step.
+    # torch's initial scale, 2**16, may overflow on GPT-2's first gradients, which would skip the first step.
     enabled = toggles.autocast == "float16"
     scaler = torch.amp.GradScaler(device.torch_device.type, init_scale=2.0**13, enabled=enabled)
     if dtype == torch.float32:
@@ -200,7 +200,7 @@ def precision(
 
 
 def resolved(toggles: Toggles, workload: Workload) -> dict[str, int]:
-    """What values that depend on the machine or the model come to here."""
+    """Return the values that toggles come to on this machine and model."""
     return {
         "threads": threads(toggles),
         "padded_vocab_size": toggles.padded(workload.config.vocab_size),

@@ -1,7 +1,8 @@
-"""A training's tensors, to and from checkpoints, by torch.distributed.checkpoint in safetensors.
+"""Save and load a training's tensors with torch.distributed.checkpoint, as safetensors.
 
-They are named as the plain model's and have its logical shapes, whatever compiles, pads, replicates or shards them:
-what is saved under one set of toggles goes on under another, on as many ranks as there are. Reading runs no code.
+Tensors have the plain model's names and logical shapes, however the model is compiled, padded, replicated or sharded.
+A checkpoint saved under one set of toggles can therefore be resumed under another, on any number of ranks. Reading
+runs no code.
 
     save(folder, training, Saved(...)); saved = read(folder); restore(folder, saved, training)
 """
@@ -29,16 +30,16 @@ from gpt2.train import Training
 from gpt2.workload import GPT2Config
 
 FILE_BYTES = 1 << 30
-"""Of tensors in one file, about: each file is put together in memory."""
+"""Approximate bytes of tensors per file; each file is assembled in memory."""
 AVERAGES = ("exp_avg", "exp_avg_sq")
 FAILURES = (Exception, CheckpointException)
-"""DCP's own, around what went wrong on any rank, is none of the former; safetensors raises several kinds."""
+"""Exceptions to catch: CheckpointException is not an Exception, and safetensors raises several kinds."""
 
 
 def save(folder: Path, training: Training, saved: Saved) -> None:
-    """Write `folder` whole or not at all, replacing one of that name; all ranks must call this together.
+    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks must call this together.
 
-    Raises CheckpointError where it cannot be written, on every rank.
+    Raises CheckpointError on every rank where it cannot be written.
     """
     first = parallel.rank() == 0
     part = _part(folder)
@@ -54,7 +55,10 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
 
 
 def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """As save(), in one process and of weights alone: named and shaped as weights() gives them."""
+    """Write a checkpoint of weights only, from one process; they are named and shaped as weights() returns them.
+
+    Raises CheckpointError.
+    """
     part = _part(folder)
     try:
         _begin(part)
@@ -66,7 +70,7 @@ def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]
 
 
 def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
-    """The model of a checkpoint, float32 on the CPU, named as GPT2's parameters and without padding.
+    """Return a checkpoint's model: float32 tensors on the CPU, named as GPT2's parameters, without padding.
 
     Raises CheckpointError.
     """
@@ -80,15 +84,15 @@ def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
 
 @torch.no_grad()
 def load_weights(model: GPT2, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights as weights() gives them into a model that no rank shares out; its padding stays."""
+    """Copy weights, as weights() returns them, into an unsharded model; its padding rows are left unchanged."""
     for name, parameter in model.named_parameters():
         parameter[: weights[name].size(0)].copy_(weights[name])
 
 
 def restore(folder: Path, saved: Saved, training: Training) -> None:
-    """Put a training where the checkpoint's was; all ranks must call this together.
+    """Restore a training to a checkpoint; all ranks must call this together.
 
-    Raises CheckpointError where it is of another shape, or its files do not hold what they should.
+    Raises CheckpointError where the model's shape differs, or the files cannot be read.
     """
     if saved.updates:
         _prepare(_local(training.optimizer), saved.updates)
@@ -99,7 +103,7 @@ def restore(folder: Path, saved: Saved, training: Training) -> None:
 
 
 def begin_from(folder: Path, training: Training) -> None:
-    """Give a training that has not begun the weights of a checkpoint; as restore()."""
+    """Load only a checkpoint's weights into a training that has not begun; otherwise as restore()."""
     tensors = {name: tensor for name, tensor in _tensors(training).items() if name.startswith("model.")}
     _fill(folder, read(folder), training, tensors)
 
@@ -112,7 +116,7 @@ def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, 
         pairs = ((name, getattr(saved.shape, name), getattr(mine, name)) for name in names)
         differs = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in pairs if theirs != ours)
         raise CheckpointError(f"{folder} is of another model: {differs}")
-    whole = {}  # of padded tensors that ranks share out: their logical rows are no view of this rank's
+    whole = {}  # sharded padded tensors, whose logical rows are not a view of this rank's part
     targets = {}
     for name, tensor in tensors.items():
         rows = _rows(name, training.model)
@@ -128,7 +132,7 @@ def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, 
 
 
 def plain(training: Training) -> GPT2:
-    """The model as one that every rank has whole: itself, or a copy where ranks share it out; all must call this."""
+    """Return the unsharded model: the training's own, or a gathered copy; all ranks must call this together."""
     if not training.toggles.shards_gradients:
         return training.model
     model = build(training.model.config, None, training.device.torch_device)
@@ -138,14 +142,14 @@ def plain(training: Training) -> GPT2:
 
 
 def updates(training: Training) -> int:
-    """Steps that AdamW has taken, which those passed over are not among; the same on every rank."""
+    """Return the number of steps that AdamW has applied, without skipped ones; the same on every rank."""
     states = _local(training.optimizer).state.values()
     mine = max((int(state["step"].item()) for state in states), default=0)
     return max(parallel.gather(mine, training.toggles.processes))
 
 
 def _tensors(training: Training) -> dict[str, Tensor]:
-    """By name, the weights and this rank's averages, as they lie in memory."""
+    """Return the weights and this rank's AdamW averages by name, as they lie in memory."""
     found, optimizer = {}, _local(training.optimizer)
     for name, parameter in training.model.named_parameters():
         found[f"model.{name}"] = parameter.detach()
@@ -155,7 +159,7 @@ def _tensors(training: Training) -> dict[str, Tensor]:
 
 
 def _named(training: Training) -> dict[str, Tensor]:
-    """The same in their logical shapes."""
+    """Return the tensors of _tensors() in their logical shapes."""
     return {
         name: tensor if (rows := _rows(name, training.model)) is None else parallel.whole(tensor)[:rows].contiguous()
         for name, tensor in _tensors(training).items()
@@ -163,18 +167,18 @@ def _named(training: Training) -> dict[str, Tensor]:
 
 
 def _rows(name: str, model: GPT2) -> int | None:
-    """How many rows of a tensor are logical, if not all."""
+    """Return the number of logical rows of a padded tensor; None where all rows are logical."""
     padded = model.config.padded_vocab_size > model.config.vocab_size
     return model.config.vocab_size if padded and ".wte." in f".{name}." else None
 
 
 def _local(optimizer: Any) -> Any:
-    """The optimiser that has this rank's state: ZeroRedundancyOptimizer has one within."""
+    """Return the optimiser with this rank's state, which ZeroRedundancyOptimizer wraps."""
     return getattr(optimizer, "optim", optimizer)
 
 
 def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
-    """Give AdamW the state that it makes in its first step, to be filled."""
+    """Allocate the state that AdamW would create in its first step, so that it can be filled."""
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             state = optimizer.state[parameter]
@@ -195,7 +199,7 @@ def _begin(part: Path) -> None:
 
 
 def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
-    """model: of a training, whose ranks may have tensors that this one has not."""
+    """Write tensors as safetensors; model: that of a training, whose other ranks may have further tensors, or None."""
     if model is None:
         names = list(tensors)
         sizes = [tensor.numel() * 4 for tensor in tensors.values()]
@@ -209,12 +213,12 @@ def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> Non
         total += size
     writer = HuggingFaceStorageWriter(str(part), fqn_to_index_mapping=files, save_distributed=True)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that no process group is there
+        warnings.simplefilter("ignore")  # torch warns where there is no process group
         save_distributed(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
 
 
 def _read(folder: Path, targets: dict[str, Tensor]) -> None:
-    """Fill `targets` in place, number formats converted. Raises CheckpointError."""
+    """Fill `targets` in place, converting number formats. Raises CheckpointError."""
     reader = HuggingFaceStorageReader(str(folder))
     try:
         with warnings.catch_warnings():
@@ -225,7 +229,7 @@ def _read(folder: Path, targets: dict[str, Tensor]) -> None:
 
 
 def _on_first_rank(action: Any) -> None:
-    """Do it there, while the others wait; what goes wrong is raised on all."""
+    """Run `action` on rank 0 while the others wait; raises its OSError on all ranks."""
     problem: Exception | None = None
     if parallel.rank() == 0:
         try:
@@ -241,7 +245,7 @@ def _on_first_rank(action: Any) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """What lies behind it, in a line: DCP raises what went wrong on any rank within an exception of its own."""
+    """Return the underlying error as one line; torch.distributed.checkpoint wraps the errors of all ranks."""
     for failure in getattr(error, "failures", {}).values():
         error = failure[0] if isinstance(failure, tuple) else failure
         break

@@ -1,4 +1,4 @@
-"""Batches straight from a corpus, without shards on a disk, and their position for a checkpoint. Imports no torch.
+"""Batches directly from a corpus, without shards on disk, with a position for checkpoints. Imports no torch.
 
 batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337)
 x, y = batches.sequences(step=0, first=0, count=4)                # as gpt2.data.Batches, steps in rising order
@@ -27,28 +27,28 @@ from gpt2.shards import TOKEN, Shards
 
 BLOCK_DOCUMENTS = 8192
 BLOCK_CHARS = 64 << 20
-"""A block of long documents ends here; with the blocks ahead it takes some 250 MB of English."""
+"""Largest number of characters in a block; with the blocks read ahead it takes some 250 MB for English."""
 PIECE_CHARS = 1 << 14
-"""A text is shuffled, and held out for validation, in pieces of about so many characters: 4,000 tokens of English."""
+"""Approximate characters of the pieces in which a text is shuffled and held out: 4,000 tokens of English."""
 KEPT = 16
-"""Steps whose position is known: a loader may be that far ahead of the checkpoint."""
+"""Number of recent steps whose position is kept; a loader may be that far ahead of the checkpoint."""
 
 
 @dataclass(frozen=True)
 class HeldOut:
-    """The first documents of a corpus, for validation: a stream that is given them leaves them out."""
+    """The first documents of a corpus, for validation; a stream that is given them leaves them out."""
 
     corpus: Shards
     """Their tokens, as many as were asked for, in memory."""
     digests: frozenset[bytes]
-    """Of each document, by which it is known wherever it comes."""
+    """Digest of each document, by which it is recognised wherever it occurs."""
 
 
 def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> HeldOut:
-    """Read the first `tokens` tokens of a corpus; the documents they are of, the last one whole, are held out.
+    """Read the first `tokens` tokens of a corpus, and hold out the documents that they come from.
 
-    The documents are used up: open them again to train. Raises DataError where the
-    corpus is shorter, unless `or_all` of it are asked for.
+    The last of these documents is held out as a whole. The documents are consumed: open them again to train. Raises
+    DataError where the corpus is shorter, unless `or_all` is set.
     """
     assert tokens > 0
     documents.cut(PIECE_CHARS)
@@ -70,28 +70,28 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
 
 
 class _Place(NamedTuple):
-    """Where a block begins."""
+    """Position of a block."""
 
     epoch: int
     block: int
     position: dict[str, Any] | None
-    """In the documents, as these give it; None is the beginning of the epoch."""
+    """Position in the documents, as Documents.state_dict() gives it; None is the beginning of the epoch."""
 
 
 class _Block(NamedTuple):
     place: _Place
     tokens: np.ndarray
-    """Those of the block's documents, in their new order."""
+    """Tokens of the block's documents, in shuffled order."""
 
 
 class StreamedBatches:
     """The global batch of every step, from documents that are shuffled in blocks as they are read.
 
-    `block_documents` documents are read, put into an order drawn from (seed, epoch, block) and their tokens
-    given out; then the next block. Those of `held_out` are left out (see hold_out). A text file counts piece by
-    piece. Each epoch reads the files in an order of its own. A batch depends on the corpus, the seed and the step
-    alone: each rank reads the whole stream and takes its rows.
-    Raises DataError where the corpus does.
+    `block_documents` documents are read, their tokens are put in an order drawn from (seed, epoch, block), and the
+    next block follows. Documents in `held_out` are left out (see hold_out). A text file counts piece by piece. Each
+    epoch reads the files in an order of its own. A batch depends on the corpus, the seed and the step alone: each rank
+    reads the whole stream and takes its rows. Raises DataError as the corpus does, or where `state` belongs to another
+    corpus or other settings.
     """
 
     def __init__(
@@ -128,22 +128,22 @@ class StreamedBatches:
             place = _Place(state["epoch"], state["block"], state["position"])
             skip, first = state["skip"], state["step"]
         self._working = threading.Lock()
-        """Held while a block is made."""
+        """Held while a block is being read."""
         self._ending = False
         atexit.register(self._end)
         self._blocks = Prefetched(self._guarded(self._read(place)), _same, ahead=1)
         self._held: deque[_Block] = deque()
         self._used = skip
-        """Tokens of the first held block that come before the step after this one."""
+        """Tokens of the first held block that earlier steps have used."""
         self._first, self._step = first, first - 1
         self._tokens = np.empty(0, dtype=np.int64)
         self._states: dict[int, dict[str, Any]] = {}
         self._note_state(first, place)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Sequences first to first + count of the global batch of `step`; see gpt2.data.Batches.sequences.
+        """Return sequences first to first + count of the global batch of `step`; see gpt2.data.Batches.sequences.
 
-        A step may be asked for again until a later one is; earlier ones are gone.
+        A step can be asked for again until a later one is; earlier ones are no longer available.
         """
         assert max(self._first, self._step) <= step
         assert first + count <= self.sequences_per_step
@@ -154,9 +154,9 @@ class StreamedBatches:
         return taken[:, :-1], taken[:, 1:]
 
     def state(self, step: int) -> dict[str, Any]:
-        """Position before `step`, JSON-able: with it, a new StreamedBatches begins there and gives the same batches.
+        """Return the position before `step`, JSON-able, from which a new StreamedBatches gives the same batches.
 
-        Known for the step to come and the last KEPT steps that were asked for.
+        Available for the next step and the last KEPT steps that were asked for.
         """
         assert step in self._states, f"the position before step {step} is not kept: {sorted(self._states)}"
         return self._states[step]
@@ -170,7 +170,7 @@ class StreamedBatches:
         parts, place = [], self._used
         while sum(len(block.tokens) for block in self._held) - self._used < wanted + 1:
             self._held.append(next(self._blocks))
-        left = wanted + 1  # the last target is the first input of the step after it
+        left = wanted + 1  # the last target is the first input of the next step
         for block in self._held:
             part = block.tokens[place : place + left]
             parts.append(part)
@@ -188,7 +188,7 @@ class StreamedBatches:
             del self._states[old]
 
     def _end(self) -> None:
-        """Let no block be in the making while the interpreter ends: a thread inside pyarrow would abort it."""
+        """Wait until no block is being read while the interpreter exits: a thread inside pyarrow would abort it."""
         self._ending = True
         self._working.acquire(timeout=10)
 
@@ -199,7 +199,7 @@ class StreamedBatches:
             yield block
 
     def _read(self, place: _Place) -> Iterator[_Block]:
-        """Blocks from there on, without end; runs in a thread of its own, ahead of the trainer."""
+        """Yield blocks from `place` on, without end; runs in a thread of its own, ahead of the trainer."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="tokenise") as pool:
             epoch, number, position = place
             while True:
@@ -219,7 +219,7 @@ class StreamedBatches:
                 epoch, number, position = epoch + 1, 0, None
 
     def _pieces(self) -> Iterator[tuple[list[Piece], dict[str, Any]]]:
-        """The documents of each block, and the position after it."""
+        """Yield the documents of each block, and the position after it."""
         pieces: list[Piece] = []
         characters = 0
         for piece in self._documents:

@@ -1,4 +1,4 @@
-"""JSON by RFC 8259, which knows no NaN and no Infinity: a number that is not finite is null. Imports no torch."""
+"""Write JSON that conforms to RFC 8259: NaN and infinities become null. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 def dumps(value: Any, *, indent: int | None = None) -> str:
-    """As json.dumps(), in UTF-8; tuples are lists.
+    """Serialise as json.dumps() does, in UTF-8; tuples become lists.
 
-    Bytes of a file's name that are no UTF-8 become JSON's escapes, so that what is returned can always be written.
+    Bytes of a file name that are not UTF-8 become escapes, so that the result can always be written.
     """
     text = json.dumps(_finite(value), indent=indent, ensure_ascii=False, allow_nan=False)
     return text.encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Which toggles a kind of device can do, and which of them need one another. Imports no torch."""
+"""Check which toggles a kind of device supports, and which toggles require others. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from gpt2.toggles import HOST, SCALED, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:
-    """Raise UnsupportedToggle where the kind of device cannot do a toggle, or a toggle needs another one.
+    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires another one.
 
-    What this very device can do, gpt2.device.check asks it.
+    gpt2.device.check also asks the actual device.
     """
     for toggle in fields(toggles):
         value = getattr(toggles, toggle.name)
@@ -28,7 +28,7 @@ def check(toggles: Toggles) -> None:
         reason = "one rank has nobody to share with; choose a world_size above 1, or none"
         raise UnsupportedToggle("sharding", toggles.sharding, reason)
     if toggles.cuda_graphs and toggles.shards_gradients:
-        # A graph replays with the addresses that it was recorded with; gathered weights lie elsewhere each time.
+        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each time.
         reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
         raise UnsupportedToggle("compile", toggles.compile, reason)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
@@ -38,7 +38,7 @@ def check(toggles: Toggles) -> None:
 
 
 def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
-    """A toggle that does nothing, or the wrong thing, without another one: its name, its value and what it needs."""
+    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and requirement."""
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
     if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
@@ -74,7 +74,7 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
 
 
 def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
-    """By toggle that is set to what others must be set for: those others, and to what."""
+    """Return, for each toggle in use, the values that it requires of other toggles."""
     bfloat16 = {"autocast": "bfloat16"}
     found: dict[str, dict[str, str]] = {}
     if toggles.residual == "bfloat16":
@@ -85,6 +85,6 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":
-        # Scaled in a pass of their own, gradients would be rounded to bfloat16 once more.
+        # A separate scaling pass would round the gradients to bfloat16 once more.
         found["weight_casts"] = bfloat16 | {"adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
     return found

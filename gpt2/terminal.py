@@ -1,4 +1,4 @@
-"""What all commands have in common: their streams, how they end where something is wrong, help. Imports no torch."""
+"""Shared parts of the commands: output streams, exit on errors, help texts. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 WIDTHS = range(20, 10_000)
-"""Columns of a terminal that text can be laid out for."""
+"""Accepted values of COLUMNS, the width of a terminal."""
 
 
 def use_streams() -> None:
-    """Let stdout and stderr take whatever text comes, and forget a width that no terminal has.
+    """Make stdout and stderr accept any text, and ignore an implausible COLUMNS.
 
-    What a stream's encoding lacks becomes a question mark; a stream that is closed takes everything and shows nothing.
+    Characters that a stream's encoding lacks become question marks; output to a closed stream is discarded.
     """
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -28,14 +28,14 @@ def use_streams() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8", errors="replace"))  # noqa: SIM115
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
-    os.environ.pop("MPLBACKEND", None)  # of a notebook: here pictures are files only
+    os.environ.pop("MPLBACKEND", None)  # set by a notebook; pictures here go to files only
     columns = os.environ.get("COLUMNS", "")
     if not columns.isdecimal() or int(columns) not in WIDTHS:
         os.environ.pop("COLUMNS", None)
 
 
 def stderr_console() -> Console:
-    """For progress on stderr; once nobody reads it any more, it says nothing: rich itself would end the program."""
+    """Return a console for progress on stderr that goes quiet when its reader is gone, where rich would exit."""
     from rich.console import Console
 
     class Lasting(Console):
@@ -46,7 +46,7 @@ def stderr_console() -> Console:
 
 
 def finite(value: float | None) -> float | None:
-    """For an option that takes a number: refuses infinity and what is no number."""
+    """Validate a number given as an option: refuse infinities and NaN."""
     if value is not None and not math.isfinite(value):
         raise typer.BadParameter(f"{value} is no finite number")
     return value
@@ -58,12 +58,13 @@ def denied(error: PermissionError) -> str:
 
 
 def fail(error: Exception | str, code: int = 2) -> NoReturn:
+    """Print an error and exit with `code`."""
     typer.echo(f"gpt2: {error}", err=True)
     raise typer.Exit(code) from None
 
 
 def paragraphs(docstring: str) -> str:
-    """Each as one line, for a terminal of any width to break."""
+    """Join each paragraph of a docstring into one line, for a terminal of any width to wrap."""
     return "\n\n".join(" ".join(each.split()) for each in docstring.split("\n\n"))
 
 

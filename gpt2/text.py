@@ -1,12 +1,12 @@
-"""Text to tokens of GPT-2's own vocabulary, and a text file to a token shard. Imports no torch.
+"""Tokenise text with GPT-2's vocabulary, and text files into token shards. Imports no torch.
 
-ids = encode("To be, or not to be")               # all text of this package becomes tokens by this function
+ids = encode("To be, or not to be")               # all text of this package is tokenised by this function
 shard = tokenise(Path("input.txt"))               # the file's tokens, cached
 
-A long text is cut into parts that are encoded one by one. A cut stands where the tokenizer's own pattern always
-separates, so that no token changes: before white space that a visible character follows, and between a letter or
-digit and a punctuation mark. A stretch of more than LONGEST characters without such a place, such as a million
-letters, is cut every LONGEST characters from its beginning. That depends on the text alone, not on how it is read.
+A long text is cut into parts that are encoded separately. Cuts are made where the tokenizer's own pattern always
+separates, so that no token changes: before white space followed by a visible character, and between a letter or digit
+and a punctuation mark. A stretch of more than LONGEST characters without such a place, such as a million letters, is
+cut every LONGEST characters from its beginning. Cuts depend on the text alone, not on how it is read.
 """
 
 from __future__ import annotations
@@ -29,22 +29,26 @@ if TYPE_CHECKING:
 
 END_OF_TEXT = "<|endoftext|>"
 CONTROL, FEWEST, CONTROL_SHARE = bytes({*range(32)} - {*b"\b\t\n\v\f\r\x1b"}), 16, 0.75
-"""Characters that no text has many of, NUL among them; bytes from which, and share of all others below which, a sample
-is no text. Latin and Cyrillic letters in UTF-16 are valid UTF-8 with one such character each."""
+"""Control characters that are rare in text, NUL among them.
+
+A sample of at least FEWEST bytes, of which fewer than CONTROL_SHARE are other bytes, is not text. Latin and Cyrillic
+letters in UTF-16 are valid UTF-8 with one such character each.
+"""
 HOLE = "\0" * 4096
 """A part of a file that was never written."""
 POINTER_BYTES = 1024
-"""A pointer of git LFS is smaller than this."""
+"""Upper limit for the size of a git LFS pointer."""
 TOKENISED = 2
-"""Version of the ways in which a text is cut: cached tokens of another one are not taken."""
+"""Version of the rules for cutting texts; cached tokens of other versions are not used."""
 LONGEST = 1 << 18
-"""Characters encoded at once. tiktoken panics at a million blanks before a word; at 600,000 it does not yet."""
+"""Characters encoded at most at once. tiktoken panics at a million blanks before a word, but not at 600,000."""
 BLANK, VISIBLE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-"""White space as tiktoken has it, and all else: to Python the four separators of ASCII are white space too."""
+"""White space as tiktoken defines it, and everything else; Python also counts ASCII's four separators as white space.
+"""
 WORD = r"[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
-"""Letters and digits of every version of Unicode: not all, but those of writing without spaces among them."""
+"""Letters and digits in every version of Unicode: not all of them, but including those of scripts without spaces."""
 MARK = r"[!-/:-@\[-`{-~\u3001-\u3003\u3008-\u3011\uff01\uff0c\uff1a\uff1b\uff1f]"
-"""Punctuation marks of every version of Unicode; these are most of them."""
+"""Most of the punctuation marks in every version of Unicode."""
 LAST_CUT = re.compile(rf"(?s:.+)(?:(?={BLANK}{VISIBLE})|(?<={WORD})(?={MARK}))")
 """Matches up to the last place where a cut changes no token."""
 
@@ -56,9 +60,9 @@ class TokeniseError(DataError):
 def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     """Encode a UTF-8 text file with GPT-2's vocabulary; returns the cached shard, in llm.c's format.
 
-    The shard is named by the text's sha256. Text is read and encoded piece by piece, never held whole. A byte order
-    mark at its beginning is no text. Special tokens in the text are encoded as ordinary text. Raises DataError where
-    the text is not UTF-8 or blank, or the vocabulary cannot be had.
+    The shard is named by the text's sha256. Text is read and encoded piece by piece. A byte order mark at the
+    beginning is ignored. Special tokens in the text are encoded as ordinary text. Raises DataError where the text is
+    not UTF-8 or blank, or the vocabulary is not available.
     """
     digest = _digest(path)
     target = cache_dir() / "tokens" / f"{digest}-gpt2-{TOKENISED}.bin"
@@ -82,14 +86,14 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
 
 
 def _digest(path: Path) -> str:
-    """sha256 of a text, without its byte order mark."""
+    """Return the sha256 of a text without its byte order mark."""
     with path.open("rb") as file:
         file.seek(len(codecs.BOM_UTF8) if file.read(len(codecs.BOM_UTF8)) == codecs.BOM_UTF8 else 0)
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def end_of_text_written(path: Path) -> str | None:
-    """A warning where a text file holds <|endoftext|> in writing, as if to part documents; None where it does not."""
+    """Return a warning where a text file contains <|endoftext|> as text, as if to separate documents; else None."""
     count = remembered([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})["count"]
     if not count:
         return None
@@ -105,34 +109,33 @@ def _count(path: Path, what: bytes) -> int:
         while chunk := file.read(1 << 24):
             held += chunk
             count += held.count(what)
-            held = held[-len(what) + 1 :]  # too short to hold it whole
+            held = held[-len(what) + 1 :]  # too short to contain it
     return count
 
 
 def encode(text: str, where: str = "the text") -> np.ndarray:
-    """A text's tokens, uint16, as tiktoken has them but where a long stretch must be cut; see above.
+    """Return a text's tokens, uint16, as tiktoken gives them except where a long stretch is cut (see above).
 
-    Special tokens in the text are ordinary text; half a surrogate pair is U+FFFD. Raises TokeniseError, which begins
-    with `where`, or DataError where the vocabulary cannot be had.
+    Special tokens in the text are ordinary text; an unpaired surrogate becomes U+FFFD. Raises TokeniseError, whose
+    message begins with `where`, or DataError where the vocabulary is not available.
     """
     encoding = gpt2_encoding()
     try:
         found = [encoding.encode_to_numpy(part, disallowed_special=()) for part in _parts(text)]
-    except UnicodeEncodeError:  # half a surrogate pair, which JSON can hold; what follows is tiktoken's own way
+    except UnicodeEncodeError:  # an unpaired surrogate, possible in JSON; replaced as tiktoken itself does
         return encode(text.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), where)
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError):
         raise
-    except BaseException as error:  # a panic in tiktoken is no Exception
+    except BaseException as error:  # a panic in tiktoken is not an Exception
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise TokeniseError(f"{where} cannot be tokenised (tiktoken: {said})") from None
     return np.concatenate(found, dtype=TOKEN, casting="unsafe")
 
 
 def encoded(prompt: str) -> list[int]:
-    """A prompt as GPT-2's tokens; an empty one is <|endoftext|>, from which GPT-2 begins without a prompt.
+    """Return a prompt's tokens; an empty prompt becomes <|endoftext|>, from which GPT-2 generates unconditionally.
 
-    <|endoftext|> in a prompt is that token. In a corpus, whose text is somebody else's, it is ordinary text: see
-    encode(). Raises as encode() does.
+    <|endoftext|> in a prompt is that token. In a corpus it is ordinary text (see encode()). Raises as encode() does.
     """
     first, *others = (encode(part).tolist() for part in prompt.split(END_OF_TEXT))
     tokens = first + [token for part in others for token in (gpt2_encoding().eot_token, *part)]
@@ -140,7 +143,7 @@ def encoded(prompt: str) -> list[int]:
 
 
 def _parts(text: str) -> Iterator[str]:
-    """A text in parts of at most LONGEST characters."""
+    """Cut a text into parts of at most LONGEST characters."""
     start = 0
     while len(text) - start > LONGEST:
         found = LAST_CUT.match(text, start, start + LONGEST + 1)
@@ -151,9 +154,9 @@ def _parts(text: str) -> Iterator[str]:
 
 
 def pieces(path: Path, piece_chars: int) -> Iterator[str]:
-    """A text file in parts of about so many characters, whose tokens one by one are those of the whole.
+    """Yield a text file in pieces of about `piece_chars` characters that can be tokenised separately.
 
-    At most two parts and LONGEST characters are held. Raises DataError where the file is no UTF-8 text.
+    At most two pieces and LONGEST characters are in memory. Raises DataError where the file is not UTF-8 text.
     """
     held = ""
     with path.open("rb") as file:
@@ -172,7 +175,7 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
                 if HOLE in held:
                     raise _no_text(path, head)
                 found = LAST_CUT.match(held)
-                end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next may make a place
+                end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next chunk may add a place
                 if end:
                     yield held[:end]
                     held = held[end:]
@@ -193,13 +196,13 @@ def _no_text(path: Path, head: bytes) -> DataError:
 
 
 def of_other_kind(head: bytes) -> str:
-    """What a file that is not UTF-8 is, by its first bytes, to add to an error; empty where they do not say."""
+    """Return the kind of a file that is not UTF-8, for an error message; empty where it is not recognised."""
     kind = kind_of(head)
     return f"; the file is {kind}: make UTF-8 text of it" if kind else ""
 
 
 def _first_undecodable(file: IO[bytes]) -> int:
-    """Place in bytes of what is not UTF-8."""
+    """Return the byte offset of the first invalid UTF-8."""
     decoder, before = codecs.getincrementaldecoder("utf-8")(), 0
     while True:
         chunk = file.read(1 << 20)
@@ -212,8 +215,8 @@ def _first_undecodable(file: IO[bytes]) -> int:
 
 
 def gpt2_encoding() -> tiktoken.Encoding:
-    """GPT-2's vocabulary, by tiktoken. Raises DataError where it cannot be had."""
-    import tiktoken  # here, not above: only text needs it, and it takes a while to load
+    """Return tiktoken's GPT-2 encoding. Raises DataError where it is neither cached nor downloadable."""
+    import tiktoken  # here, because only text needs it and it takes a while to load
 
     try:
         return tiktoken.get_encoding("gpt2")

@@ -1,7 +1,7 @@
-"""How GPT-2 is trained: one field per optimisation, its values, and where each of them can be had.
+"""The toggles: one field per optimisation, with its values and the devices that support them.
 
-A new optimisation is a field of Toggles, a branch in the stage of gpt2.stages that it belongs to, and a proof in
-gpt2.proofs. Importing this module loads no torch, so that ladders can be read without it.
+A new optimisation is a field of Toggles, a branch in its stage in gpt2.stages, and a proof in gpt2.proofs. Importing
+this module loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ HOST = "cpu"
 
 
 SPMD = frozenset({"xla"})
-"""Devices that one process feeds together, by a program that is split over them; elsewhere each has its own."""
+"""Devices that are all fed by one process, with one program split over them; other devices have a process each."""
 EAGER = frozenset({"cpu", "cuda", "mps"})
-"""Devices that run op by op, or as torch.compile arranged it; XLA compiles each whole step by itself."""
+"""Devices that run op by op, or code from torch.compile; XLA compiles each whole step by itself."""
 SCALED = frozenset({"cpu", "cuda"})
-"""Devices whose fused AdamW heeds the scale of gradients, and whether any of them overflowed."""
+"""Devices whose fused AdamW applies a gradient scale and skips the update on overflow."""
 
 
 class UnsupportedToggle(Exception):
-    """A toggle that this device cannot do; the message says why and what to choose instead."""
+    """A toggle that this device does not support; the message says why and what to choose instead."""
 
     def __init__(self, toggle: str, value: object, reason: str) -> None:
         super().__init__(f"{toggle}: {value}: {reason}")
@@ -34,7 +34,7 @@ class UnsupportedToggle(Exception):
 
 @dataclass(frozen=True)
 class Only:
-    """The kinds of device that can do one value of a toggle, and what to say elsewhere."""
+    """The kinds of device that support one value of a toggle, and the message for others."""
 
     devices: Collection[str]
     otherwise: str
@@ -49,11 +49,11 @@ def choice(
     maths: Mapping[Any, str] | None = None,
     note: Callable[[Toggles, Workload], str] | None = None,
 ) -> Any:
-    """A field of Toggles.
+    """Make a field of Toggles.
 
-    only: values that not every device can do. precision: values that change the arithmetic, with their class (see
-    LOSS_TOLERANCE). maths: values that make it another training than GPT-2's with other rounding, and why. note: what
-    a reader of the scoreboard must be told beside the value.
+    only: values that not every device supports. precision: values that change the arithmetic, with their class (see
+    LOSS_TOLERANCE). maths: values that differ from GPT-2's training by more than rounding, and why. note: returns what
+    the scoreboard should say beside the value.
     """
     metadata = {"help": help, "only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
     return field(default=default, metadata=metadata)
@@ -61,7 +61,7 @@ def choice(
 
 @dataclass(frozen=True, kw_only=True)
 class Toggles:
-    """Every optimisation, at its baseline. A rung is replace(previous, **changes)."""
+    """All optimisations, off by default. A rung is replace(previous, **changes)."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -266,7 +266,7 @@ class Toggles:
     def __post_init__(self) -> None:
         for toggle in fields(self):
             value = getattr(self, toggle.name)
-            if isinstance(value, bool):  # which Python takes for 0 or 1
+            if isinstance(value, bool):  # a bool is an int in Python
                 raise ValueError(
                     f"{toggle.name}: YAML reads on, off, yes and no as true and false; none of them is a value"
                 )
@@ -275,41 +275,41 @@ class Toggles:
 
     @property
     def processes(self) -> int:
-        """Processes that train together: one per device, except where one feeds them all."""
+        """Number of processes that train together: one per device, except where one process feeds all devices."""
         return 1 if self.device in SPMD else self.world_size
 
     @property
     def sequences(self) -> int:
-        """Of one forward pass in one process."""
+        """Sequences per forward pass of one process."""
         return self.micro_batch_size * self.world_size // self.processes
 
     def padded(self, vocab_size: int) -> int:
-        """Rows of the embedding for a vocabulary."""
+        """Return the embedding's number of rows for a vocabulary."""
         return -(-vocab_size // self.vocab_multiple) * self.vocab_multiple
 
     @property
     def cuda_graphs(self) -> bool:
-        """Whether steps are recorded once and then replayed."""
+        """True if steps are recorded as CUDA graphs and replayed."""
         return self.compile in ("reduce-overhead", "max-autotune")
 
     @property
     def shards_gradients(self) -> bool:
-        """Whether each rank keeps its share of every tensor only, by torch's fully_shard."""
+        """True if each rank keeps only its shard of every tensor, with torch's fully_shard."""
         return self.sharding in ("zero2", "fsdp2")
 
     def tokens_per_step(self, seq_len: int) -> int:
-        """Tokens of one optimiser step over all ranks."""
+        """Return the tokens of one optimiser step over all ranks."""
         return self.micro_batch_size * self.grad_accum_steps * self.world_size * seq_len
 
     def product_format(self) -> str:
-        """Number format of the matrix products' inputs."""
+        """Return the number format of the matmuls' inputs."""
         if self.autocast != "float32":
             return self.autocast
-        high = "float32" if self.device in SPMD else "tf32"  # a TPU adds up three products of bfloat16
+        high = "float32" if self.device in SPMD else "tf32"  # a TPU sums three bfloat16 matmuls
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def maths(self) -> dict[str, str]:
-        """What makes this another training than GPT-2's with other rounding of products: "toggle=value", and why."""
+        """Return the toggles that change GPT-2's training by more than matmul rounding: "toggle=value", and why."""
         return {
             f"{toggle.name}={value}": why
             for toggle in fields(self)
@@ -317,7 +317,7 @@ class Toggles:
         }
 
     def precision_class(self) -> str:
-        """The coarsest arithmetic switched on: a key of LOSS_TOLERANCE."""
+        """Return the coarsest arithmetic in use, a key of LOSS_TOLERANCE."""
         classes = {"float32"}
         for toggle in fields(self):
             classes.add(toggle.metadata["precision"].get(getattr(self, toggle.name), "float32"))
@@ -325,11 +325,11 @@ class Toggles:
 
 
 BASELINE = Toggles()
-"""Nothing switched on."""
+"""All toggles at their defaults."""
 
 
 def resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """Derive grad_accum_steps where the workload fixes the tokens per step. Raises ValueError if it cannot."""
+    """Derive grad_accum_steps from the workload's tokens per step, if given. Raises ValueError where it cannot."""
     if workload.tokens_per_step is None:
         return toggles
     once = replace(toggles, grad_accum_steps=1).tokens_per_step(workload.seq_len)
@@ -343,9 +343,9 @@ def resolve(workload: Workload, toggles: Toggles) -> Toggles:
 
 
 def describe(toggles: Toggles, before: Toggles | None, workload: Workload) -> list[str]:
-    """What differs from the rung before, for a reader: "vocab_multiple=64 (50304 rows, ...)".
+    """Describe the differences from the previous rung for a reader: "vocab_multiple=64 (50304 rows, ...)".
 
-    Without one, the device and what differs from the baseline.
+    Where `before` is None, this is the device and the differences from the baseline.
     """
     described = []
     for toggle in fields(Toggles):

@@ -1,4 +1,4 @@
-"""GPT-2's vocabulary as the files that transformers reads, made from tiktoken's. Imports no torch.
+"""Write GPT-2's vocabulary as the files that transformers reads, from tiktoken's. Imports no torch.
 
 python -c "from pathlib import Path; from gpt2.tokenizer_files import write_tokenizer; write_tokenizer(Path('tok'))"
 """
@@ -16,16 +16,16 @@ from gpt2.text import gpt2_encoding
 
 END_OF_TEXT = "<|endoftext|>"
 SIZE = 50257
-"""Tokens of GPT-2's vocabulary; the last one is END_OF_TEXT, no merge of others."""
+"""Number of tokens in GPT-2's vocabulary; the last is END_OF_TEXT, which is not a merge."""
 SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
-"""Of these tokens as spell() writes them, a line each."""
+"""sha256 of these tokens as spell() writes them, one per line."""
 
 
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
-    """Write what `transformers.AutoTokenizer.from_pretrained(folder)` needs to encode as tiktoken does.
+    """Write the files with which `transformers.AutoTokenizer.from_pretrained(folder)` encodes as tiktoken does.
 
-    n_ctx: the longest text, in tokens, that it takes without a warning. Raises gpt2.cache.DataError where the
-    vocabulary cannot be had, or a file not be written.
+    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.cache.DataError where the vocabulary
+    is not available, or a file cannot be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
         with replacing(folder / name) as file:
@@ -33,7 +33,7 @@ def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
 
 
 def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
-    """By name, the text of the files that write_tokenizer() writes. Raises gpt2.cache.DataError."""
+    """Return the contents of the tokenizer files by name. Raises gpt2.cache.DataError."""
     vocabulary = gpt2_encoding()
     tokens = [vocabulary.decode_single_token_bytes(rank) for rank in range(SIZE - 1)]
     spelled = {spell(token): rank for rank, token in enumerate(tokens)} | {END_OF_TEXT: SIZE - 1}
@@ -52,9 +52,9 @@ def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
 
 
 def other_vocabulary(folder: Path) -> Path | None:
-    """The file that says that a folder of transformers has another vocabulary than GPT-2's; None where none does.
+    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's; None where none does.
 
-    Tokens that were added to GPT-2's are no other vocabulary.
+    Tokens added to GPT-2's do not count as another vocabulary.
     """
     for name in ("tokenizer.json", "vocab.json"):
         if (folder / "config.json").is_file() and (path := folder / name).is_file():
@@ -69,15 +69,15 @@ def _is_gpt2(path: Path) -> bool:
         ranks = (content["model"]["vocab"] if path.stem == "tokenizer" else content) | added
         tokens = {rank: token for token, rank in ranks.items()}
         found = "\n".join(tokens[rank] for rank in range(SIZE))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # whatever it is of, GPT-2's it is not
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not GPT-2's in any case
         return False
     return hashlib.sha256(found.encode(errors="replace")).hexdigest() == SHA256
 
 
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
-    """The two tokens that each one of more than one byte is joined of, in the order of their ranks.
+    """Return, in order of rank, the two tokens that each token of several bytes is merged from.
 
-    tokens: all of them, by rank. A token's parts are what encoding its bytes comes to just before the last merge.
+    tokens: all of them, by rank. The two are what encoding the token's bytes gives just before the last merge.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     return [_last_pair(token, ranks) for token in tokens if len(token) > 1]
@@ -94,12 +94,12 @@ def _last_pair(token: bytes, ranks: dict[bytes, int]) -> tuple[bytes, bytes]:
 
 
 def spell(token: bytes) -> str:
-    """A token as the files write it: one printable character for each byte."""
+    """Return a token as the files write it: one printable character per byte."""
     return "".join(LETTERS[byte] for byte in token)
 
 
 def _letters() -> list[str]:
-    """By byte: what is visible in Latin-1 stands for itself, the others for what follows Latin-1, in their order."""
+    """Return the character of each byte: visible Latin-1 stands for itself, others map to U+0100 onwards."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     hidden = iter(range(0x100, 0x200))
     return [chr(byte if byte in visible else next(hidden)) for byte in range(0x100)]

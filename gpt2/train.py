@@ -1,4 +1,4 @@
-"""The training loop: an iterator of optimiser steps that holds no clock, no logger and no file.
+"""The training loop: an iterator of optimiser steps, without clock, logger or files.
 
 for step in itertools.islice(train(workload, toggles, device, micro_batches), 10):
     print(step.loss.item())
@@ -28,22 +28,22 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One optimiser step. The tensors stay on the device: reading them waits for it."""
+    """One optimiser step. The tensors stay on the device; reading them waits for it."""
 
     loss: Tensor
-    """Mean cross-entropy of this rank's micro-batches, in nats; the mean over ranks is that of the global batch."""
+    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is that of the global batch."""
     grad_norm: Tensor
-    """Global gradient norm before clipping, the same on every rank; not finite where float16's scaler skipped it."""
+    """Global gradient norm before clipping, equal on all ranks; not finite where float16's scaler skipped the step."""
     tokens: int
-    """Trained on in this step by all ranks together."""
+    """Tokens of this step over all ranks."""
 
 
 def micro_batches(
     batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """This process's share of each global batch, in order: inputs and targets, int64 (sequences, seq_len).
+    """Yield this process's part of each global batch, in order: inputs and targets, int64 (sequences, seq_len).
 
-    Micro-step m of a step takes, for process `rank` of W, sequences (m W + rank) B to (m W + rank + 1) B.
+    Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
     """
     B, W, A = toggles.sequences, toggles.processes, toggles.grad_accum_steps
     assert batches.sequences_per_step == A * W * B
@@ -54,11 +54,11 @@ def micro_batches(
 
 
 class Training(Iterator[Step]):
-    """Optimiser steps without end, one per item, with what computes them open to be looked at; made by train().
+    """An iterator of optimiser steps, whose model, optimiser and other parts are public; made by train().
 
-    It ends where its batches end. `model` is the plain GPT2 (compiled in place where that is asked for), `wrapped`
-    the module whose forward pass runs, one of several replicas where there are several ranks. Where these share the
-    weights out, both are one, and its parameters are this rank's shards.
+    It ends where its batches end. `model` is the plain GPT2 (compiled in place where asked for). `wrapped` is the
+    module whose forward pass runs: the model, or one of several replicas. Where ranks shard the weights, both are the
+    same module, and its parameters are this rank's shards.
     """
 
     def __init__(
@@ -71,13 +71,13 @@ class Training(Iterator[Step]):
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
         self.leaves = leaves(self.optimizer)
         self.autocast, self.scaler = stages.precision(toggles, device)
-        device.end_step()  # a step is a program of its own, without what came before it
+        device.end_step()  # a lazy device runs the set-up now, so that it is not part of the first step's program
         self.micro_batch: tuple[Tensor, Tensor] | None = None
-        """The last one trained on: inputs and targets on the device, strides and all as compiled code expects them."""
+        """The last micro-batch: inputs and targets on the device, with the strides that compiled code expects."""
         self.number = 0
-        """Steps taken so far, those that were passed over included: which step comes next."""
+        """Steps taken so far, skipped ones included; this is the number of the next step."""
         self.accept: Callable[[Tensor, Tensor], bool] | None = None
-        """Asked with a step's loss and gradient norm; where it says no, the weights stay as they are."""
+        """Called with a step's loss and gradient norm; where it returns False, the weights stay unchanged."""
         self._batches = iter(batches)
         self._first = True
 
@@ -92,14 +92,14 @@ class Training(Iterator[Step]):
             with parallel.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
                 with self.autocast():
                     micro_loss = self.wrapped(x, y)
-                if accumulated > 1:  # a division by 1 would still be a step of the backward pass
+                if accumulated > 1:  # a division by 1 would still add an op to the backward pass
                     micro_loss = micro_loss / accumulated
                 self.device.sample_memory()
                 self.scaler.scale(micro_loss).backward()
             losses.append(micro_loss.detach())
         self.scaler.unscale_(self.optimizer)
         grad_norm = clip_gradients(self.optimizer, self.leaves, self.workload.grad_clip, self.toggles.clip)
-        # A copy: what a CUDA graph returned is overwritten when it runs again.
+        # A copy, because a CUDA graph's output is overwritten when it runs again.
         loss = losses[0].clone() if accumulated == 1 else torch.stack(losses).sum()
         if self.accept is None or self.accept(loss, grad_norm):
             self.scaler.step(self.optimizer)
@@ -114,9 +114,9 @@ class Training(Iterator[Step]):
 
 
 def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]) -> Training:
-    """Train without end, one optimiser step per item; the caller decides when to stop.
+    """Return an endless iterator of optimiser steps; the caller decides when to stop.
 
-    `batches` gives grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process
-    group must be up (see parallel.process_group). The model is built before this returns.
+    `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process group
+    must exist (see parallel.process_group). The model is built before this returns.
     """
     return Training(workload, toggles, device, batches)

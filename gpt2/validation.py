@@ -1,4 +1,4 @@
-"""What a person wrote, checked, and what is wrong with it said in one line. Imports no torch."""
+"""Validate configurations that a person wrote, with one-line errors. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,21 +13,24 @@ from pydantic import TypeAdapter, ValidationError
 
 
 class ConfigError(Exception):
-    """What a person wrote cannot be run; the message names file and key, and what to do."""
+    """A configuration that cannot be run; the message names file and key, and what to do."""
 
 
 OTHER_WORDS = {"gpu": "; NVIDIA's and AMD's are cuda, Apple's mps", "tpu": "; TPUs are xla"}
-"""What people call a device: the nearest spelling of gpu is cpu."""
+"""Hints for common names of devices; the closest known spelling of gpu would be cpu."""
 
 
 def validate(kind: type, value: Any, where: str, noun: str = "key") -> Any:
-    """`value` as a `kind`, else a ConfigError with the first thing that is wrong."""
+    """Return `value` as a `kind`; raises ConfigError with the first problem.
+
+    where: begins the message. noun: what a key is called in it.
+    """
     try:
-        # By way of JSON, because only there do strict dataclasses take mappings.
+        # Through JSON, because strict dataclasses accept mappings only there.
         return TypeAdapter(kind).validate_json(json.dumps(value, default=str))
     except ValidationError as error:
         raise ConfigError(f"{where}: {_explain(error.errors()[0], kind, noun)}") from None
-    except (ValueError, RecursionError):  # JSON's words for what contains itself
+    except (ValueError, RecursionError):  # json raises these for circular or too deeply nested data
         raise ConfigError(f"{where}: is nested too deeply or contains itself") from None
 
 
@@ -58,7 +61,7 @@ def _explain(error: Any, kind: type, noun: str) -> str:
 
 
 def _yaml(value: object) -> str:
-    """What YAML made of a value that looks right to a person."""
+    """Return a hint about how YAML read a value that looks right to a person."""
     if isinstance(value, bool):
         return "; YAML reads on, off, yes and no as true and false"
     if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
@@ -78,7 +81,7 @@ def _yaml(value: object) -> str:
 
 
 def near(name: str, known: list[str]) -> str:
-    """A hint at the name that was meant, or at all that there are."""
+    """Return a hint that names the closest known name, or all of them."""
     folded = {each.lower(): each for each in known}
     closest = difflib.get_close_matches(name.lower(), folded, n=1, cutoff=0.5)
     return f"; did you mean {folded[closest[0]]!r}?" if closest else f"; known are {', '.join(known)}"

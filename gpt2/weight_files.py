@@ -1,8 +1,8 @@
-"""What the formats of gpt2.convert share: tensors by name out of files of others, and whole files written.
+"""Shared parts of gpt2.convert's formats: read named tensors from files of other projects, write files atomically.
 
 content(Path("model.safetensors"))["wte.weight"]
 
-What a file is, its first bytes tell. No code of a file is run.
+A file's first bytes decide its format. No code in a file is run.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from gpt2.model import GPT2
 from gpt2.workload import GPT2Config
 
 Weights = dict[str, Tensor]
-"""Float32, named and laid out as in gpt2.model.GPT2, without padding."""
+"""Float32 tensors, named and laid out as in gpt2.model.GPT2, without padding."""
 
 
 class ConvertError(Exception):
-    """A file of weights that cannot be used or written; the message says which, why and what to do."""
+    """A weight file that cannot be used or written; the message says which, why and what to do."""
 
 
 def content(path: Path, *, index: bool = True) -> dict[str, Any]:
-    """By name, what the file holds; index: whether it may name other files, which hold it.
+    """Return a file's contents by name; index: whether it may be an index of other files that hold the tensors.
 
-    Tensors may be mapped from the file: who keeps them copies them. Raises ConvertError, or OSError.
+    Tensors may be memory-mapped: copy those that you keep. Raises ConvertError, or OSError.
     """
     with path.open("rb") as opened:
         start = opened.read(64)
     if not start:
         raise ConvertError(f"{path} is empty; copy it again")
-    if start[8:9] == b"{":  # after a length, whose first byte may be torch's
+    if start[8:9] == b"{":  # safetensors: a length, whose first bytes may look like torch's, then JSON
         try:
             return load_file(path)
         except SafetensorError as error:
@@ -57,7 +57,7 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
 
 
 class StandIn(dict[str, Any]):
-    """What an object of somebody else's class is loaded as: its attributes by name, and none of its code."""
+    """Replacement for an object of an unknown class: its attributes by name, without its code."""
 
     def __init__(self, *_: object) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ class StandIn(dict[str, Any]):
 
 
 class _NumpyType:
-    """How a pickle spells numpy's type of a number, such as f8, and its byte order."""
+    """Replacement for numpy.dtype in a pickle: a number's type, such as f8, and its byte order."""
 
     def __init__(self, name: str, *_: object) -> None:
         self.name = name
@@ -78,7 +78,7 @@ class _NumpyType:
 
 
 def _numpy_number(kind: _NumpyType, number: bytes) -> Any:
-    return np.frombuffer(number, kind.name)[0].item()  # which itself refuses objects
+    return np.frombuffer(number, kind.name)[0].item()  # frombuffer refuses object dtypes
 
 
 NUMPY = [
@@ -86,24 +86,24 @@ NUMPY = [
     (_numpy_number, "numpy.core.multiarray.scalar"),  # numpy 1
     (_numpy_number, "numpy._core.multiarray.scalar"),  # numpy 2
 ]
-"""Ours in place of numpy's, which would take more from a file than numbers."""
+"""Replacements for numpy's unpickling functions, which would accept more than numbers."""
 
 SAVE_WEIGHTS = (
     'save its weights alone, where its code is: torch.save({"model": model.state_dict(), '
     '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
     '}, "weights.pt")'
 )
-"""What to do where a file asks for code, or does not say the model's sizes; these are GPT-2's smallest."""
+"""Advice for a file that needs code, or lacks the model's sizes; the example has those of the smallest GPT-2."""
 
 
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
-    """What torch.save() wrote. Objects of classes that torch does not know come as StandIn."""
-    # Mapped, for most of a training's checkpoint is its optimiser's, which then is never read. Mapping wants a name,
-    # and newer versions of torch take a name for what it says.
+    """Load a file of torch.save(); objects of classes unknown to torch become StandIn. Raises ConvertError."""
+    # Mapped, because most of a training checkpoint is optimiser state, which then is never read. Mapping needs a path,
+    # and newer versions of torch decide by a path's suffix.
     mapped = zipped and path.suffix != ".safetensors"
     classes: list[str] = []
     while True:
-        # torch leaves builtins out of the names that it complains of
+        # torch's error message omits the module builtins
         allowed: list[Any] = [(StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")]
         try:
             with torch.serialization.safe_globals([*NUMPY, *allowed]), path.open("rb") as file:
@@ -111,7 +111,7 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
             break
         except OSError:
             raise
-        except Exception as error:  # what a damaged pickle raises is up to its bytes
+        except Exception as error:  # a damaged pickle can raise anything
             asked = re.search(r"GLOBAL (\S+)", str(error))
             if asked and asked[1] not in classes:
                 classes.append(asked[1])
@@ -142,7 +142,7 @@ def _indexed(path: Path) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Raises ConvertError where the file holds no object, or OSError."""
+    """Read a JSON object. Raises ConvertError where the file holds none, or OSError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
@@ -153,11 +153,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
-"""What all formats call as we do; the longest sequence has other names."""
+"""Model sizes that have the same name in all formats; the context length's name differs."""
 
 
 def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
-    """The model of these sizes. n_ctx: what the file calls that. Raises ConvertError where there is no such model."""
+    """Return the GPT2Config of these sizes. n_ctx: the file's name for the context length. Raises ConvertError."""
     for name in (*SIZES, n_ctx):
         if type(given.get(name)) is not int or given[name] < 1:
             raise ConvertError(f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2")
@@ -167,38 +167,38 @@ def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
 
 
 def sizes_of(config: GPT2Config, n_ctx: str) -> dict[str, int]:
-    """What config_of() makes the same model of."""
+    """Return the sizes by which config_of() makes the same model."""
     return {n_ctx: config.n_ctx, **{name: getattr(config, name) for name in SIZES}}
 
 
 def shapes(config: GPT2Config) -> dict[str, torch.Size]:
-    """By name, of all parameters, in the model's order."""
+    """Return the shapes of all parameters by name, in the model's order; padding rows included."""
     with torch.device("meta"):
         return {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
 
 
 def assert_fit(config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """That they are all weights of this model, without padding."""
+    """Assert that these are all weights of the model, without padding."""
     logical = replace(config, padded_vocab_size=config.vocab_size)
     assert {name: tensor.shape for name, tensor in weights.items()} == shapes(logical)
 
 
 def float32(tensor: Tensor) -> Tensor:
-    """On the CPU, in one piece."""
+    """Return the tensor as contiguous float32 on the CPU."""
     return tensor.detach().to("cpu", torch.float32).contiguous()
 
 
 @contextlib.contextmanager
 def whole(path: Path) -> Iterator[IO[bytes]]:
-    """Write `path` whole or not at all. Raises ConvertError."""
+    """Open a file that replaces `path` once it is complete. Raises ConvertError."""
     try:
         with replacing(path) as file:
             yield file
-    except (DataError, RuntimeError) as error:  # RuntimeError: torch.save's, where the disk is full
-        cause = error.__context__ or error  # for a DataError's advice is about the cache
+    except (DataError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
+        cause = error.__context__ or error  # a DataError's advice is about the cache
         raise ConvertError(f"cannot write {path} ({reason(cause)}); choose another place, or make room") from None
 
 
 def reason(error: BaseException) -> str:
-    """Why a file could not be written or read, in a line."""
+    """Return one line on why a file could not be read or written."""
     return (getattr(error, "strerror", None) or str(error)).splitlines()[0]

@@ -1,6 +1,6 @@
 """What is computed: the model, its data, its optimiser and the size of a step. Imports no torch.
 
-How it is computed is in gpt2.toggles; nothing there changes a number defined here.
+gpt2.toggles defines how it is computed; nothing there changes a number defined here.
 """
 
 from __future__ import annotations
@@ -10,37 +10,38 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""How pydantic checks a dataclass that a user writes: unknown keys, other types and infinities are errors."""
+"""pydantic settings for dataclasses that a user writes: unknown keys, wrong types and infinities are errors."""
 
 
 MOST_FLOAT32 = 3.4e38
 TEXT_VOCABULARY = 50257
-"""Tokens of GPT-2's own vocabulary; a model of fewer has another, such as generated tokens or characters."""
+"""Size of GPT-2's vocabulary; a smaller model vocabulary is another one, such as generated tokens or characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GPT2Config:
-    """The shape of one GPT-2, and the choices that toggles make inside the model."""
+    """The sizes of a GPT-2, and the choices that toggles make inside the model."""
 
     n_layer: int
     n_head: int
     n_embd: int
     n_ctx: int = 1024
-    """Longest sequence, in tokens: the number of learned positions."""
+    """Longest sequence in tokens, which is the number of learned positions."""
     vocab_size: int = TEXT_VOCABULARY
-    """Logical vocabulary: the ids that text can contain."""
+    """Logical vocabulary size: the ids that text can contain."""
     padded_vocab_size: int = 0
-    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the rows beyond are masked."""
+    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the additional rows are masked."""
     attention: str = "explicit"
-    """explicit (materialised scores), sdpa (torch's scaled_dot_product_attention), or as model.ATTENTION has it."""
+    """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention).
+    """
     recompute: str = "none"
-    """What the backward pass computes again instead of keeping it: none, gelu or block."""
+    """Activations that the backward pass recomputes instead of keeping: none, gelu or block."""
     cross_entropy: str = "torch"
     tied_gradient: str = "scatter"
     gelu: str = "tanh"
     products: str = "whole"
     residual: str = "float32"
-    """These as the toggles of these names."""
+    """cross_entropy to residual have the values of the toggles of the same names."""
 
     def __post_init__(self) -> None:
         if not self.padded_vocab_size:
@@ -50,27 +51,27 @@ class GPT2Config:
 
     @property
     def drawable(self) -> int:
-        """How many tokens may be drawn: no row beyond GPT-2's vocabulary stands for text."""
+        """Number of tokens that may be sampled; rows beyond GPT-2's vocabulary stand for no text."""
         return min(self.vocab_size, TEXT_VOCABULARY)
 
     @property
     def parameters(self) -> int:
-        """Number of logical parameters; padding rows are not counted, the tied lm_head is counted once."""
+        """Number of logical parameters, without padding rows and with the tied lm_head counted once."""
         d = self.n_embd
         block = 12 * d * d + 13 * d  # qkv 3dd+3d, proj dd+d, fc 4dd+4d, proj 4dd+d, two LayerNorms 4d
         return self.vocab_size * d + self.n_ctx * d + self.n_layer * block + 2 * d
 
     @property
     def plain(self) -> GPT2Config:
-        """The same by torch's own functions: what ours are held to. What of it changes the maths stays."""
+        """The same config with torch's own functions, the reference for ours; choices that change the maths stay."""
         attention = "explicit" if self.attention == "explicit" else "sdpa"
         return replace(
             self, attention=attention, cross_entropy="torch", tied_gradient="scatter", gelu="tanh", products="whole"
         )
 
 
-# Sizes of the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours: the first for tests and smoke
-# ladders, its vocabulary prime so that padding it to a multiple of 64 changes something; the second reads text.
+# Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests and smoke
+# ladders; its vocabulary is prime, so that padding it to a multiple of 64 has an effect. `mini` takes text.
 PRESETS = {
     "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509),
     "mini": GPT2Config(n_layer=4, n_head=4, n_embd=128, n_ctx=256),
@@ -78,9 +79,10 @@ PRESETS = {
     "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
-    # Sizes of the GPT-3 paper (Brown et al. 2020, table 2.1), every layer's attention dense: theirs is banded in every
-    # other one. Where heads times their width is not the model's there, the heads' width is kept: xl has 24 heads of
-    # 128 for a width of 2048, which is 16; 13b has a width of 5140 for 40 heads of 128, which is 5120.
+    # Sizes from the GPT-3 paper (Brown et al. 2020, table 2.1), with dense attention in every layer, where the paper's
+    # alternates with banded. Where the paper's number of heads times their width is not the model's width, the heads'
+    # width is kept: xl there has 24 heads of 128 for a width of 2048, here 16; 13b there has a width of 5140 for 40
+    # heads of 128, here 5120.
     "gpt3-small": GPT2Config(n_layer=12, n_head=12, n_embd=768, n_ctx=2048),
     "gpt3-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024, n_ctx=2048),
     "gpt3-large": GPT2Config(n_layer=24, n_head=16, n_embd=1536, n_ctx=2048),
@@ -95,13 +97,13 @@ FLOPS_FORMULA = "3 x forward matmuls = 6 N + 12 L T d; attention not halved, lm_
 
 
 def flops_per_token(config: GPT2Config, seq_len: int) -> int:
-    """Floating-point operations to train on one token: the numerator of MFU, whatever the toggles.
+    """Return the floating-point operations to train on one token: the numerator of MFU, whatever the toggles.
 
-    The forward pass of one token multiplies and adds once per matmul weight (2 N FLOPs) and, in each layer,
-    scores and averages T positions of width d (2 T d each). The backward pass computes two products for
-    each one of the forward pass, hence the factor 3. N counts matmul weights only: qkv, projections, MLP
-    and the tied lm_head at the logical vocabulary; embeddings are look-ups. This is PaLM appendix B's formula
-    (Chowdhery et al. 2022); for gpt2 at 1024 it gives 854,438,400.
+    The forward pass of one token multiplies and adds once per matmul weight (2 N FLOPs) and, in each layer, computes
+    scores over and averages T positions of width d (2 T d each). The backward pass has two matmuls for each one of the
+    forward pass, hence the factor 3. N counts matmul weights only: qkv, projections, MLP and the tied lm_head at the
+    logical vocabulary; embeddings are look-ups. This is the formula of PaLM, appendix B (Chowdhery et al. 2022); for
+    gpt2 at 1024 it gives 854,438,400.
     """
     d = config.n_embd
     matmul_weights = config.n_layer * 12 * d * d + config.vocab_size * d
@@ -110,11 +112,11 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
 
 
 def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -> int:
-    """Floating-point operations of the products that really run for one token: the numerator of HFU.
+    """Return the floating-point operations of the matmuls that actually run for one token: the numerator of HFU.
 
-    To those of flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are computed
-    again, their forward products except the last, the MLP's projection, whose result no gradient needs; the lm_head
-    is in no block. What a fused attention kernel or the loss in chunks computes again within itself is not counted.
+    To flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are recomputed, their
+    forward matmuls except the last: the MLP's output projection, whose result no gradient needs. The lm_head is in no
+    block. Recomputation inside a fused attention kernel or the chunked loss is not counted.
     """
     d = config.n_embd
     padding = 3 * 2 * (config.padded_vocab_size - config.vocab_size) * d
@@ -124,7 +126,7 @@ def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -
 
 @dataclass(frozen=True, kw_only=True)
 class Workload:
-    """What one ladder computes on every rung: model, data and optimiser."""
+    """The model, data and optimiser that a ladder trains with on every rung."""
 
     __pydantic_config__: ClassVar = STRICT
 
@@ -133,25 +135,25 @@ class Workload:
     data: str = "synthetic"
     """synthetic, or the name of a corpus (see gpt2.data.open_corpus)."""
     seq_len: int = 1024
-    """Tokens per sequence, T; at most the model's context."""
+    """Tokens per sequence, T; at most the model's context length."""
     seed: int = 1337
-    """Fixes initial weights and the order of the data."""
+    """Determines the initial weights and the order of the data."""
     tokens_per_step: int | None = None
-    """Tokens per optimiser step over all ranks; None: whatever the toggles give."""
+    """Tokens per optimiser step over all ranks; None: as many as the toggles give."""
     lr: float = 6.0e-4
     lr_warmup_steps: int = 0
-    """Steps of linear warm-up to lr; 0 begins with all of it."""
+    """Steps of linear warm-up to lr; 0 starts at lr."""
     lr_decay_steps: int = 0
-    """Step at which a cosine from lr has come down to lr_final_fraction of it, to stay there; 0 keeps lr."""
+    """Step at which a cosine decay from lr reaches lr_final_fraction of it, which then stays; 0 keeps lr constant."""
     lr_final_fraction: float = 0.1
-    """What is left of lr after its decay."""
+    """Share of lr that remains after the decay."""
     beta1: float = 0.9
     beta2: float = 0.95
     eps: float = 1.0e-8
     weight_decay: float = 0.1
-    """On matrices and embeddings only, not on biases and LayerNorms."""
+    """Applied to matrices and embeddings only, not to biases and LayerNorms."""
     grad_clip: float = 1.0
-    """Largest global gradient norm."""
+    """Largest global gradient norm; larger gradients are scaled down to it."""
 
     def __post_init__(self) -> None:
         if self.model not in PRESETS:
@@ -180,20 +182,20 @@ class Workload:
 
     @property
     def config(self) -> GPT2Config:
-        """The model's shape before any toggle."""
+        """The model's config before any toggle."""
         return PRESETS[self.model]
 
     @property
     def flops_per_token(self) -> int:
-        """See flops_per_token()."""
+        """FLOPs to train on one token; see flops_per_token()."""
         return flops_per_token(self.config, self.seq_len)
 
     @property
     def other_flops_per_token(self) -> dict[str, int]:
-        """What other conventions count for the same token, by name: their MFU differs by that factor.
+        """FLOPs per token by other conventions, by name: their MFU differs by that factor.
 
-        6 N without embeddings is Kaplan et al. (2020), without attention; llm.c's counts every parameter, embeddings
-        and padding included, and half of the attention: 6 L T d.
+        "6 N without embeddings" is that of Kaplan et al. (2020), without attention. llm.c counts every parameter,
+        embeddings and padding included, and half of the attention: 6 L T d.
         """
         config, d = self.config, self.config.n_embd
         embeddings = (config.vocab_size + config.n_ctx) * d
@@ -204,7 +206,7 @@ class Workload:
         }
 
     def lr_at(self, step: int) -> float:
-        """Learning rate of optimiser step `step`, counted from 0."""
+        """Return the learning rate of optimiser step `step`, counted from 0."""
         if step < self.lr_warmup_steps:
             return self.lr * ((step + 1) / self.lr_warmup_steps)
         if not self.lr_decay_steps:

@@ -1,8 +1,8 @@
-"""YAML as ladders and runs are written in it: one reader for files and for the values of --set. Imports no torch.
+"""Read YAML as ladders and runs are written in it, in files and in values of --set. Imports no torch.
 
-It is YAML 1.1 (on, off, yes and no are true and false; << merges mappings), but 1e-3 is a number as 1.0e-3 is, a date
-is text, and what is no plain data is refused: a key given twice, a number that is not finite, a value that contains
-itself, a tag such as !!set.
+It is YAML 1.1 (on, off, yes and no are true and false; << merges mappings), with these differences: 1e-3 is a number
+as 1.0e-3 is, a date is text, and anything but plain data is refused: a duplicate key, a number that is not finite, a
+value that contains itself, a tag such as !!set.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ import yaml
 from gpt2.validation import ConfigError
 
 MOST_BYTES = 2**20
-"""Of a file: a ladder of a hundred rungs has a fiftieth of it."""
+"""Largest size of a file; a ladder of a hundred rungs has a fiftieth of it."""
 MOST_VALUES = 100_000
-"""In a file, once every alias stands for what it names."""
+"""Largest number of values in a file, with every alias expanded."""
 DEEPEST = 100
-"""Levels of values within values."""
+"""Largest depth of nested values."""
 
 TAG = "tag:yaml.org,2002:"
 PLAIN_DATA = {f"{TAG}{name}" for name in ("str", "int", "float", "bool", "null", "seq", "map", "merge")}
 MERGE = f"{TAG}merge"
 NOT_RESOLVED = {f"{TAG}timestamp", f"{TAG}value"}
-"""Kinds of plain text that YAML 1.1 takes for something else than text, and this reader does not."""
+"""Tags that YAML 1.1 gives to some plain text, and this reader does not."""
 NUMBER = re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$")
-"""That YAML 1.1 takes for text where the point, or the exponent's sign, is missing."""
+"""A float without a decimal point or without the exponent's sign, which YAML 1.1 reads as text."""
 
 
 def _resolvers() -> dict[str, list[tuple[str, re.Pattern[str]]]]:
-    """By a text's first character: what it is where it matches."""
+    """Return PyYAML's implicit resolvers with these changes: tags and patterns by first character."""
     found = {
         first: [(tag, pattern) for tag, pattern in each if tag not in NOT_RESOLVED]
         for first, each in yaml.SafeLoader.yaml_implicit_resolvers.items()
@@ -50,10 +50,10 @@ class _Loader(yaml.SafeLoader):
         super().__init__(text)
         self._values, self._depth = 0, 0
         self._sizes: dict[str, int] = {}
-        """Values within what each anchor names, once that is complete."""
+        """Number of values below each anchor, once that is complete."""
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """As the library does, but within bounds: an alias counts as all that it stands for."""
+        """Compose a node as PyYAML does, within limits; an alias counts as many values as it stands for."""
         event: Any = self.peek_event()
         before, self._depth = self._values, self._depth + 1
         if isinstance(event, yaml.AliasEvent):
@@ -76,9 +76,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
-        """Refuse keys given twice, while those that << will bring in stand apart from the mapping's own."""
+        """Refuse duplicate keys, while merged keys (<<) are still separate from the mapping's own."""
         node = super().compose_mapping_node(anchor)
-        seen: set[tuple[str, str]] = set()  # a quoted "<<" is a word
+        seen: set[tuple[str, str]] = set()  # a quoted "<<" is plain text
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
                 raise _wrong("a key is a word, not a list or a mapping", key)
@@ -89,7 +89,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Put in what << names: the mapping's own keys win, then the first of a list; releases of PyYAML differ."""
+        """Merge the mappings named by <<: own keys win, then the first of a list; PyYAML's releases differ in this."""
         own = [pair for pair in node.value if pair[0].tag != MERGE]
         merges = [value for key, value in node.value if key.tag == MERGE]
         known, merged = {key.value for key, _ in own}, []
@@ -103,7 +103,7 @@ class _Loader(yaml.SafeLoader):
         node.value = merged + own
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """As the library does; a text that is no value of its tag (!!int four) is an error with its place."""
+        """Construct as PyYAML does, with the position in errors about text that does not fit its tag (!!int four)."""
         try:
             found = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -114,7 +114,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes the text that the reader would take for a number."""
+    """A dumper that quotes text which the reader would take for a number."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (the library's own name and type)
         first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *each] for first, each in _resolvers().items()
@@ -126,13 +126,13 @@ def _wrong(problem: str, at: Any) -> yaml.MarkedYAMLError:
 
 
 def _text(node: yaml.Node) -> str:
-    """What is written there, of a long one its beginning."""
+    """Return a node's text, shortened to 40 characters."""
     text = str(node.value)
     return text if len(text) <= 40 else f"{text[:40]}…"
 
 
 def read(path: Path) -> Any:
-    """What a file holds; None where that is nothing. Raises OSError, and ConfigError with file and line."""
+    """Return a file's content; None where it is empty. Raises OSError, and ConfigError with file and line."""
     with path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
@@ -149,7 +149,10 @@ def read(path: Path) -> Any:
 
 
 def mapping(path: Path, keys: str) -> dict[str, Any]:
-    """What a file holds, which is to be a mapping. keys: of what, for the error. Raises as read() does."""
+    """Return a file's content, which must be a mapping with string keys. Raises as read() does.
+
+    keys: description of the expected keys, for error messages.
+    """
     content = read(path)
     if content is None:
         raise ConfigError(f"{path}: is empty; {keys}")
@@ -161,7 +164,7 @@ def mapping(path: Path, keys: str) -> dict[str, Any]:
 
 
 def value(text: str, where: str) -> Any:
-    """The value of an option, by the rules of files. Raises ConfigError."""
+    """Parse the value of an option, by the same rules as files. Raises ConfigError."""
     try:
         return _load(text)
     except yaml.YAMLError as error:
@@ -170,7 +173,7 @@ def value(text: str, where: str) -> Any:
 
 
 def dump(content: Any) -> str:
-    """As read() reads it again."""
+    """Serialise `content` so that read() gives it back."""
     return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=119)
 
 
@@ -183,7 +186,7 @@ def _load(text: str) -> Any:
 
 
 def _explain(error: yaml.YAMLError, text: str) -> str:
-    """The line, and what is wrong there."""
+    """Return a YAML error as its line and problem."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         said = ", ".join(part for part in (error.context, error.problem) if part)
         said += "; indent with spaces" if r"'\t'" in said else ""

@@ -1,6 +1,6 @@
-"""The accelerator seam: everything that differs between kinds of device is a method of one class here.
+"""The interface to accelerators: each kind of device is one class, with a method for everything that differs.
 
-A new device is one class in a module of its own, registered in DEVICES.
+A new device is a class in a module of its own, registered in DEVICES.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla":
 
 
 def find(toggles: Toggles) -> Device:
-    """The device of this process (its LOCAL_RANK under torchrun). Raises UnsupportedToggle, DeviceError."""
+    """Open this process's device (number LOCAL_RANK under torchrun). Raises UnsupportedToggle or DeviceError."""
     support.check(toggles)
     if toggles.device not in DEVICES:
         raise UnsupportedToggle("device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them")
@@ -45,7 +45,7 @@ def find(toggles: Toggles) -> Device:
 
 
 def check(toggles: Toggles, device: Device) -> None:
-    """Raise UnsupportedToggle where the kind of device, or this very one, cannot do a toggle."""
+    """Raise UnsupportedToggle where the kind of device, or this one in particular, does not support a toggle."""
     support.check(toggles)
     for toggle in fields(toggles):
         if reason := device.refuses(toggle.name, toggles):

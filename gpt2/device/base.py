@@ -1,4 +1,4 @@
-"""The seam itself: what the trainer and the harness ask of any accelerator."""
+"""The base class of devices: what the trainer and the harness need from any accelerator."""
 
 from __future__ import annotations
 
@@ -18,167 +18,170 @@ from gpt2.peaks import Chip
 from gpt2.toggles import BASELINE, Toggles
 
 Batch = tuple[torch.Tensor, torch.Tensor]
-"""Inputs and targets of one micro-batch."""
+"""Inputs and targets of one micro-batch, int64 (sequences, seq_len) each."""
 
 
 class DeviceError(RuntimeError):
-    """A device that is here but cannot be opened; the message says why and what to do."""
+    """A device that exists but cannot be opened; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Memory at its highest, in bytes, and how that was found out: figures of unlike methods do not compare."""
+    """Peak memory in bytes, with the method of measuring it; figures of different methods are not comparable."""
 
     bytes: int | None
     method: str
     reserved_bytes: int | None = None
-    """Held by torch's allocator, used or not."""
+    """Memory held by torch's allocator, used or not."""
     run_bytes: int | None = None
-    """Highest of the whole process, initialisation and compilation included."""
+    """Peak of the whole process, including initialisation and compilation."""
     alloc_retries: int | None = None
-    """Times the allocator had to give memory back and try again; more than 0 makes the speed suspect."""
+    """Times that the allocator had to free memory and retry; more than 0 makes the speed suspect."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChipUse:
-    """One chip's memory and occupation at one moment, by its own counters."""
+    """Memory and utilisation of one chip at one moment, from its own counters."""
 
     index: int
     memory_bytes: int
     memory_total_bytes: int
     duty_cycle_percent: float
-    """Share of the last seconds in which its matrix units had work."""
+    """Share of the last seconds in which its matrix units were busy."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Launches:
-    """What a device that compiles whole steps has been asked so far."""
+    """Counts of what a device that compiles whole steps has run so far."""
 
     programs: int
-    """Compiled programs run; one for each optimiser step is as it should be."""
+    """Compiled programs run, ideally one per optimiser step."""
     together: int
-    """Those of them that all devices ran together."""
+    """Those of the programs that ran on all devices together."""
     reads: int
     """Values that the host fetched from the device, each of which waits for it."""
 
 
 class Device(ABC):
-    """One accelerator as the trainer sees it; the defaults suit a device that finishes each call at once."""
+    """One accelerator as the trainer sees it; the defaults suit a device that executes each call synchronously."""
 
     kind: str
     ddp_backend = "gloo"
     ddp_device_ids: list[int] | None = None
     shared_by_ranks = False
-    """Whether all ranks of a machine work on one device, whose peak then counts once."""
+    """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
     lazy = False
-    """Whether ops are recorded, and run only as a whole: tensors then have no addresses of their own."""
+    """True if ops are recorded and run only as a whole program, so that tensors have no addresses of their own."""
     profiler_activities = (ProfilerActivity.CPU,)
-    """What torch's profiler must watch to see all that runs."""
+    """Activities that torch's profiler must record to see everything that runs."""
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
-        """Why this very device cannot do the value of `toggle`, with what to choose instead; None if it can."""
+        """Return why this device does not support the value of `toggle`, with an alternative; None if it does."""
         value = getattr(toggles, toggle)
         if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 
     waits_with_the_lock = False
-    """Whether synchronize() keeps Python's lock, so that no other thread of Python runs meanwhile."""
+    """True if synchronize() holds Python's lock, so that no other Python thread runs meanwhile."""
 
     def synchronize(self) -> None:
-        """Wait until all queued work is done; without this one times the launch."""
+        """Wait until all queued work is done; without it, a timing measures only the launch."""
         return
 
     def mark(self) -> Any:
-        """Note this moment in the device's queue of work, without waiting for it; None where that cannot be done."""
+        """Record the current point in the device's queue without waiting; None where that is not possible."""
         return time.perf_counter()
 
     def seconds_between(self, first: Any, second: Any) -> float:
-        """Between two moments that mark() noted, once the device has been waited for."""
+        """Return the seconds between two marks of mark(), after the device has been synchronised."""
         return second - first
 
     def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
-        """The same batches, as this device takes them best."""
+        """Return an iterator over the same batches, prepared for this device."""
         return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
-        """A CPU tensor on this device; where one process feeds several, each gets its share of the rows."""
+        """Return a CPU tensor on this device; where one process feeds several devices, its rows are split over all."""
         return tokens.to(self.torch_device)
 
     def spread(self, tensor: torch.Tensor) -> int:
-        """Over how many devices the rows of a tensor that put() placed lie."""
+        """Return the number of devices over which the rows of a tensor from put() are split."""
         return 1
 
     def end_step(self) -> None:
-        """Called at the end of each optimiser step: whoever records work to run it as one does so here."""
+        """Called at the end of each optimiser step; a lazy device runs the recorded ops here."""
         return
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[None]:
-        """Around a step of which nothing but the ops is wanted; whoever records ops need not run them."""
+        """Context for a step that is run only to see its ops; a device that records ops need not run them."""
         yield
 
     def set_matmul_precision(self, precision: str) -> None:
-        """Choose how float32 products are computed: a value of Toggles.matmul_precision."""
+        """Set how float32 matmuls are computed: a value of Toggles.matmul_precision."""
         torch.set_float32_matmul_precision(precision)
 
     def matmul_precision(self) -> str:
-        """What set_matmul_precision() was last given, as the library that obeys it tells."""
+        """Return the current setting of set_matmul_precision(), as reported by the library that applies it."""
         try:
             return torch.get_float32_matmul_precision()
-        except RuntimeError:  # torch refuses to say once it was set through its newer API
+        except RuntimeError:  # torch raises once the setting was changed through its newer API
             return "changed since"
 
     def give_back(self) -> None:
-        """Return memory to the system that only compilation, or writing a checkpoint, needed."""
+        """Return memory to the system that only compilation or writing a checkpoint needed."""
         return
 
     def segments(self) -> tuple[int, int] | None:
-        """Segments of torch's allocator that can grow, and all of them; None where it has none."""
+        """Return the numbers of expandable and of all segments of torch's allocator; None where it has none."""
         return None
 
     def sample_memory(self) -> None:
-        """Called between each forward pass and its backward pass, when most memory is in use."""
+        """Called between each forward and backward pass, when memory use is highest."""
         return
 
     def compilations(self) -> int:
-        """Times that torch set out to compile a function so far, in vain ones included; steady once warmed up."""
-        dynamo = sys.modules.get("torch._dynamo.utils")  # not imported means nothing was compiled
+        """Return how often torch has tried to compile a function so far; constant once warmed up."""
+        dynamo = sys.modules.get("torch._dynamo.utils")  # if it is not imported, nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
 
     def use(self) -> list[ChipUse] | None:
-        """What each chip's own counters say now, where they can only be read by the process that trains."""
+        """Return each chip's current counters, where only the training process can read them; else None."""
         return None
 
     def launches(self) -> Launches | None:
-        """What it was asked to run so far; None where ops are launched one by one."""
+        """Return the counts of programs run so far; None where ops are launched one by one."""
         return None
 
     def energy_joules(self) -> float | None:
-        """Energy that this device has used since some moment in the past: of interest is the difference of two."""
+        """Return the energy used by this device since an arbitrary moment, in joules; None where it has no counter.
+
+        Only the difference of two values is meaningful.
+        """
         return None
 
     @abstractmethod
     def reset_peak_memory(self) -> None:
-        """Forget the highest memory so far, so that the next peak_memory() speaks of the window."""
+        """Reset the peak, so that the next peak_memory() covers the time from here on."""
 
     @abstractmethod
     def peak_memory(self) -> PeakMemory:
-        """Highest memory since reset_peak_memory()."""
+        """Return the peak memory since reset_peak_memory()."""
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        """Whether `error` is this device's way of saying that memory ran out."""
+        """Return whether `error` is this device's form of an out-of-memory error."""
         return isinstance(error, torch.OutOfMemoryError | MemoryError)
 
     @abstractmethod
     def chip(self) -> str:
-        """The name of one device, as it calls itself."""
+        """Return the name of one device, as it reports it."""
 
     def count(self) -> int:
-        """Devices of this kind on this machine."""
+        """Return the number of devices of this kind on this machine."""
         return 1
 
     def peaks(
@@ -187,17 +190,17 @@ class Device(ABC):
         cpu_mhz: float | None = None,
         cpu_identity: Mapping[str, str] | None = None,
     ) -> Chip | None:
-        """Datasheet figures of one device; None where it is not known.
+        """Return datasheet figures of one device; None where the device is not known.
 
-        A CPU's are derived from its instruction sets, its highest clock and its identity (gpt2.hardware.host), as
+        A CPU's are derived from its instruction sets, highest clock in MHz and identity (gpt2.hardware.host), as
         bench.host.environment reads them.
         """
         return peaks.lookup(self.chip())
 
     def memory_bytes(self) -> int | None:
-        """Memory of one device."""
+        """Return the memory of one device in bytes; None where it is not known."""
         return None
 
     def versions(self) -> dict[str, str]:
-        """Driver and libraries that this device's speed depends on."""
+        """Return versions of the driver and libraries that affect this device's speed, by name."""
         return {}

@@ -1,4 +1,4 @@
-"""The machine's own processor, and what the other devices take from it."""
+"""The CPU as a device; other devices also take facts about the host from it."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ from gpt2.toggles import Toggles
 
 
 class Cpu(Device):
+    """The machine's CPUs as one device."""
+
     kind = "cpu"
     _run_peak = 0
     shared_by_ranks = True
@@ -45,7 +47,7 @@ class Cpu(Device):
         gc.collect()
         if sys.platform != "linux":
             return
-        library = ctypes.CDLL(None)  # each allocator has a way of its own
+        library = ctypes.CDLL(None)  # each allocator has its own function for this
         if hasattr(library, "mallctl"):  # jemalloc; 4096 stands for all of its arenas
             library.mallctl(b"arena.4096.purge", None, None, None, ctypes.c_size_t(0))
         elif hasattr(library, "MallocExtension_ReleaseFreeMemory"):  # tcmalloc
@@ -87,7 +89,7 @@ class Cpu(Device):
         cpu_mhz: float | None = None,
         cpu_identity: Mapping[str, str] | None = None,
     ) -> Chip | None:
-        # No datasheet states it, and on a Mac the GPU, whose datasheet may, goes by the CPU's name.
+        # No datasheet gives a CPU's peak; and on a Mac the CPU's name would find the GPU's datasheet.
         return peaks.derived_cpu(usable_cores(), cpu_mhz, cpu_flags, cpu_identity)
 
     def memory_bytes(self) -> int | None:

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, and AMD's, which torch calls by the same name."""
+"""NVIDIA GPUs, and AMD GPUs, which torch also calls cuda."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):
+    """One NVIDIA or AMD GPU."""
+
     kind = "cuda"
     _run_peak = 0
     ddp_backend = "nccl"
@@ -44,7 +46,7 @@ class Cuda(Device):
         if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
-            return self._too_many_ranks()  # on this machine; others may hold more
+            return self._too_many_ranks()  # only this machine's ranks count
         if toggle == "float8" and value != "none":
             if torch.cuda.get_device_capability(self.torch_device) < (8, 9):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
@@ -78,19 +80,19 @@ class Cuda(Device):
 
     def feed(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         def pinned(batch: Batch) -> Batch:
-            torch.cuda.set_device(self.torch_device)  # each thread has its own; the first device else gets a context
+            torch.cuda.set_device(self.torch_device)  # per thread; else the first device gets a context
             return _pinned(batch[0]), _pinned(batch[1])
 
         return Prefetched(batches, pinned)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
-        # What feed() pinned is left as it is.
+        # Batches that feed() has pinned are not copied again.
         return _pinned(tokens).to(self.torch_device, non_blocking=True)
 
     def give_back(self) -> None:
         gc.collect()
-        torch.cuda.empty_cache()  # what autotuning tried out stays reserved else, and in pieces
+        torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 
     def reset_peak_memory(self) -> None:
         self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))
@@ -101,7 +103,7 @@ class Cuda(Device):
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         reserved = torch.cuda.max_memory_reserved(self.torch_device)
         return PeakMemory(
-            # What a CUDA graph works in does not count as allocated once it is recorded (pytorch issue 121932).
+            # A CUDA graph's memory pool does not count as allocated once it is recorded (pytorch issue 121932).
             bytes=reserved if self._cuda_graphs else peak,
             method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
             reserved_bytes=reserved,
@@ -123,7 +125,7 @@ class Cuda(Device):
         return torch.cuda.device_count()
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # Outside torch's allocator memory runs out in other words: the driver's, cuBLAS's, NCCL's.
+        # Outside torch's allocator, the driver, cuBLAS and NCCL report it in words of their own.
         text = str(error)
         return super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
 
@@ -133,7 +135,7 @@ class Cuda(Device):
     def energy_joules(self) -> float | None:
         import pynvml
 
-        # NVML counts all devices of the machine, torch those of CUDA_VISIBLE_DEVICES: the UUID is common to both.
+        # NVML numbers all devices of the machine, torch only those in CUDA_VISIBLE_DEVICES; both know the UUID.
         uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
         with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
             pynvml.nvmlInit()
@@ -155,5 +157,8 @@ class Cuda(Device):
 
 
 def _pinned(tokens: torch.Tensor) -> torch.Tensor:
-    """In pinned memory and in one piece: with gaps between its rows a tensor is copied by way of pageable memory."""
+    """Return the tensor contiguous and in pinned memory.
+
+    If its rows had gaps, the copy to the device would go through pageable memory.
+    """
     return tokens.contiguous().pin_memory()

@@ -1,4 +1,4 @@
-"""Apple's GPUs."""
+"""Apple GPUs."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):
+    """The GPU of an Apple chip."""
+
     kind = "mps"
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
@@ -33,11 +35,11 @@ class Mps(Device):
         torch.mps.synchronize()
 
     def mark(self) -> None:
-        # Its events cut the queue short each time, can swap places and can hang when read (pytorch 162872, 196395).
+        # MPS events flush the queue each time, can be reordered and can hang when read (pytorch 162872, 196395).
         return None
 
     def sample_memory(self) -> None:
-        # There is no counter of the peak. This reads the allocator's own figure and waits for nothing.
+        # There is no counter of the peak. This reads the allocator's current figure without waiting.
         self._highest = max(self._highest, torch.mps.current_allocated_memory())
 
     def reset_peak_memory(self) -> None:
@@ -53,12 +55,12 @@ class Mps(Device):
         )
 
     def is_out_of_memory(self, error: BaseException) -> bool:
-        # Metal also refuses a single tensor above a size of its own, however much memory is left.
+        # Metal also refuses a single tensor above a size limit, however much memory is free.
         text = str(error)
         return super().is_out_of_memory(error) or "MPS backend out of memory" in text or "Invalid buffer size" in text
 
     def chip(self) -> str:
-        return Cpu().chip()  # the GPU has no name of its own; the chip that carries both has
+        return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip
 
     def memory_bytes(self) -> int | None:
         return psutil.virtual_memory().total  # shared with the CPU

@@ -1,11 +1,11 @@
-"""TPUs, by way of torch_xla, and its CPU backend, on which the same code runs where there is no TPU.
+"""TPUs through torch_xla, and its CPU backend, which runs the same code where there is no TPU.
 
-Ops are recorded and run as one compiled program per optimiser step. Several devices are fed by this one process:
-the rows of each batch are spread over a mesh of all of them (SPMD), and XLA adds what must be exchanged.
+Ops are recorded and run as one compiled program per optimiser step. One process feeds several devices: the rows of
+each batch are split over a mesh of all of them (SPMD), and XLA inserts the communication.
 """
 
 # pyright: reportMissingImports=false
-# torch_xla pins a torch of its own and is no part of the usual environment.
+# torch_xla pins its own version of torch and is not part of the usual environment.
 
 from __future__ import annotations
 
@@ -25,19 +25,22 @@ from gpt2.peaks import Chip
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
-"""Values of Toggles.matmul_precision as torch_xla calls them: on a TPU, six, three or one bfloat16 product for each
-float32 one."""
+"""torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul for each
+float32 one.
+"""
 
 
 INSTALL = "pip install -e '.[tpu]' on a TPU's machine, '.[xla]' (with PJRT_DEVICE=CPU) on another, or choose cpu"
 
 
 class Xla(Device):
+    """A TPU, or several under SPMD, or XLA's CPU backend."""
+
     kind = "xla"
     lazy = True
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
-        chosen = "PJRT_DEVICE" in os.environ  # which torch_xla sets itself if nobody has
+        chosen = "PJRT_DEVICE" in os.environ  # checked before torch_xla sets it itself
         try:
             import torch_xla
             import torch_xla._internal.tpu
@@ -74,7 +77,7 @@ class Xla(Device):
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         value = getattr(toggles, toggle)
-        # Of the CPU backend's devices there are as many as are asked for.
+        # The CPU backend has as many devices as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
             return f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
         return super().refuses(toggle, toggles)
@@ -91,7 +94,7 @@ class Xla(Device):
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[None]:
-        # torch's profiler holds on to all tensors whose shapes it notes. XLA would make each of them an output of a
+        # torch's profiler keeps all tensors whose shapes it records. XLA would make each of them an output of a
         # program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
         self._only_records = True
         try:
@@ -107,7 +110,7 @@ class Xla(Device):
         if self._only_records:
             return
         self._xla.sync()
-        # Its option to wait comes back while the program still runs: seen with torch_xla 2.9, with SPMD and without.
+        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9, with SPMD and without.
         self._xla.core.xla_model.wait_device_ops()
 
     def mark(self) -> Any:
@@ -125,7 +128,7 @@ class Xla(Device):
 
     def set_matmul_precision(self, precision: str) -> None:
         backends = self._xla.backends
-        logging.getLogger(backends.__name__).setLevel(logging.ERROR)  # else each call warns of there being two
+        logging.getLogger(backends.__name__).setLevel(logging.ERROR)  # else each call warns of two APIs
         backends.set_mat_mul_precision(PRECISION[precision])
 
     def matmul_precision(self) -> str:
@@ -133,7 +136,7 @@ class Xla(Device):
         return ours[self._xla.backends.get_mat_mul_precision()]
 
     def reset_peak_memory(self) -> None:
-        return  # there is no way to
+        return  # torch_xla cannot reset its peak
 
     def peak_memory(self) -> PeakMemory:
         if self._spread:
@@ -150,7 +153,7 @@ class Xla(Device):
         return None
 
     def use(self) -> list[ChipUse] | None:
-        # Asked by whoever holds the TPU, it answers; of what can go wrong inside it there is no list.
+        # tpu_info works in the process that holds the TPU; which exceptions it raises is not documented.
         with contextlib.suppress(Exception):
             from tpu_info import device, metrics
 
@@ -188,7 +191,7 @@ class Xla(Device):
         if self._on_cpu:
             return Cpu().memory_bytes()
         if (chip := super().peaks()) and chip.memory_bytes:
-            return chip.memory_bytes  # always the same, while what XLA tells is not told under SPMD
+            return chip.memory_bytes  # XLA's own figure is not available under SPMD
         told = self._memory_info()
         return told["bytes_limit"] if told else None
 
@@ -201,14 +204,14 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """As gpt2.peaks knows it: "TPU v3"; "TPU" where nothing here tells which."""
+    """Return the TPU's name as gpt2.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found out."""
     with contextlib.suppress(Exception):
         from tpu_info import device
 
         chip, _ = device.get_local_chips()
         if chip is not None:
             return f"TPU {chip.value.name}"
-    with contextlib.suppress(Exception):  # asks the cloud's metadata server, which other places do not have
+    with contextlib.suppress(Exception):  # asks the cloud's metadata server, which may not exist
         from torch_xla._internal import tpu
 
         return f"TPU {tpu.get_tpu_type().replace('litepod', 'e')}"

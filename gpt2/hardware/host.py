@@ -1,4 +1,4 @@
-"""What this host has that a training may ask for: cores, allocators, compilers, what its CPU calls itself.
+"""Facts about this host that a training depends on: cores, allocators, compilers, and the CPU's name and flags.
 
 Imports no torch.
 """
@@ -22,20 +22,20 @@ import psutil
 
 
 def usable_cores() -> int:
-    """Physical cores that this process may use."""
+    """Return the number of physical cores that this process may use."""
     places = os.environ.get(PLACES, "")
-    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # then the system tells only where the first thread stays
+    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # pinned: the affinity of this thread alone would give one core
         return places.count("{")
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
 
 
 PLACES = "OMP_PLACES"
-"""Where OpenMP's threads stay: {0},{1} are the first two logical processors, each a place of its own."""
+"""OpenMP's variable for thread placement: {0},{1} are the first two logical processors, one thread each."""
 
 
 def one_cpu_per_core() -> list[int]:
-    """The first logical processor of each physical core that this process may use."""
+    """Return the first logical processor of each physical core that this process may use."""
     first: dict[str, int] = {}
     for cpu in sorted(os.sched_getaffinity(0)):
         core = str(cpu)
@@ -46,18 +46,18 @@ def one_cpu_per_core() -> list[int]:
 
 
 ALLOCATORS = {"tcmalloc": "tcmalloc_minimal", "jemalloc": "jemalloc"}
-"""The libraries' names for the linker."""
+"""Library names of the allocators, as the linker knows them."""
 PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
-"""That install them on Debian and Ubuntu."""
+"""Packages that install them on Debian and Ubuntu."""
 
 
 def allocator_library(name: str) -> str | None:
-    """File name of an allocator's shared library; None for one without, or where it is not installed."""
+    """Return the file name of an allocator's shared library; None where it has none, or it is not installed."""
     return find_library(ALLOCATORS[name]) if name in ALLOCATORS else None
 
 
 def missing_allocator(name: str) -> str | None:
-    """Why memory cannot come from there here; None where it can."""
+    """Return why this allocator cannot be used here, with an alternative; None if it can."""
     library = ALLOCATORS.get(name)
     if library and sys.platform != "linux":
         return "it is put under torch by LD_PRELOAD, which is Linux's; choose system"
@@ -67,7 +67,7 @@ def missing_allocator(name: str) -> str | None:
 
 
 def huge_pages(root: Path = Path("/")) -> str | None:
-    """Who is given huge pages: always, madvise (who asks) or never; None where the system does not tell."""
+    """Return the system's huge-page setting: always, madvise (on request) or never; None where it is not known."""
     with contextlib.suppress(OSError):
         told = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
         return told.partition("[")[2].partition("]")[0] or None
@@ -75,7 +75,7 @@ def huge_pages(root: Path = Path("/")) -> str | None:
 
 
 def plain_folder() -> Path | None:
-    """The folder for temporary files; another of the system's where torch.compile cannot compile in that one.
+    """Return the folder for temporary files, or another one where torch.compile cannot work in that one.
 
     None where there is no other.
     """
@@ -87,17 +87,17 @@ def plain_folder() -> Path | None:
 
 
 def other_folder() -> Path | None:
-    """The folder that plain_folder() has in place of the usual one; None where it has that one, or none."""
+    """Return plain_folder() where it differs from the usual folder for temporary files; else None."""
     folder = plain_folder()
     return None if folder == Path(tempfile.gettempdir()) else folder
 
 
 SPLITS_WORDS = re.compile(r"[\s'\"\\]")
-"""What torch.compile's command lines cannot hold in a path: it does not quote all of them."""
+"""Characters that torch.compile's command lines cannot have in a path, because it does not quote all paths."""
 
 
 def missing_cxx() -> str | None:
-    """Why nothing can be compiled for this CPU, by $CXX or the system's compiler; None where it can."""
+    """Return why $CXX or the system's C++ compiler cannot be used; None if it can."""
     name = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
     if shutil.which(name):
         return None
@@ -107,7 +107,7 @@ def missing_cxx() -> str | None:
 
 
 def missing_compiler() -> str | None:
-    """Why torch.compile can make no code for this CPU, which Python's C interface calls; None where it can."""
+    """Return why torch.compile cannot generate CPU code here (compiler, folders, Python's headers); None if it can."""
     if missing := missing_cxx():
         return missing
     if plain_folder() is None:
@@ -117,13 +117,13 @@ def missing_compiler() -> str | None:
     if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
         return f"torch.compile cannot compile with {torch.origin!r}; install into a folder without blanks or quotes"
     headers = Path(sysconfig.get_path("include"))
-    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of macOS's own Pythons
+    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # for Python as a macOS framework
     if not any((folder / "Python.h").exists() for folder in (headers, framework)):
         return f"Python's headers are not in {headers}; apt-get install python3-dev, or take a Python that has them"
     return None
 
 
-IDENTITY = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
+IDENTITY = {  # keys of /proc/cpuinfo, for x86 CPUs and then for Arm's
     "vendor": "vendor_id",
     "family": "cpu family",
     "model": "model",
@@ -134,14 +134,15 @@ IDENTITY = {  # of x86 CPUs, then of ARM's, by their names in /proc/cpuinfo
 
 
 NO_MODEL = r"\d+-Core|version \S+|rev \d+|ARMv\d+|\(v\d\w*\)|\(TM\)\d"
-"""Numbers in a CPU's name that are not its model's."""
+"""Numbers in a CPU's name that are not a model number."""
 
 
 def named_by(cpuinfo: str) -> str | None:
-    """What to call the CPU that Linux describes so in /proc/cpuinfo; None where that holds nothing to tell it by.
+    """Return a name for the CPU that this /proc/cpuinfo describes; None where it has nothing to identify it.
 
-    Many virtual machines hide the model's number from the name, so that two generations of unlike speed are both
-    called "AMD EPYC", and ARM's CPUs have no name there. Such a one is told by the numbers that it gives itself.
+    Many virtual machines remove the model number from the name, so that generations of different speed are all called
+    "AMD EPYC", and Arm CPUs have no name there. Such a CPU is named by its family, model and stepping, or Arm's
+    numbers.
     """
     said = _first_processor(cpuinfo)
     name, at, clock = said.get("model name", "").partition("@")
@@ -154,7 +155,7 @@ def named_by(cpuinfo: str) -> str | None:
 
 
 def identity(cpuinfo: str) -> dict[str, str]:
-    """Vendor, family, model and stepping of the first processor in /proc/cpuinfo, or ARM's numbers, as far as told."""
+    """Return vendor, family, model and stepping of the first processor in /proc/cpuinfo, or Arm's numbers."""
     said = _first_processor(cpuinfo)
     return {kind: said[key] for kind, key in IDENTITY.items() if key in said}
 
@@ -165,7 +166,7 @@ def _first_processor(cpuinfo: str) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:
-    """Of the first processor, as Linux names them."""
+    """Return the instruction-set flags of the first processor, as Linux names them."""
     found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
     return frozenset(found.group(1).split() if found else ())
 
@@ -175,7 +176,7 @@ UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}
 
 
 def missing_brgemm(number_format: str) -> str | None:
-    """Why the attention kernel `brgemm` cannot run here in that number format; None where it can."""
+    """Return why the attention kernel `brgemm` cannot run here in that number format; None if it can."""
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return "torch has small products for x86 CPUs under Linux only; choose blocks"
     if number_format not in UNITS:

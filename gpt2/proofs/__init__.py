@@ -1,9 +1,9 @@
-"""Did each toggle take effect? Read from one profiled step, from torch's flags and counters, and from small probes.
+"""Verify that each toggle took effect: from one profiled step, torch's flags and counters, and small probes.
 
     ops = profile(lambda: next(training), training.device)
     for toggle, finding in prove(training, ops).items(): ...
 
-A field of Toggles is proved by the function of PROOFS that bears its name.
+Each field of Toggles is verified by the function in PROOFS that has its name.
 """
 
 from __future__ import annotations
@@ -68,6 +68,6 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
 
 
 def prove(training: Training, ops: list[Op]) -> dict[str, Finding]:
-    """A finding for each toggle, baseline values included. `ops`: those of one step of this very training."""
+    """Return a finding for each toggle, baseline values included. `ops`: those of one step of this training."""
     seen = Seen(training, ops)
     return {toggle.name: PROOFS[toggle.name](seen) for toggle in fields(Toggles)}

@@ -1,4 +1,4 @@
-"""What a proof finds."""
+"""Findings of proofs, and helpers to word them."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from gpt2.seen import Seen
 
 @dataclass(frozen=True)
 class Finding:
-    """Whether a toggle did what it says, at whatever value it had, and by what that was seen."""
+    """The result of a proof: whether a toggle's value, baseline or not, is in effect, and the evidence."""
 
     took_effect: bool
     evidence: str
 
 
 def counted(number: int, what: str, plural: str = "s") -> str:
+    """Return a number with its noun in the right form: 1 kernel, 2 kernels."""
     return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
 def built_for(seen: Seen, name: str) -> Finding:
-    """Whether the model has the choice that the toggle of that name asks for."""
+    """Return whether the model was built with the toggle's value, for toggles that leave no other trace."""
     built = getattr(seen.training.model.config, name)
     return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")

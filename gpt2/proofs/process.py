@@ -1,4 +1,4 @@
-"""Proofs of what a process has from its start: device, ranks, memory, threads."""
+"""Proofs of toggles that a process has from its start: device, ranks, memory, threads."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def sharding(seen: Seen) -> Finding:
     gathers, scatters = seen.exchanges("gather"), seen.exchanges("reduce_scatter")
     ran = f"this rank holds {kept / elements:.0%} of the optimiser's state"
     if seen.toggles.shards_gradients:
-        # One gather for each block and one for the rest; where weights are not kept, again for the backward pass.
+        # One gather per block and one for the rest; fsdp2 gathers again for the backward pass.
         forward = (seen.training.model.config.n_layer + 1) * seen.toggles.grad_accum_steps
         ran += (
             f" and its rows of {spread} of {len(parameters)} tensors of weights; {counted(gathers, 'all-gather')} for "

@@ -1,4 +1,4 @@
-"""Proofs of how a step is put together."""
+"""Proofs of toggles that change how a step is composed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpt2.seen import Seen
 def compile(seen: Seen) -> Finding:
     regions, of_optimizer = seen.compiled_regions
     if of_optimizer and isinstance(seen.training.optimizer, CompiledAdamW):
-        regions -= 1  # the norm of the gradients is its, too
+        regions -= 1  # the compiled gradient norm, which belongs to the optimiser
     if seen.toggles.compile == "eager":
         return Finding(not regions, f"{regions} compiled regions ran" if regions else "nothing compiled ran")
     if not regions:
@@ -31,7 +31,7 @@ def compile(seen: Seen) -> Finding:
         return Finding(True, f"{ran}, {counted(tuned, 'product')} autotuned")
     cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
     if seen.toggles.compile.startswith("max-autotune") and not cached and not any(op.on_device for op in seen.ops):
-        return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU other kernels are tuned too
+        return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU, other kernels are tuned too
     return Finding(True, ran)
 
 
@@ -41,8 +41,8 @@ def compile_region(seen: Seen) -> Finding:
     repeated = sum(count >= layers for count in runs.values())
     if seen.toggles.compile_region == "block":
         ran = f"{repeated} of {counted(len(runs), 'compiled graph')} ran for each layer"
-        return Finding(repeated >= 2, ran)  # forward and backward pass of a block
-    if seen.toggles.world_size > 1:  # whose pieces may happen to be alike
+        return Finding(repeated >= 2, ran)  # the forward and the backward pass of a block
+    if seen.toggles.world_size > 1:  # the pieces between exchanges may be alike by chance
         return Finding(True, "ranks cut the graph where they exchange")
     return Finding(not repeated or layers == 1, f"{counted(repeated, 'compiled graph')} ran for each layer")
 
@@ -90,7 +90,7 @@ def recompute(seen: Seen) -> Finding:
     if seen.rows == config.n_embd and (seen.toggles.autocast != "float32" or seen.toggles.shards_gradients):
         evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
         return Finding(config.recompute == wanted, evidence)
-    # A layer's MLP has two such activations: what GELU takes and what it gives.
+    # A layer's MLP has two such activations: GELU's input and output.
     evidence = f"a forward pass keeps {seen.wide_kept} of the {2 * layers} activations of the MLPs"
     if wanted == "none":
         by_compiler = seen.wide_kept < 2 * layers and seen.toggles.compile != "eager"
@@ -112,7 +112,7 @@ def grad_accum_steps(seen: Seen) -> Finding:
 
 LOSSES = {"torch": "NllLossBackward0", "closed_form": "CrossEntropyBackward"}
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
-"""By value of the toggle, the function that the backward pass has for it, by autograd's name."""
+"""Autograd's name of the backward function, by value of the toggle (cross_entropy and gelu)."""
 
 
 def cross_entropy(seen: Seen) -> Finding:
@@ -124,8 +124,8 @@ def gelu(seen: Seen) -> Finding:
 
 
 def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding:
-    """By the model's eager code, for compiled kernels bear no names."""
-    if seen.training.device.lazy:  # which would have a program more to compile
+    """Check the autograd functions of the model's eager code, because compiled kernels do not show them."""
+    if seen.training.device.lazy:  # a lazy device would have to compile another program
         return built_for(seen, name)
     found = sorted(seen.functions.intersection(functions.values()))
     wanted = functions.get(getattr(seen.toggles, name))
@@ -134,7 +134,7 @@ def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding
 
 
 def tied_gradient(seen: Seen) -> Finding:
-    if seen.graph_launches:  # which replays operations without naming them
+    if seen.graph_launches:  # a CUDA graph's replay does not name its ops
         return built_for(seen, "tied_gradient")
     added = len(seen.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
@@ -144,7 +144,7 @@ def tied_gradient(seen: Seen) -> Finding:
 def products(seen: Seen) -> Finding:
     shared = [op for op in seen.ops if op.name == "gpt2::product"]
     tuned = seen.toggles.products == "tuned"
-    if not tuned or (shared and set(arrangements()) == {"whole"}):  # which may be the fastest for every shape
+    if not tuned or (shared and set(arrangements()) == {"whole"}):  # whole may be the fastest for every shape
         return Finding(tuned or not shared, "each product was handed over whole")
     shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
     return Finding(bool(shared), f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}")
