@@ -1,4 +1,4 @@
-"""A lock that allows a folder one writer at a time. Imports no torch."""
+"""A lock that allows a folder or a file one writer at a time. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import contextlib
 import fcntl
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Any
 
 
 class Locked(Exception):
-    """Another process writes to the folder."""
+    """Another process writes there."""
 
 
 @contextlib.contextmanager
@@ -19,10 +20,15 @@ def alone(folder: Path) -> Iterator[None]:
     Raises Locked, or OSError where the folder is not writable.
     """
     with (folder / ".lock").open("a") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Locked from None
-        except OSError:
-            pass  # some network file systems have no locks
+        lock(file)
         yield
+
+
+def lock(file: IO[Any]) -> None:
+    """Lock an open file until it is closed, where the file system can. Raises Locked where another process has it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked from None
+    except OSError:
+        pass  # some network drives have no locks

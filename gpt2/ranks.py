@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from gpt2.hardware.host import free_port
 from gpt2.launch import own_variables, python
 from gpt2.signals import handled
 
@@ -70,7 +70,7 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
         "WORLD_SIZE": str(processes),
         "LOCAL_WORLD_SIZE": str(processes),
     }
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), HELD: "1"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), HELD: "1"}
     ranks: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: object) -> None:
@@ -148,9 +148,3 @@ def _show(rank: int, code: int, said: Path) -> None:
 
 def _file(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank}"
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]

@@ -10,7 +10,6 @@ import functools
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpt2.hardware.host import free_port
 from gpt2.stages import environment
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -32,10 +32,12 @@ class Ranks:
     """Several ranks, each in a process of its own, that answer one question after the other together."""
 
     def __init__(self, world_size: int) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        shared = {"WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size, "MASTER_PORT": port, "LOCAL_RANK": 0}
+        shared = {
+            "WORLD_SIZE": world_size,
+            "LOCAL_WORLD_SIZE": world_size,
+            "MASTER_PORT": free_port(),
+            "LOCAL_RANK": 0,
+        }
         env = {
             **os.environ,
             **environment(Toggles(world_size=world_size)),

@@ -236,7 +236,7 @@ def test_pictures_show_peers_apart_from_the_climb() -> None:
     drawn = pictures(board(1500.0))
     assert "1,500, external" in drawn["climb"]
     assert "2.0x from baseline to SDPA" in drawn["climb"]
-    assert "url(#h" not in drawn["climb"]  # a hatch would be lost on the page, which keeps no patterns
+    assert "url(#h" not in drawn["climb"]  # by colour, without a hatch
 
 
 def test_tables_and_frames_name_the_peer_of_a_row() -> None:

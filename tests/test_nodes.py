@@ -20,12 +20,13 @@ from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.executor import Processes
-from bench.run.nodes.connection import Link, connect, free_port, listen
+from bench.run.nodes.connection import Link, connect, listen
 from bench.run.nodes.coordinator import Patience, Team, described
 from bench.run.nodes.distributed_task import Joint, verdict
 from bench.run.nodes.node_agent import Farewell, Follower
 from bench.run.nodes.topology import Place, PlaceError
 from bench.run.probe import Answer
+from gpt2.hardware.host import free_port
 
 QUICK = Patience(come_seconds=5.0, silence_seconds=3.0)
 

@@ -187,16 +187,24 @@ def test_pictures_take_the_page_s_own_colours(text: str) -> None:
     assert all("var(--ink)" in svg and "#1f2328" not in svg.lower() for svg in drawn)
 
 
+def test_pictures_keep_every_word_letter_by_letter() -> None:
+    name = "#1f2328 <b>&0.123456"
+    records = [record("baseline"), record(name, 1, toggles=BF16, measurement=measurement(2e3))]
+    drawn = re.findall(r"<svg.*?</svg>", page([scoreboard(records)]), re.DOTALL)
+    words = [each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")]
+    assert any(name in (each or "") for each in words)
+
+
+def test_what_pictures_refer_to_is_on_the_page(text: str) -> None:
+    references = set(re.findall(r'xlink:href="#([^"]+)"|url\(#([^)]+)\)', text))
+    assert len(references) > 10
+    assert {one or other for one, other in references} <= set(re.findall(r'\bid="([^"]+)"', text))
+
+
 def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
     names = re.findall(r'\bid="([^"]+)"', text)
     assert len(names) == len(set(names))
 
 
-def test_eight_rungs_of_five_rounds_take_less_than_70_kilobytes() -> None:
-    sizes = [replace(CUDA, micro_batch_size=n) for n in range(1, 9)]
-    eight = [
-        record(f"rung {n}", n, r, toggles=sizes[n], measurement=measurement(1e3 * (n + r)))
-        for n in range(8)
-        for r in range(1, 6)
-    ]
-    assert len(page([scoreboard(eight)])) - len(page([scoreboard(eight[:1])])) < 70_000
+def test_the_page_of_all_results_takes_less_than_2_megabytes() -> None:
+    assert (ROOT / "reports" / "index.html").stat().st_size < 2_000_000

@@ -15,6 +15,7 @@ from longruns import command
 
 from gpt2 import ranks
 from gpt2.checkpoint import folders, read
+from gpt2.hardware.host import free_port
 from gpt2.metrics import read as read_metrics
 from gpt2.ranks import train_in_ranks
 
@@ -230,7 +231,7 @@ def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_
 def on_two_nodes(run: list[str], outs: tuple[Path, Path]) -> list[tuple[int, str]]:
     """The same run by a torchrun for each of two nodes; their exit codes, and what they said."""
     meeting = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1"]
-    meeting += ["--master-port", str(ranks._free_port())]
+    meeting += ["--master-port", str(free_port())]
     nodes = [
         subprocess.Popen(
             [

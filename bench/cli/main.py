@@ -5,16 +5,15 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from bench.cli import bash, sweep, trainings, turns
 from bench.cli import completion as complete
 from bench.cli import machine as here
 from bench.cli import report as show
+from bench.cli import sweep, trainings, turns
 from bench.cli.options import (
     Ablate,
     Corpus,
@@ -61,7 +60,7 @@ def main() -> None:
     for name in FOREIGN:
         os.environ.pop(name, None)
     try:
-        bash.answer(partial(app, prog_name="bench")) if bash.asked() else app(prog_name="bench")
+        app(prog_name="bench")
     except PermissionError as error:
         typer.echo(f"bench: {denied(error)}", err=True)
         raise SystemExit(2) from None

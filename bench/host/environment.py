@@ -5,18 +5,17 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import psutil
 import torch
 
-from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, read, variables
+from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, variables
 from bench.records.machine import Environment
 from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
-from gpt2.hardware.host import identity, usable_cores
+from gpt2.hardware.host import cpuinfo, flags, identity, usable_cores
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
@@ -32,7 +31,7 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
         usable_cores=usable_cores(),
         cpu_flags=cpu_flags(),
         cpu_mhz=highest_cpu_mhz(),
-        cpu_identity=identity(read(SYSTEM / "proc/cpuinfo")),
+        cpu_identity=identity(cpuinfo(SYSTEM)),
         memory_bytes=psutil.virtual_memory().total,
         os=f"{platform.system()} {platform.release()} {platform.machine()}",
         python=platform.python_version(),
@@ -51,5 +50,4 @@ def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:
     with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
         if highest := psutil.cpu_freq().max:
             return highest
-    virtual = re.search(r"^flags\s*:.*\bhypervisor\b", read(root / "proc/cpuinfo"), re.MULTILINE)
-    return cpu_mhz(root) if virtual else None  # elsewhere it is a passing value
+    return cpu_mhz(root) if "hypervisor" in flags(root) else None  # elsewhere it is a passing value

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 
 from bench.records.machine import GpuState, State
+from gpt2.hardware.host import clocks_mhz, flags
 
 SYSTEM = Path("/")
 PRELOAD = "LD_PRELOAD"
@@ -140,8 +141,8 @@ def read(path: Path) -> str:
 
 def cpu_mhz(root: Path = SYSTEM) -> float | None:
     """Clock, mean over cores."""
-    if found := re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", read(root / "proc/cpuinfo"), re.MULTILINE):
-        return sum(map(float, found)) / len(found)
+    if clocks := clocks_mhz(root):
+        return sum(clocks) / len(clocks)
     with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
         return psutil.cpu_freq().current or None
     return None
@@ -152,8 +153,8 @@ FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"
 
 def cpu_flags(root: Path = SYSTEM) -> list[str]:
     """Those of FLAGS that this CPU has; empty where the system does not tell."""
-    match = re.search(r"^(?:flags|Features)\s*:\s*(.+)$", read(root / "proc/cpuinfo"), re.MULTILINE)
-    return [flag for flag in FLAGS if flag in match.group(1).split()] if match else []
+    has = flags(root)
+    return [flag for flag in FLAGS if flag in has]
 
 
 def governors(root: Path = SYSTEM) -> set[str]:

@@ -25,6 +25,7 @@ import psutil
 
 from bench.host.telemetry import cpu_times, nvml_handles
 from bench.process.supervisor import MARK, end_marked, kernel_kills
+from gpt2.hardware.host import memory_peak
 
 LAST_SECONDS = 2.0
 """Between SIGTERM and SIGKILL."""
@@ -233,12 +234,8 @@ class Usage:
 
     def _resident_peak(self) -> int | None:
         """VmHWM of the process that has the highest; None where the system does not tell."""
-        found = []
-        for process in self._processes:
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                found += [int(kib) * 1024 for kib in re.findall(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)]
-        return max(found, default=None)
+        peaks = [memory_peak(process.pid) for process in self._processes]
+        return max((peak for peak in peaks if peak is not None), default=None)
 
     def _clear(self) -> bool:
         """Begin the peaks anew; some containers forbid it."""

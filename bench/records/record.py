@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import fcntl
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -23,6 +22,7 @@ from bench.ladder.ladder import Protocol
 from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
 from bench.records.measurement import External, Measurement
+from gpt2.lock import Locked, lock
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -271,11 +271,9 @@ def reserved(path: Path) -> Iterator[None]:
     """
     with path.open("ab") as file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+            lock(file)
+        except Locked:
             raise RecordError(f"{path}: another bench run is writing to it; wait for it, or end it") from None
-        except OSError:
-            pass  # some network file systems know no locks
         try:
             yield
         finally:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +20,8 @@ from bench.format import gib, loss, number, percent, plain
 from bench.records.published import Published
 from bench.report import across, chained
 from bench.report.overview import overview
-from bench.report.plots.inline import Inliner
 from bench.report.plots.pictures import of_all, pictures
+from bench.report.plots.style import THEMES
 from bench.report.published import sheets as published_sheets
 from bench.report.table import Sheet
 from bench.report.tables import sheets
@@ -53,14 +54,15 @@ def page(
     chain: Chain | None = None,
 ) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
-    inliner = Inliner()
     first = (chained.sheet(chain) if chain else None, overview(boards))
     together = [*(sheet for sheet in first if sheet), *across.sheets(boards, figures)]
-    drawn = _pictures(of_all(boards), "all runs", inliner) if len(boards) > 1 else []
+    drawn = []
+    if len(boards) > 1:
+        drawn = [_picture(what, "all runs", svg, f"all-{what}") for what, svg in of_all(boards).items()]
     sections = []
     if together or drawn:
         sections.append(Section(title="Side by side", tables=[_dense(sheet) for sheet in together], pictures=drawn))
-    sections += [_section(board, inliner, figures, price_per_hour) for board in boards]
+    sections += [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
     sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
     data = dumps(rungs).replace("<", "\\u003c")  # no text may end the script
@@ -70,27 +72,35 @@ def page(
         (HERE / "page.html").read_text(encoding="utf-8")
     )
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    shown = {"boards": sections, "runs": len(boards), "rungs": rungs, "rules": Markup(inliner.rules)}
+    shown = {"boards": sections, "runs": len(boards), "rungs": rungs}
     return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
 
 
-def _section(
-    board: Scoreboard, inliner: Inliner, figures: Sequence[Published], price_per_hour: float | None
-) -> Section:
+def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
     return Section(
         title=plain(f"{board.ladder} on {board.environment.machine}"),
         tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
-        pictures=_pictures(pictures(board), board.ladder, inliner),
+        pictures=[_picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()],
         environment=dumps(board.environment.model_dump(mode="json"), indent=2),
         samples=_samples(board),
     )
 
 
-def _pictures(drawn: Mapping[str, str], of: str, inliner: Inliner) -> list[Picture]:
-    return [
-        Picture(label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(inliner.inlined(svg)))
-        for what, svg in drawn.items()
-    ]
+def _picture(what: str, of: str, svg: str, prefix: str) -> Picture:
+    """An SVG document as a part of the page, in its colours and its font; `prefix` makes ids the picture's own."""
+    drawing = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
+    drawing = re.sub("<[^>]*>", lambda tag: _tag(tag[0], prefix), drawing)  # tags alone: text stays as it is
+    return Picture(label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(re.sub(r">\s+<", "><", drawing)))
+
+
+def _tag(tag: str, prefix: str) -> str:
+    """One tag of a picture: without what the page says once, and with two decimals of a point, which nobody sees."""
+    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
+    tag = re.sub(r'font-family: [^;"]*(?:; )?', "", tag)
+    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
+    for part, colour in THEMES["light"].items():
+        tag = tag.replace(f": {colour.lower()}", f": var(--{part})")
+    return re.sub(r'( id="|="#|url\(#)', rf"\g<1>{prefix}-", tag)
 
 
 def _dense(sheet: Sheet) -> Sheet:

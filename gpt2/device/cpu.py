@@ -7,7 +7,6 @@ import ctypes
 import gc
 import os
 import platform
-import re
 import resource
 import subprocess
 import sys
@@ -18,7 +17,15 @@ import psutil
 
 from gpt2 import peaks
 from gpt2.device.base import Device, PeakMemory
-from gpt2.hardware.host import missing_allocator, missing_brgemm, missing_compiler, named_by, usable_cores
+from gpt2.hardware.host import (
+    cpuinfo,
+    memory_peak,
+    missing_allocator,
+    missing_brgemm,
+    missing_compiler,
+    named_by,
+    usable_cores,
+)
 from gpt2.peaks import Chip
 from gpt2.toggles import Toggles
 
@@ -73,9 +80,8 @@ class Cpu(Device):
         return super().is_out_of_memory(error) or "can't allocate memory" in str(error)
 
     def chip(self) -> str:
-        with contextlib.suppress(OSError):
-            if name := named_by(Path("/proc/cpuinfo").read_text()):
-                return name
+        if name := named_by(cpuinfo()):
+            return name
         if sys.platform == "darwin":
             return subprocess.check_output(["sysctl", "-n", "machdep.cpu.brand_string"], text=True).strip()
         return platform.processor() or platform.machine()
@@ -97,8 +103,7 @@ class Cpu(Device):
 
 
 def _resident_peak() -> int:
-    with contextlib.suppress(OSError):
-        if match := re.search(r"^VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(), re.MULTILINE):
-            return int(match.group(1)) * 1024
+    if (held := memory_peak()) is not None:
+        return held
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere

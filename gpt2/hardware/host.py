@@ -11,12 +11,14 @@ import os
 import platform
 import re
 import shutil
+import socket
 import sys
 import sysconfig
 import tempfile
 from ctypes.util import find_library
 from functools import lru_cache
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -160,15 +162,55 @@ def identity(cpuinfo: str) -> dict[str, str]:
     return {kind: said[key] for kind, key in IDENTITY.items() if key in said}
 
 
+def cpuinfo(root: Path = Path("/")) -> str:
+    """What Linux says of the processors; empty where the system does not tell."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return (root / "proc/cpuinfo").read_text()
+    return ""
+
+
+def clocks_mhz(root: Path = Path("/")) -> list[float]:
+    """The clock of each logical processor now; empty where the system does not tell."""
+    return [float(each) for each in re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", cpuinfo(root), re.MULTILINE)]
+
+
+def flags(root: Path = Path("/")) -> frozenset[str]:
+    """What the first processor can do, as Linux names it; empty where the system does not tell."""
+    said = _first_processor(cpuinfo(root))
+    return frozenset(said.get("flags", said.get("Features", "")).split())  # of x86 CPUs, or of ARM's
+
+
 def _first_processor(cpuinfo: str) -> dict[str, str]:
     return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
 
 
 @lru_cache(maxsize=1)
 def cpu_flags() -> frozenset[str]:
-    """Return the instruction-set flags of the first processor, as Linux names them."""
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return frozenset(found.group(1).split() if found else ())
+    """Return flags() of this machine, read once."""
+    return flags()
+
+
+def memory_peak(pid: int | Literal["self"] = "self") -> int | None:
+    """Return the most bytes that a process has held (VmHWM); None where the system does not tell."""
+    return _memory("VmHWM", pid)
+
+
+def memory_held(pid: int | Literal["self"] = "self") -> int | None:
+    """Return the bytes that a process holds now (VmRSS); None where the system does not tell."""
+    return _memory("VmRSS", pid)
+
+
+def _memory(name: str, pid: int | Literal["self"]) -> int | None:
+    with contextlib.suppress(OSError):
+        if found := re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+            return int(found[1]) * 1024
+    return None
+
+
+def free_port() -> int:
+    """Return a port that nothing listens on now, at any of this machine's addresses."""
+    with socket.create_server(("", 0)) as server:
+        return server.getsockname()[1]
 
 
 UNITS = {"float32": ("avx2",), "bfloat16": ("avx512_bf16", "amx_bf16")}

@@ -42,8 +42,15 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
 """None where a run has nothing to show of it."""
 WITH_PEERS = ("climb", "rungs", "block-times")
 """The other pictures are of toggles, and so of our own rungs."""
-NOT_ON_PAGE = ("rungs", "loss-by-step-devices", "loss-by-time-devices")
-"""The page has these figures in its table, and these curves among those of all rungs."""
+NOT_ON_PAGE = (
+    "rungs",
+    "loss-by-step",
+    "loss-by-time",
+    "loss-by-step-devices",
+    "loss-by-time-devices",
+    "block-times",
+)
+"""Their figures are in the page's tables, but for a run's curves of loss, which would take as much as all the rest."""
 
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "summary": summary,

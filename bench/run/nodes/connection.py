@@ -124,12 +124,6 @@ def _is_loopback(host: str) -> bool:
         return False
 
 
-def free_port() -> int:
-    """One that nothing listens on now."""
-    with socket.create_server(("", 0)) as server:
-        return server.getsockname()[1]
-
-
 def connect(place: Place, silence_seconds: float) -> Link | None:
     """Try once to reach node 0; None, after a moment, where it is not there yet."""
     try:

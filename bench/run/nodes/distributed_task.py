@@ -16,9 +16,10 @@ from pydantic import Field, ValidationError
 from bench.analysis.schedule import Task
 from bench.records.machine import Plain
 from bench.records.record import AFTER, Kind, Outcome
-from bench.run.nodes.connection import free_port, interface
+from bench.run.nodes.connection import interface
 from bench.run.nodes.coordinator import LOST, POLL_SECONDS, Team
 from bench.run.nodes.topology import Place
+from gpt2.hardware.host import free_port
 
 SETTLE_SECONDS = 3.0
 """After one side has ended badly: for the others to end by themselves and tell their own story."""

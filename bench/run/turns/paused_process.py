@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -22,6 +21,7 @@ from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
 from bench.run.peers.checkout import MissingPeer, found, origin
 from bench.run.peers.child_env import processors, variables
+from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.launch import own_variables, python
 
 STOP_SECONDS = 10.0
@@ -88,10 +88,9 @@ class Sleeper:
         """Bytes that it has held at its peak and does not hold now, as between two steps; 0 where nobody tells."""
         total = 0
         for process in self._program.processes():
-            with contextlib.suppress(OSError):
-                status = Path(f"/proc/{process.pid}/status").read_text()
-                kib = dict(re.findall(r"^(VmHWM|VmRSS):\s+(\d+) kB", status, re.MULTILINE))
-                total += 1024 * (int(kib.get("VmHWM", 0)) - int(kib.get("VmRSS", 0)))
+            peak, held = memory_peak(process.pid), memory_held(process.pid)
+            if peak is not None and held is not None:  # neither is told of one that has ended meanwhile
+                total += peak - held
         return total
 
     def _lines(self) -> Iterator[Line]:
