@@ -34,6 +34,8 @@ class Chip:
     """Bytes per second between the device and its memory."""
     source: str
     note: str = ""
+    derived: bool = False
+    """Whether the rates are arithmetic and no datasheet's."""
 
     def peak(self, number_format: str) -> float | None:
         """Return FLOP/s, or None, for float32, tf32, bfloat16 or float16; raises KeyError for any other format."""
@@ -249,6 +251,7 @@ def derived_cpu(
         float32=cycles * float32,
         memory_bytes=None,
         bandwidth=None,
+        derived=True,
         source=f"derived: {speed} x "
         + (f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else "")
         + f"{float32} FLOP/cycle in float32 ({vectors})",

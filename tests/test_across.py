@@ -136,7 +136,7 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
 
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
-    derived = measurement(peak_flops_source="derived: cores x clock")
+    derived = measurement(peak_flops_kind="derived")
     cpu = scoreboard([record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d"))
     (table,) = hardware([SLOW, cpu], [])
     assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {

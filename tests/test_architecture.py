@@ -211,6 +211,66 @@ def test_train_asks_for_no_toggle_of_its_own() -> None:
             assert "toggles" not in ast.dump(node.test), ast.unparse(node.test)
 
 
+PROSE = {"error", "warning", "warnings", "doubt", "doubts", "changed", "source", "peak_flops_source"}
+"""What holds sentences for people, by its name."""
+READING = {"startswith", "endswith", "removeprefix", "removesuffix", "partition", "find", "index", "count"}
+
+
+def read_from_prose(code: str) -> list[str]:
+    """Places where code asks what such a sentence says, in place of a field."""
+
+    def prose(node: ast.AST) -> bool:
+        """Whether it is such a name, but for what stands for none: `record.error or ""`."""
+        if isinstance(node, ast.BoolOp):
+            return any(prose(value) for value in node.values)
+        return (
+            isinstance(node, ast.Attribute | ast.Name)
+            and (node.attr if isinstance(node, ast.Attribute) else node.id) in PROSE
+        )
+
+    def words(node: ast.AST) -> bool:
+        """Whether it is a text, or a constant's name."""
+        if isinstance(node, ast.Name):
+            return node.id.isupper()
+        return isinstance(node, ast.JoinedStr) or (
+            isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value != ""
+        )
+
+    found = []
+    for node in ast.walk(ast.parse(code)):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            asks = node.func.attr in READING and prose(node.func.value)
+        elif isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            asks = any(map(prose, sides)) and any(map(words, sides))
+        else:
+            continue
+        if asks:
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_no_fact_is_read_out_of_a_sentence_but_from_older_records() -> None:
+    for path in (ROOT / "bench").rglob("*.py"):
+        if path != ROOT / "bench" / "records" / "older.py":
+            assert not read_from_prose(path.read_text(encoding="utf-8")), path
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        'found.peak_flops_source.startswith("derived")',
+        '(record.error or "").startswith(NOT_BEGUN)',
+        "CUT_SHORT in self.warnings",
+        'any(warning.startswith(f"{OTHER_WORK}: ") for warning in record.warnings)',
+        'measured.peak_flops_source == "given with --peak-tflops"',
+        '"not begun" in record.error',
+    ],
+)
+def test_code_that_reads_a_fact_out_of_a_sentence_is_found(code: str) -> None:
+    assert read_from_prose(code)
+
+
 def test_devices_are_named_only_behind_their_seam() -> None:
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         if path.parent.name == "device":

@@ -248,7 +248,7 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
     watcher = Silent()
     path, record = measure(load(write_ladder("[{name: a}]")), None, tmp_path, 0.002, watcher)
     assert record.status == "ok", record.error
-    assert (record.kind, record.ladder, record.rung, record.rung_index) == ("control", "roofline", "ceiling", -1)
+    assert (record.kind, record.ladder, record.rung, record.rung_index) == ("ceiling", "roofline", "ceiling", 0)
     assert record.measurement is None
     assert record.ceiling is not None
     assert record.ceiling.threads == record.toggles.resolved["threads"]

@@ -282,9 +282,8 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
 def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None:
     out = io.StringIO()
     with Progress(Console(file=out)) as progress:
-        for cores in ("0.40", "1.90"):
-            warnings = [f"other work: others keep {cores} cores busy; stop them", "steal time: 3.0%; choose another"]
-            progress.finished(record(warnings=warnings))
+        for cores in (0.4, 1.9):
+            progress.finished(record(other_work_cores=cores, warnings=["steal time: 3.0%; choose another"]))
     said = out.getvalue()
     assert [said.count(each) for each in ("0.40 cores", "1.90 cores", "steal time")] == [1, 1, 1]
 

@@ -13,7 +13,9 @@ from typing import Any
 import psutil
 import pytest
 from rich.console import Console
+from samples import record
 
+from bench.analysis.warnings import disturbances
 from bench.host import checks, doctor
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
@@ -293,7 +295,7 @@ def test_a_gpu_that_tells_nothing_is_no_reason_to_warn(root: Path) -> None:
 
 def test_the_load_that_earlier_processes_left_behind_is_no_warning(root: Path) -> None:
     assert QUIET.load_average == 9.0
-    assert warn(root, QUIET, QUIET, other_cores=0.1, stolen_cores=0.0, memory_bytes=GIB) == []
+    assert warn(root, QUIET, QUIET, stolen_cores=0.0, memory_bytes=GIB) == []
 
 
 @pytest.mark.parametrize(
@@ -307,13 +309,25 @@ def test_a_governor_other_than_performance_is_a_warning(names: list[str], warned
     assert all(f"CPU governor: {' and '.join(sorted(set(names)))}" in x and "cpupower" in x for x in lines)
 
 
-def test_work_of_others_is_a_warning_where_no_core_is_left_for_it(root: Path) -> None:
-    (line,) = warn(root, other_cores=0.5)
-    assert line.startswith("other work: others keep 0.50 cores busy; stop other programs")
-    assert warn(root, other_cores=0.5, threads=3) == []
-    assert warn(root, other_cores=0.2) == []
-    assert warn(root, other_cores=2.9, device="cuda") == []
-    assert len(warn(root, other_cores=2.9, device="cuda", ranks=4)) == 1
+@pytest.mark.parametrize(
+    ("cores", "beside", "counts"),
+    [
+        (0.5, {}, True),
+        (0.5, {"threads": 3}, False),
+        (0.2, {}, False),
+        (2.9, {"device": "cuda"}, False),
+        (2.9, {"device": "cuda", "ranks": 4}, True),
+    ],
+)
+def test_work_of_others_counts_where_no_core_is_left_for_it(
+    cores: float, beside: dict[str, Any], counts: bool, root: Path
+) -> None:
+    found = doctor.other_work_cores(cores, **{"device": "cpu", "threads": 4, **beside})
+    assert found == (cores if counts else None)
+
+
+def test_a_report_words_the_work_of_others_as_the_doctor_does(root: Path) -> None:
+    assert disturbances(record(other_work_cores=9.0)) == [str(checks.other_work(9.0, 4))]
 
 
 @pytest.mark.parametrize(

@@ -297,6 +297,7 @@ MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of me
 ENDED = Outcome(status="interrupted", error="by the user")
 LATE = Outcome(status="timeout", error="took longer than protocol.timeout_seconds 9")
 LOST = Outcome(status="failed", error="was lost: connection reset by peer")
+"""What node 0 says of a node that is gone."""
 
 
 @pytest.mark.parametrize(
@@ -313,7 +314,7 @@ LOST = Outcome(status="failed", error="was lost: connection reset by peer")
     ],
 )
 def test_the_side_that_was_the_cause_is_named_first(mine: Outcome, theirs: Outcome, status: str, first: str) -> None:
-    found = verdict(at(0, 1), mine, {1: theirs})
+    found = verdict(at(0, 1), mine, {1: theirs}, lost={1} if theirs is LOST else ())
     assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
 
 
@@ -323,8 +324,11 @@ def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
 
 
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
-    found = verdict(at(0, 1), OK, {1: Outcome(status="ok", warnings=["GPU 3 throttles"])})
-    assert found.warnings == ["node 1: GPU 3 throttles"]
+    found = verdict(at(0, 1), OK, {1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)})
+    assert [each.split(";")[0] for each in found.warnings] == [
+        "node 1: other work: others keep 0.50 cores busy",
+        "node 1: GPU 3 throttles",
+    ]
 
 
 @pytest.fixture

@@ -148,7 +148,7 @@ def with_ceiling() -> Scoreboard:
     """One TFLOP/s in float32 and one GB/s: the least time of a step is 4,769 ms (see test_roofline)."""
     square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
     measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
-    ceiling = record("ceiling", -1, kind="control", toggles=CUDA, measurement=None, ceiling=measured)
+    ceiling = record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
     half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
     return scoreboard([record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling])
 
@@ -276,7 +276,7 @@ def accumulating(*tried: tuple[int, int], tokens_per_step: int | None = None) ->
     records = []
     for batch, accumulated in tried:
         toggles = replace(CUDA, micro_batch_size=batch, grad_accum_steps=accumulated)
-        found = measurement(100.0 * batch + accumulated, peak_flops_source="derived: cores x clock")
+        found = measurement(100.0 * batch + accumulated, peak_flops_kind="derived")
         name = f"{batch} x {accumulated}"
         records.append(record(name, len(records), toggles=toggles, measurement=found, workload=workload, kind="sweep"))
     return scoreboard(records)

@@ -17,7 +17,7 @@ from bench.analysis.timing import timing
 from bench.format import duration, markdown, number, plain
 from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
-from bench.records.record import CUT_SHORT, NOT_BEGUN, RecordError, append
+from bench.records.record import RecordError, append
 from bench.report.caption import caption
 from bench.report.tables import sheets, to_markdown, to_terminal
 from bench.stats import LOUD
@@ -307,10 +307,11 @@ def test_warnings_and_a_changed_checkout_are_shown() -> None:
 
 
 def test_warnings_that_begin_alike_are_one_line_with_their_number() -> None:
-    busy = [record(repetition=n, warnings=[f"other work: others keep 0.{n} cores busy; stop them"]) for n in (3, 4)]
+    busy = [record(repetition=n, other_work_cores=n / 10) for n in (3, 4)]
     text = to_markdown(scoreboard([*busy, record(repetition=5)]))
     assert text.count("Warning: other work") == 1
-    assert "others keep 0.3 to 0.4 cores busy; stop them (in 2 of 3 processes: baseline in rounds 3, 4)." in text
+    assert "others keep 0.30 to 0.40 cores busy; stop other programs (top shows them) and measure again " in text
+    assert " again (in 2 of 3 processes: baseline in rounds 3, 4)." in text
 
 
 def test_warnings_of_different_kinds_are_different_lines() -> None:
@@ -356,7 +357,7 @@ def ceiling(tflops: float, repetition: int = 1):
     product = Matmul(name="square", number_format="bfloat16", m=8192, k=8192, n=8192, flops_per_second=tflops * 1e12)
     slower = Matmul(name="qkv", number_format="float32", m=1024, k=768, n=2304, flops_per_second=tflops * 1e11)
     found = Ceiling(chip="c", threads=None, matmuls=[slower, product], copy_bytes_per_second=1e12, seconds=1.0)
-    return record("ceiling", -1, repetition, kind="control", measurement=None, ceiling=found)
+    return record("ceiling", 0, repetition, kind="ceiling", measurement=None, ceiling=found)
 
 
 def test_the_share_of_the_measured_ceiling_is_that_of_its_fastest_product_over_both_processes() -> None:
@@ -385,7 +386,7 @@ def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured
 
 
 def test_a_derived_peak_is_called_that_in_the_column_s_title() -> None:
-    text = to_markdown(scoreboard([record(measurement=measurement(peak_flops_source="derived: 2 cores x 3 GHz"))]))
+    text = to_markdown(scoreboard([record(measurement=measurement(peak_flops_kind="derived"))]))
     assert "MFU (bf16, derived peak)" in text
     assert "do not rank this MFU" in text
 
@@ -652,8 +653,8 @@ def test_a_sweep_that_its_budget_ended_does_not_hide_a_whole_one_of_the_same_nam
     append(tmp_path / "whole.jsonl", record("1", kind="sweep"))
     later: dict[str, Any] = {"kind": "sweep", "ladder_hash": "other", "time": "2026-01-02T00:00:00+00:00"}
     append(tmp_path / "cut.jsonl", record("1", **later))
-    ended = f"{NOT_BEGUN}--budget ended the sweep in round 1 of 1"
-    append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", error=ended, **later))
+    ended = "--budget ended the sweep in round 1 of 1"
+    append(tmp_path / "cut.jsonl", record("2", 1, status="interrupted", not_begun=ended, **later))
     (board,), warnings = load_boards([tmp_path])
     assert board.source == tmp_path / "whole.jsonl"
     assert warnings == [f"{tmp_path / 'cut.jsonl'} is newer but interrupted and not shown; name it to see it"]
@@ -897,7 +898,7 @@ def test_where_rungs_are_of_several_devices_tokens_per_second_are_told_for_each_
 
 def test_a_process_cut_short_before_its_proof_counts_until_it_is_run_again() -> None:
     cut = measurement(500.0, proofs=None)
-    first = record(measurement=cut, warnings=[CUT_SHORT])
+    first = record(measurement=cut, interrupted_late=True)
     again = record(session="later", time="2026-01-01T01:00:00+00:00")
     assert first.cut_short
     assert not again.cut_short

@@ -150,7 +150,7 @@ def test_ranks_that_share_out_the_optimiser_move_a_part_of_its_bytes_each(shardi
 def of_a_run(*ceilings: Ceiling, **changes: Any):
     toggles = Toggles(device="cuda")
     measured = [
-        record("ceiling", -1, n, kind="control", measurement=None, ceiling=each, toggles=toggles)
+        record("ceiling", 0, n, kind="ceiling", measurement=None, ceiling=each, toggles=toggles)
         for n, each in enumerate(ceilings, start=1)
     ]
     return scoreboard([record(toggles=replace(toggles, **changes), measurement=measurement(100.0)), *measured])
@@ -225,8 +225,8 @@ def test_a_rung_of_another_device_has_no_bound(write_ladder) -> None:
 
 
 def ceiling_record(**changes) -> Record:
-    plain = record(kind="control", ladder="roofline", measurement=None)
-    return plain.model_copy(update={"rung": "ceiling", "rung_index": -1, "ceiling": FLAT, **changes})
+    plain = record("ceiling", kind="ceiling", ladder="roofline", measurement=None)
+    return plain.model_copy(update={"ceiling": FLAT, **changes})
 
 
 def test_a_folder_with_a_roofline_file_gives_no_warning(tmp_path: Path) -> None:

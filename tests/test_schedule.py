@@ -7,7 +7,6 @@ from samples import measurement, record
 
 from bench.analysis.schedule import Schedule, Task, ablated, variant
 from bench.ladder.ladder import Ladder, LadderError, load
-from bench.records.record import CUT_SHORT
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -239,7 +238,7 @@ def test_what_is_unsupported_here_has_no_parity_process(write_ladder) -> None:
 def test_a_process_that_was_cut_short_before_its_proof_is_run_again(write_ladder) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b}]"))
     schedule = Schedule(ladder, ladder.rungs)
-    schedule.resume([record("a", 0, measurement=measurement(proofs=None), warnings=[CUT_SHORT])])
+    schedule.resume([record("a", 0, measurement=measurement(proofs=None), interrupted_late=True)])
     assert [task.rung.name for task in schedule.round(1) if task.kind == "cumulative"] == ["a", "b"]
 
 

@@ -384,8 +384,8 @@ def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     quiet = scoreboard(records)
     assert "disturbed" not in ladder_to(ladder, ladder.rungs[-1], quiet.rows[-1], quiet)
-    warning = "other work: others keep 0.80 cores busy; stop other programs"
-    busy = [records[0], records[1].model_copy(update={"warnings": [warning]}), *records[2:]]
+    warning = "other work: others keep 0.80 cores busy; stop other programs (top shows them) and measure again"
+    busy = [records[0], records[1].model_copy(update={"other_work_cores": 0.8}), *records[2:]]
     board = scoreboard(busy)
     said = f"{warning} (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
     written = ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board)

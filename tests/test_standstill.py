@@ -11,9 +11,12 @@ import time
 from dataclasses import replace
 
 import pytest
+from samples import record
 from test_measure import FACTS, PROTOCOL, FakeDevice, run
 
+from bench.analysis.warnings import disturbances
 from bench.host.standstill import Instant, Pulse, far_longer, pulse_beside, standstills
+from bench.records.measurement import StoodStill
 from bench.run.aggregate import combine
 from bench.run.measure import Window, first_losses
 from bench.run.worker import _unevenness
@@ -198,7 +201,7 @@ def test_what_the_first_window_measured_is_kept_before_a_second_is_taken() -> No
 
     window = run(device, SIX, pulse=device.pulse, keep=keep)
     assert kept[0].blocks == window.set_aside
-    assert _unevenness(kept)[0].startswith("stood still: ")
+    assert combine(kept[:1], [[1.0]], [1.0], **FACTS).stood_still is not None
 
 
 def test_a_second_window_of_that_kind_stays_and_is_told() -> None:
@@ -208,6 +211,11 @@ def test_a_second_window_of_that_kind_stays_and_is_told() -> None:
     measured = combine([window], [[1.0]], [1.0], **FACTS)
     assert measured.block_lost_seconds is not None
     assert sum(measured.block_lost_seconds) == pytest.approx(2.0)
+    (line,) = disturbances(record(measurement=measured))
+    assert line == (
+        "stood still: in the window the process did, for about 2.0 s in 1 of 6 blocks: stopped, without a processor, "
+        "or swapped out; measure again"
+    )
 
 
 def test_before_a_second_window_a_block_is_run_that_does_not_count() -> None:
@@ -221,6 +229,7 @@ def test_a_window_that_the_machine_slept_through_is_told_where_no_pulse_can_be()
     asleep = [Instant(seconds=1.0, lost_seconds=None, asleep_seconds=each) for each in (0.0, 30.0, 0.0)]
     measured = combine([replace(stopping({}), blocks=asleep)], [[1.0]], [1.0], **FACTS)
     assert measured.block_lost_seconds == [0.0, 30.0, 0.0]
+    assert measured.stood_still == StoodStill(seconds=30.0, blocks=1, of_blocks=3, asleep=True)
 
 
 @pytest.mark.parametrize("waits_with_the_lock", [False, True])
@@ -261,8 +270,11 @@ def test_all_ranks_take_a_second_window_where_one_stood_still() -> None:
 def test_of_several_ranks_the_one_that_stood_still_is_named_once() -> None:
     still, waiting = stopping({40: 5.0, 100: 2.0}), stopping({})
     waiting = replace(waiting, blocks=blocks(*[block.seconds for block in still.blocks]), set_aside=still.blocks)
-    assert [line.split(":")[0] for line in _unevenness([waiting, still])] == ["taken once more", "stood still"]
-    assert "of rank 1: " in _unevenness([waiting, still])[1]
+    assert [line.split(":")[0] for line in _unevenness([waiting, still])] == ["taken once more"]
+    found = combine([waiting, still], [[1.0]] * 2, [1.0], **FACTS).stood_still
+    assert found is not None
+    assert (found.rank, found.blocks) == (1, 1)
+    assert "of rank 1: " in found.text
 
 
 def test_a_process_for_its_losses_alone_has_no_blocks_to_be_uneven() -> None:

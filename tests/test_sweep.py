@@ -125,7 +125,7 @@ def test_a_sweep_that_its_budget_ended_says_so_wherever_it_is_shown(write_ladder
     *ran, left = results(out)
     assert {record.status for record in ran} == {"ok"}
     ended = f"--budget ended the sweep in round {left.repetition} of 9"
-    assert (left.status, left.error) == ("interrupted", f"not begun: {ended}")
+    assert (left.status, left.error, left.not_begun) == ("interrupted", f"not begun: {ended}", ended)
     assert f"{len(ran)} of about 36 processes measured" in said
     assert f"bench: {ended}; the same command with --resume goes on" in said
     assert f"Warning: {ended}; bench sweep with --resume runs what is missing." in shown

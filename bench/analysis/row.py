@@ -25,8 +25,6 @@ from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
 
 EQUAL = "equal"
-FEWER = "it ran in"
-"""Begins the doubt about a sweep's candidate that ran less often than the others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,6 +67,8 @@ class Row:
     """At Scoreboard.loss_step."""
     doubts: tuple[str, ...]
     """Why it may not be called the fastest, even if its status is ok."""
+    dropped: bool
+    """Of a sweep's candidate: whether it ran in fewer rounds than it could."""
     joules_per_token: float | None
     status: str
     """ok, a guard (see bench.analysis.claim_checks), or how the last failing process ended."""
@@ -78,6 +78,11 @@ class Row:
     """The outcome that the ladder calls the point of this rung."""
     external: External | None = None
     """The other trainer that it is, whose toggles tell its device alone."""
+
+    @property
+    def trainer(self) -> str | None:
+        """That other trainer and its version, for a reader."""
+        return _trainer(self.external) if self.external else None
 
     @property
     def other_maths(self) -> bool:
@@ -120,6 +125,7 @@ def row_of(
     rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
     fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
     scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
+    dropped = _dropped(rung, rungs, records)
     changes = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
     memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
     return Row(
@@ -143,23 +149,31 @@ def row_of(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step and not theirs else None,
-        doubts=() if theirs else (*doubts(rung, before, reference), *changes, *_dropped(rung, rungs, records)),
+        doubts=() if theirs else (*doubts(rung, before, reference), *changes, *([dropped] if dropped else [])),
+        dropped=dropped is not None,
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
         expect=rung[0].expect,
-        external=max(rung, key=lambda record: bool(record.external and record.external.version)).external,
+        external=_external(rung),
     )
 
 
 def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
     """What a reader is told of it: the toggles that are not those of the rung before, or who trains in our place."""
-    named = [record.external for record in rung if record.external]
-    if not named:
-        workload = Workload(**rung[0].workload)
-        return describe(toggles_of(rung), toggles_of(before) if before else None, workload)
-    version = next((each.version for each in named if each.version), None)
-    return [f"external: {peer_title(named[0])}{f' at {version}' if version else ''}"]
+    if external := _external(rung):
+        return [f"external: {_trainer(external)}"]
+    workload = Workload(**rung[0].workload)
+    return describe(toggles_of(rung), toggles_of(before) if before else None, workload)
+
+
+def _external(rung: Sequence[Record]) -> External | None:
+    """By the first record that knows its version; None of a rung of ours."""
+    return max(rung, key=lambda record: bool(record.external and record.external.version)).external
+
+
+def _trainer(external: External) -> str:
+    return f"{peer_title(external)}{f' at {external.version}' if external.version else ''}"
 
 
 def peer_title(external: External) -> str:
@@ -167,13 +181,13 @@ def peer_title(external: External) -> str:
     return PEERS[external.peer].title if external.peer in PEERS else external.peer
 
 
-def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> list[str]:
-    """Whether a sweep's candidate ran less often than it could: in each round that its control, the last, ended."""
+def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> str | None:
+    """Says that a sweep's candidate ran less often than it could: in each round that its control, the last, ended."""
     if rung[0].kind != "sweep":
-        return []
+        return None
     whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
-    return [f"{FEWER} {rounds} of {most} rounds"] if rounds < most else []
+    return f"it ran in {rounds} of {most} rounds" if rounds < most else None
 
 
 def _paired(

@@ -88,10 +88,15 @@ def line_of(toggles: Toggles, workload: Mapping[str, Any]) -> Toggles:
 
 
 def in_order(records: Sequence[Record]) -> list[Record]:
-    """As a ladder has its rungs; of a sweep, whose batches are tried in any order, the smaller ones first."""
+    """As a ladder has its rungs; of a sweep, whose batches are tried in any order, the smaller ones first.
+
+    Before them all what measured a ceiling.
+    """
     lines: dict[Toggles, int] = {}
 
     def place(record: Record) -> tuple[int, ...]:
+        if record.kind == "ceiling":
+            return -1, 0, record.rung_index, record.repetition
         if record.kind != "sweep":
             return record.rung_index, 0, record.rung_index, record.repetition
         toggles = toggles_of([record])

@@ -69,7 +69,7 @@ class Entry:
 
     @property
     def derived(self) -> bool:
-        return self.found is not None and self.found.peak_flops_source.startswith("derived")
+        return self.found is not None and self.found.peak_flops_kind == "derived"
 
     @property
     def lacks(self) -> str:

@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
 from bench.ladder.ladder import Ladder, LadderError, Rung
-from bench.records.record import ABLATION, CEILING, RUNGS, Kind, Record
+from bench.records.record import ABLATION, RUNGS, Kind, Record
 from bench.stats import LEAST_ROUNDS_UNTIL
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import Workload
@@ -35,7 +35,7 @@ class Task:
     @property
     def is_ceiling(self) -> bool:
         """Whether it trains nothing and measures the machine instead."""
-        return self.rung.index < 0
+        return self.kind == "ceiling"
 
     @property
     def title(self) -> str:
@@ -143,10 +143,10 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
     return toggles
 
 
-def ceiling_rung(device: str, index: int = -1) -> Rung:
-    """The measurement of a device's ceiling as if it were a rung."""
+def ceiling_rung(device: str, place: int = 0) -> Rung:
+    """What a task that measures a device's ceiling has for a rung. place: of the device among those of the run."""
     chosen: dict[str, Any] = {"device": device}
-    return Rung(name=CEILING, index=index, changed=[], expect=None, toggles=Toggles(**chosen))
+    return Rung(name="ceiling", index=place, changed=[], expect=None, toggles=Toggles(**chosen))
 
 
 def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
@@ -198,7 +198,7 @@ class Schedule:
         self._ceilings: list[tuple[Kind, Rung]] = []
         if protocol.ceiling_seconds:
             devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
-            self._ceilings = [("control", ceiling_rung(device, -1 - place)) for place, device in enumerate(devices)]
+            self._ceilings = [("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)]
 
     @property
     def _own(self) -> list[Rung]:

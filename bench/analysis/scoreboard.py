@@ -120,8 +120,8 @@ class Scoreboard:
             rounds.setdefault((record.kind, record.rung_index), set()).add(record.repetition)
             if record.status == "unsupported":  # tried once only
                 rounds[record.kind, record.rung_index] |= set(range(1, wanted + 1))
-        for (kind, index), done in rounds.items():
-            if index < 0 and not {1, wanted} <= done:  # a ceiling
+        for (kind, _), done in rounds.items():
+            if kind == "ceiling" and not {1, wanted} <= done:
                 return True
             if kind in ("cumulative", "external") and len(done) < wanted:
                 return True
@@ -135,7 +135,7 @@ class Scoreboard:
     @property
     def has_gaps(self) -> bool:
         """Whether rungs below the last one shown are missing."""
-        return len(self.records.rungs) <= max(record.rung_index for record in self.records)
+        return len(self.records.rungs) <= max(record.rung_index for record in self.records if record.kind != "ceiling")
 
     @property
     def own(self) -> Scoreboard:

@@ -11,7 +11,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.format import plain
 from bench.ladder.validation import near
 from bench.records.published import Published, is_published, read_published
-from bench.records.record import ABLATION, CEILING, RUNGS, Record, RecordError, not_of_one_run, read, results_files
+from bench.records.record import ABLATION, RUNGS, Record, RecordError, not_of_one_run, read, results_files
 from bench.stats import LEAST_ROUNDS
 from gpt2.toggles import Toggles, describe
 from gpt2.workload import Workload
@@ -75,7 +75,7 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                     rooflines[file.parent] = _rooflines(file.parent)
                 board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
                 found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
-            elif not records or any(record.rung != CEILING for record in records):
+            elif not records or any(record.kind != "ceiling" for record in records):
                 warnings.append(f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}")
         for runs in found.values():
             chosen = _chosen(runs)

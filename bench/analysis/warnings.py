@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from bench.analysis.run_records import cumulative, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
-from bench.records.record import CEILING, DOUBTS, NOT_BEGUN, RUNGS, Record
+from bench.records.record import RUNGS, Outcome, Record
 
 BUSY = 2.0
 """Runnable processes per core, before a process starts, above which something else must have been running."""
@@ -20,8 +20,8 @@ GC_SHARE = 0.01
 def warnings(board: Scoreboard) -> list[str]:
     """Those of the processes, and what only all of them together show."""
     records, machine = [record for record in board.records if record.begun], board.environment
-    said = [*_grouped(records), *ended_early(board)]
-    ran = [record for record in records if record.rung_index >= 0 and record.status != "interrupted"]
+    said = [*_grouped(records, lambda record: (*disturbances(record), *record.warnings)), *ended_early(board)]
+    ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
         said.append(
             "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
@@ -62,17 +62,29 @@ def ended_early(board: Scoreboard) -> list[str]:
     last = max(record.repetition for record in board.records)
     where = f"in round {last} of {max(board.planned_rounds, last)}"
     kind = "sweep" if board.swept else "run"
-    cut = next((record.error for record in board.records if not record.begun), None)
-    how = cut.removeprefix(NOT_BEGUN) if cut else f"the {kind} was interrupted {where}"
-    return [f"{how}; bench {kind} with --resume runs what is missing"]
+    why = next((record.not_begun for record in board.records if not record.begun), None)
+    return [f"{why or f'the {kind} was interrupted {where}'}; bench {kind} with --resume runs what is missing"]
 
 
-def _grouped(records: Sequence[Record]) -> list[str]:
-    """One line for warnings that differ in figures only, which become ranges."""
+def disturbances(record: Record | Outcome) -> list[str]:
+    """What puts its speed in doubt; that comes and goes from process to process."""
+    said = []
+    if record.measurement and (still := record.measurement.stood_still):
+        said.append(f"stood still: in the window the process did, {still.text}; measure again")
+    if (cores := record.other_work_cores) is not None:
+        advice = "stop other programs (top shows them) and measure again"
+        said.append(f"other work: others keep {cores:.2f} cores busy; {advice}")
+    return said
+
+
+def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -> list[str]:
+    """One line for warnings that differ in figures only, which become ranges. of: those of a record."""
     kinds: dict[str, list[str]] = {}
     processes: dict[str, set[int]] = {}
+    doubts: set[str] = set()
     for place, record in enumerate(records):
-        for warning in record.warnings:
+        doubts |= {NUMBER.sub("#", each) for each in disturbances(record)}
+        for warning in of(record):
             kind = NUMBER.sub("#", warning)
             kinds.setdefault(kind, []).append(warning)
             processes.setdefault(kind, set()).add(place)
@@ -80,8 +92,8 @@ def _grouped(records: Sequence[Record]) -> list[str]:
     for kind, alike in kinds.items():
         line = _range(alike)
         count = len(processes[kind])
-        of = f"in {count} of {len(records)} processes{_which(records) if kind.startswith(DOUBTS) else ''}"
-        lines.append(f"{line} ({of})" if len(records) > 1 else line)
+        among = f"in {count} of {len(records)} processes{_which(records) if kind in doubts else ''}"
+        lines.append(f"{line} ({among})" if len(records) > 1 else line)
     return lines
 
 
@@ -92,7 +104,7 @@ def _which(records: Sequence[Record]) -> str:
     rounds: dict[str, list[str]] = {}
     for record in records:
         if record.disturbed:
-            again = "" if record.kind in RUNGS or record.rung == CEILING else f" ({record.kind.replace('_', ' ')})"
+            again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
             rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
     return ": " + "; ".join(
         f"{name} in round{'s' if len(each) > 1 else ''} {', '.join(each)}" for name, each in rounds.items()
@@ -101,7 +113,7 @@ def _which(records: Sequence[Record]) -> str:
 
 def disturbed(board: Scoreboard) -> list[str]:
     """What other programs did beside its processes, and which stood still; none where nothing was."""
-    return [line for line in _grouped([r for r in board.records if r.begun]) if line.startswith(DOUBTS)]
+    return _grouped([record for record in board.records if record.begun], disturbances)
 
 
 def _range(alike: Sequence[str]) -> str:

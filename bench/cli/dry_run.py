@@ -72,7 +72,7 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         "(docs/devices.md: how far off that is).",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
-        *(f"{n} of {len(rungs)} rungs {a}." for a, n in answers.items() if n > 1 and a.startswith("unsupported")),
+        *(f"{n} of {len(rungs)} rungs {a}." for a, n in answers.items() if n > 1 and isinstance(a, Unsupported)),
         *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]
@@ -127,12 +127,16 @@ TIGHT = 0.9
 15.5), and libraries take some of that."""
 
 
+class Unsupported(str):
+    """An answer that says what a device cannot do, whatever its memory."""
+
+
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     try:
         device = _found(rung.toggles)
         check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
-        return f"unsupported: {error}"
+        return Unsupported(f"unsupported: {error}")
     except DeviceError as error:
         return f"no: {error}"
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
@@ -155,13 +159,13 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
     try:
         check(rung.toggles)
     except UnsupportedToggle as error:
-        return f"unsupported: {error}"
+        return Unsupported(f"unsupported: {error}")
     number_format = rung.toggles.product_format()
     if chip.lacks(number_format):
         instead = "float16" if number_format == "bfloat16" else "highest"
-        return f"unsupported: {chip.name} has no {number_format} units; choose {instead}"
+        return Unsupported(f"unsupported: {chip.name} has no {number_format} units; choose {instead}")
     if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
-        return f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
+        return Unsupported(f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient")
     if chip.memory_bytes is None:
         return "unknown: its name covers several sizes of memory"
     if TIGHT * chip.memory_bytes < memory.total <= chip.memory_bytes:

@@ -10,8 +10,9 @@ from rich.live import Live
 from rich.text import Text
 
 from bench.analysis.schedule import Task
+from bench.analysis.warnings import disturbances
 from bench.format import NUMBER, duration, number, plain
-from bench.records.record import DOUBTS, Record
+from bench.records.record import Record
 from gpt2.terminal import stderr_console
 
 
@@ -73,11 +74,14 @@ class Progress:
             reason = (record.error or "").strip().splitlines()
             result = f"{record.status}: {plain(reason[0])}" if reason else record.status
         self._print(f"{self._title}: {result}")
+        told = disturbances(record)  # each time, for these come and go
         for warning in record.warnings:
             kind = NUMBER.sub("#", warning)  # once of a kind; the report counts them and gives the range
-            if kind not in self._warned or kind.startswith(DOUBTS):  # which come and go
+            if kind not in self._warned:
                 self._warned.add(kind)
-                self._print(f"  warning: {plain(warning)}")
+                told.append(warning)
+        for warning in told:
+            self._print(f"  warning: {plain(warning)}")
 
     def _print(self, line: str) -> None:
         self._console.print(Text(line), soft_wrap=True)

@@ -10,7 +10,6 @@ import psutil
 from bench.format import GIB
 from bench.host import telemetry as machine
 from bench.records.machine import GpuState, State
-from bench.records.record import OTHER_WORK
 from gpt2.hardware.host import missing_allocator, missing_compiler, other_folder, usable_cores
 
 OTHER_CORES = 0.25
@@ -126,13 +125,18 @@ def battery() -> Finding:
     return Finding(name="power", value="battery", ok=False, advice="plug it in: on battery, clocks are held down")
 
 
+def does_harm(cores: float, busy: int) -> bool:
+    """Whether `cores` kept busy by others are too many beside `busy` that the run needs: free ones do not count."""
+    return cores > OTHER_CORES + max(0, usable_cores() - busy)
+
+
 def other_work(cores: float | None, busy: int) -> Finding:
-    """`cores` kept busy by others, beside `busy` that the run needs: what finds a free core does no harm."""
+    """`cores` kept busy by others, beside `busy` that the run needs."""
     if cores is None:
-        return Finding(name=OTHER_WORK, value="unknown")
-    ok = cores <= OTHER_CORES + max(0, usable_cores() - busy)
+        return Finding(name="other work", value="unknown")
+    ok = not does_harm(cores, busy)
     advice = "" if ok else "stop other programs (top shows them) and measure again"
-    return Finding(name=OTHER_WORK, value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
+    return Finding(name="other work", value=f"others keep {cores:.2f} cores busy", ok=ok, advice=advice)
 
 
 def steal(cores: float | None, busy: int) -> Finding:

@@ -48,31 +48,37 @@ def warnings(
     threads: int,
     unheeded: str | None = None,
     ranks: int = 1,
-    other_cores: float | None = None,
     stolen_cores: float | None = None,
     memory_bytes: int | None = None,
     root: Path = SYSTEM,
 ) -> list[str]:
     """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
 
-    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). other_cores: from state.other_cores() before
-    the process (or after it, the larger).
-    stolen_cores: from state.cpu_times() before and after it. memory_bytes: what all ranks together need of this
-    machine's memory, not of a GPU's.
+    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). stolen_cores: from state.cpu_times() before
+    and after it. memory_bytes: what all ranks together need of this machine's memory, not of a GPU's.
+    What other programs did is no text here, but a field of the record: see other_work_cores().
     """
     on_cpu = device == HOST
-    busy = ranks * (threads if on_cpu else 1)  # beside another device, a rank needs one core to feed it
     findings = [checks.governor(root), checks.battery(), *checks.variables()]
     if on_cpu:
         findings.append(checks.threads(threads, ranks, root))
         findings += checks.unheeded(unheeded, threads)
     else:
         findings += [problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)]
-    findings.append(checks.other_work(other_cores, busy))
-    findings.append(checks.steal(stolen_cores, busy))
+    findings.append(checks.steal(stolen_cores, _busy(device, threads, ranks)))
     findings.append(checks.swap(before, after))
     findings.append(checks.memory(before.memory_available_bytes, memory_bytes, root))
     return [str(finding) for finding in findings if finding.ok is False]
+
+
+def other_work_cores(cores: float | None, *, device: str, threads: int, ranks: int = 1) -> float | None:
+    """The cores that others kept busy, where those are so many that they took some from the ranks; else None."""
+    return cores if cores is not None and checks.does_harm(cores, _busy(device, threads, ranks)) else None
+
+
+def _busy(device: str, threads: int, ranks: int) -> int:
+    """Cores that a process needs: beside a device that is no CPU, one per rank to feed it."""
+    return ranks * (threads if device == HOST else 1)
 
 
 def costly_page_faults() -> tuple[str, ...]:

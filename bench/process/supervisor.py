@@ -18,7 +18,7 @@ import psutil
 from pydantic import ValidationError
 
 from bench.process.shutdown import Ending
-from bench.records.record import AFTER, Outcome, progress_path
+from bench.records.record import Outcome, progress_path
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
@@ -134,8 +134,8 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
         how = f"{_how(ended)}: {last[-1]}" if last else _how(ended)
         ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
         wrong = ends[ended.reason]
-        warnings = [*word.warnings, f"{AFTER}{wrong}"] if wrong else word.warnings
-        return word.model_copy(update={"warnings": warnings})
+        warnings = [*word.warnings, f"after the window: {wrong}"] if wrong else word.warnings
+        return word.model_copy(update={"warnings": warnings, "interrupted_late": ended.reason == "interrupted"})
     if ended.reason == "interrupted":
         return Outcome(status="interrupted", error="by Ctrl-C or a signal")
     if ended.reason == "timeout":

@@ -35,6 +35,32 @@ class Rank(Plain):
     peak_memory_bytes: AtLeastOne | None
 
 
+class StoodStill(Plain):
+    """That a process did not run throughout its window; of several ranks, the one that lost most time."""
+
+    seconds: Amount
+    """That it lost, in all."""
+    blocks: AtLeastOne
+    """In which it lost them."""
+    of_blocks: AtLeastOne
+    """Of the window."""
+    rank: Count | None = None
+    """Which of several ranks."""
+    asleep: bool
+    """Whether most of the time the machine slept; else the process was stopped, or had no processor."""
+
+    @property
+    def text(self) -> str:
+        """For a reader: how long, and why."""
+        why = (
+            "the machine slept, and its clocks and caches were cold"
+            if self.asleep
+            else "stopped, without a processor, or swapped out"
+        )
+        of = f" of rank {self.rank}" if self.rank is not None else ""
+        return f"for about {self.seconds:.1f} s in {self.blocks} of {self.of_blocks} blocks{of}: {why}"
+
+
 class External(Plain):
     """The other trainer that a rung measured."""
 
@@ -59,6 +85,8 @@ class Measurement(Plain):
     block_lost_seconds: list[Amount] | None = None
     """For how long a rank did not run within each block, stopped or without a processor, or its machine slept (see
     bench.host.standstill); of the rank that lost most. Null in older records, and of external rungs."""
+    stood_still: StoodStill | None = None
+    """Null where no block lost any time."""
     set_aside_block_seconds: list[Rate] | None = None
     """Of a window before, that does not count because the process stood still in it; null where there was none."""
     step_seconds: list[Rate] | None = None
@@ -109,6 +137,8 @@ class Measurement(Plain):
     """The same for the number format of this rung's products."""
     peak_flops_source: str
     """Where these figures are from, or why there is none."""
+    peak_flops_kind: Literal["datasheet", "derived", "given"] | None = None
+    """Published, or reckoned from cores, clock and vector units, or given by the user; null where there is none."""
     peak_devices: AtLeastOne | None = None
     """Devices whose peaks add up; null in older records, where it is the world size."""
     product_format: str | None = None

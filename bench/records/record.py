@@ -10,7 +10,7 @@ import codecs
 import contextlib
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -22,28 +22,14 @@ from bench.ladder.ladder import Protocol
 from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
 from bench.records.measurement import External, Measurement
+from bench.records.older import translated
 from gpt2.lock import Locked, lock
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
 SCHEMA = 1
-CEILING = "ceiling"
-"""What the records of a machine's measured ceiling have for a rung."""
 
-AFTER = "after the window: "
-"""Begins the warning of a process that went wrong once its window was complete."""
-CUT_SHORT = f"{AFTER}interrupted"
-"""The warning of a process that the user ended before its proofs were taken."""
-OTHER_WORK = "other work"
-"""Begins the warning of a process beside which other programs kept cores busy."""
-STOOD_STILL = "stood still"
-"""Begins the warning of a process that did not run throughout the window that counts."""
-DOUBTS = (OTHER_WORK, STOOD_STILL)
-"""Begin the warnings that put a speed in doubt; they come and go from process to process."""
-NOT_BEGUN = "not begun: "
-"""Begins the error of a process that a sweep's time did not allow any more: interrupted before it began."""
-
-Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "published"]
+Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "ceiling", "published"]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
 """What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's candidates."""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
@@ -62,6 +48,10 @@ class Outcome(Plain):
     resolved: dict[str, AtLeastOne | None] = Field(default_factory=dict)
     """What toggles became in this process: threads, rows of the embedding, nodes where there are several."""
     warnings: list[str] = Field(default_factory=list)
+    interrupted_late: bool = False
+    """See Record, as of the two fields that follow."""
+    not_begun: str | None = None
+    other_work_cores: Amount | None = None
     ceiling: Ceiling | None = None
     """From a process that measures it and nothing else."""
     peer_version: str | None = None
@@ -141,6 +131,7 @@ class Record(Plain):
     protocol: dict[str, Any]
     rung: str
     rung_index: int
+    """Its place in the ladder, counted from 0; of a ceiling, that of the device among those of the run."""
     repetition: AtLeastOne
     """Round, counted from 1."""
     status: Status
@@ -153,6 +144,12 @@ class Record(Plain):
     """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere. Over
     several nodes it is for each of them: NODE is its number, HOST and PORT are those of node 0."""
     warnings: list[str]
+    interrupted_late: bool = False
+    """Whether the user ended it once its window was complete, which counts; what is missing is the proof."""
+    not_begun: str | None = None
+    """Why there was no process at all, where a sweep's time did not allow it any more."""
+    other_work_cores: Amount | None = None
+    """Cores that other programs kept busy beside it; null where that was not known, or few enough to do no harm."""
     changed: list[str]
     """What differs from the ladder's rung before, as shown to a reader."""
     workload: dict[str, Any]
@@ -202,19 +199,18 @@ class Record(Plain):
         """Whether the user ended it before it was done, so that resuming runs it again. A window that was complete by
         then counts meanwhile; what is missing is the proof."""
         unproved = self.measurement is not None and self.measurement.proofs is None and not self.external
-        return self.status == "interrupted" or (unproved and CUT_SHORT in self.warnings)
+        return self.status == "interrupted" or (unproved and self.interrupted_late)
 
     @property
     def begun(self) -> bool:
         """Whether there was a process at all."""
-        return not (self.status == "interrupted" and (self.error or "").startswith(NOT_BEGUN))
+        return self.not_begun is None
 
     @property
     def disturbed(self) -> bool:
         """Whether other programs kept cores busy beside it, or it stood still, so that its speed is in doubt."""
-        if self.measurement and any(self.measurement.block_lost_seconds or []):
-            return True
-        return any(warning.startswith(f"{OTHER_WORK}: ") for warning in self.warnings)
+        stood_still = self.measurement is not None and self.measurement.stood_still is not None
+        return stood_still or self.other_work_cores is not None
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -313,7 +309,7 @@ def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = N
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
     """The records of a results file, and warnings about what was left out. Raises RecordError, see read_lines()."""
-    return read_lines(path, Record, "record")
+    return read_lines(path, Record, "record", translated)
 
 
 Line = TypeVar("Line", bound=Plain)
@@ -324,8 +320,12 @@ WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How text begins that an editor saved as UTF-16."""
 
 
-def read_lines(path: Path, kind: type[Line], noun: str) -> tuple[list[Line], list[str]]:
+def read_lines(
+    path: Path, kind: type[Line], noun: str, translate: Callable[[str], str] = str
+) -> tuple[list[Line], list[str]]:
     """What a file holds, a JSON object a line, and warnings about what was left out.
+
+    translate: makes a line that an older version wrote one of today's.
 
     Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last line that
     has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine does: left out
@@ -349,7 +349,7 @@ def read_lines(path: Path, kind: type[Line], noun: str) -> tuple[list[Line], lis
             warnings.append(f"{path}: the last line is cut off and was left out")
             continue
         try:
-            found.append(kind.model_validate_json(text.decode()))
+            found.append(kind.model_validate_json(translate(text.decode())))
         except UnicodeDecodeError:
             raise RecordError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
         except ValidationError as error:

@@ -31,7 +31,7 @@ def other_method(row: Row, board: Scoreboard) -> bool:
 def derived_peak(board: Scoreboard) -> bool:
     """Whether the peak is arithmetic, not a datasheet's."""
     found = measured(board.records)
-    return found is not None and found.peak_flops_source.startswith("derived")
+    return found is not None and found.peak_flops_kind == "derived"
 
 
 MATHS = Method(
@@ -197,7 +197,7 @@ def _mfu(board: Scoreboard) -> list[str]:
     counted = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})"
     if not found.peak_flops_bf16 and not found.peak_flops_dtype:
         why = found.peak_flops_source or ""
-        if why.startswith("derived"):
+        if found.peak_flops_kind == "derived":
             why = f"no peak is known for what these rungs multiply; {why}"
         return [f"MFU is absent: {why}. {counted}."]
     others = ", ".join(
@@ -260,7 +260,7 @@ def _ceilings(board: Scoreboard) -> list[str]:
                 "(bench roofline tells what is counted)."
             )
     for record in board.records:
-        if record.rung_index < 0 and record.status != "ok" and record.error:
+        if record.kind == "ceiling" and record.status != "ok" and record.error:
             lines.append(f"Measured ceiling: {record.status}: {record.error.splitlines()[0]}")
     return lines
 

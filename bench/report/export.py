@@ -53,7 +53,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         "rung": row.rung,
         "rung_index": row.index,
         **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
-        "external": row.changed[0].removeprefix("external: ") if row.external else None,
+        "external": row.trainer,
         "maths": row.maths,
         "doubts": "; ".join(row.doubts) or None,
         "status": row.status,

@@ -83,7 +83,7 @@ def _cells(each: Against) -> list[str]:
     size = f"{row.tokens_per_step:,}" if row.tokens_per_step else DASH
     return [
         plain(row.rung),
-        plain(", ".join(row.changed).removeprefix("external: ")),
+        plain(row.trainer or DASH),
         each.entry.tps,
         size,
         f"{ratio(each.over)}, {each.verdict}" if each.over and each.verdict else ratio(each.over),

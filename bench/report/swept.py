@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bench.analysis.row import FEWER, Row
+from bench.analysis.row import Row
 from bench.analysis.run_records import line_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import plain
@@ -19,7 +19,7 @@ def swept(board: Scoreboard) -> Iterator[str]:
             "before is the next smaller batch of the same toggles or else the first row."
         )
         fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
-        dropped = [row for row in fewer if any(doubt.startswith(FEWER) for doubt in row.doubts)]
+        dropped = [row for row in fewer if row.dropped]
         if dropped:
             names = "; ".join(plain(row.rung) for row in dropped)
             yield f"Far slower in the first round, or with something held against them, so not run in each: {names}."

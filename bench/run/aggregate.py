@@ -7,9 +7,9 @@ from dataclasses import asdict
 from statistics import mean
 from typing import Any
 
-from bench.host.standstill import standstills
+from bench.host.standstill import Instant, standstills
 from bench.records.machine import ChipState
-from bench.records.measurement import Measurement, Rank
+from bench.records.measurement import Measurement, Rank, StoodStill
 from bench.run.measure import CpuUse, Window
 
 
@@ -26,6 +26,7 @@ def combine(
         block_steps=first.block_steps,
         block_seconds=slowest.block_seconds,
         block_lost_seconds=[round(max(each), 6) for each in zip(*map(_lost_seconds, windows), strict=True)] or None,
+        stood_still=stood_still([window.blocks for window in windows]),
         set_aside_block_seconds=[
             max(block.seconds for block in of_ranks)
             for of_ranks in zip(*(window.set_aside for window in windows), strict=True)
@@ -53,6 +54,25 @@ def combine(
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
         ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
         **facts,
+    )
+
+
+def stood_still(ranks: list[list[Instant]]) -> StoodStill | None:
+    """How the rank that did longest did not run for a part of a window; None where all ran throughout.
+
+    ranks: the blocks of each.
+    """
+    lost = [standstills(blocks) for blocks in ranks]
+    rank = max(range(len(ranks)), key=lambda each: sum(lost[each].values()))
+    if not lost[rank]:
+        return None
+    seconds = sum(lost[rank].values())
+    return StoodStill(
+        seconds=round(seconds, 6),
+        blocks=len(lost[rank]),
+        of_blocks=len(ranks[rank]),
+        rank=rank if len(ranks) > 1 else None,
+        asleep=sum(block.asleep_seconds or 0.0 for block in ranks[rank]) > seconds / 2,
     )
 
 

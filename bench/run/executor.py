@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from bench.analysis.schedule import Cut, Task
-from bench.host.doctor import warnings
+from bench.host.doctor import other_work_cores, warnings
 from bench.host.telemetry import cpu_times, other_cores, state
 from bench.ladder.ladder import Ladder
 from bench.process.shutdown import Ending, Stop
@@ -21,7 +21,7 @@ from bench.process.supervisor import CACHE, classify, said, supervise
 from bench.process.worker_side import cause
 from bench.records.machine import State
 from bench.records.measurement import External
-from bench.records.record import NOT_BEGUN, Outcome, Record, ToggleValues
+from bench.records.record import Outcome, Record, ToggleValues
 from bench.run.command import Options, anonymous, ceiling_command, external_command, worker_command
 from bench.run.nodes.coordinator import Team
 from bench.run.nodes.distributed_task import Joint, Part, part_shown
@@ -112,7 +112,7 @@ class Processes:
 
     def not_begun(self, cut: Cut) -> Record:
         """The record of a process that there was no time for."""
-        seen = Observed(outcome=Outcome(status="interrupted", error=f"{NOT_BEGUN}{cut.why}"))
+        seen = Observed(outcome=Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why))
         return self._record(cut.task, datetime.now(UTC).isoformat(timespec="seconds"), 1, seen)
 
     def _nodes(self, task: Task, team: Team) -> int:
@@ -165,19 +165,28 @@ class Processes:
         after, since = state(), cpu_times()
         outcome = classify(out, ended, timeout)
         machine = outcome.environment or self.asked.environment
+        device = HOST if machine.xla_on_cpu else toggles.device
+        ranks = toggles.processes // nodes
         noticed = warnings(
             before,
             _under_load(during, after),
-            device=HOST if machine.xla_on_cpu else toggles.device,
+            device=device,
             threads=threads(toggles, nodes),
             unheeded=None if task.rung.external else unheeded_threads(toggles, nodes),
-            ranks=toggles.processes // nodes,
-            other_cores=max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
+            ranks=ranks,
             stolen_cores=since.stolen_cores_since(times),
             memory_bytes=None if task.is_ceiling else self._memory_bytes(task, nodes),
         )
+        contending = other_work_cores(
+            max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
+            device=device,
+            threads=threads(toggles, nodes),
+            ranks=ranks,
+        )
         return Observed(
-            outcome=outcome.model_copy(update={"warnings": [*outcome.warnings, *noticed]}),
+            outcome=outcome.model_copy(
+                update={"warnings": [*outcome.warnings, *noticed], "other_work_cores": contending}
+            ),
             exit_code=ended.exit_code,
             before=before,
             during=during[0] if during else None,
@@ -223,6 +232,9 @@ class Processes:
             exit_code=seen.exit_code,
             command="" if bare else self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
             warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
+            interrupted_late=outcome.interrupted_late,
+            not_begun=outcome.not_begun,
+            other_work_cores=outcome.other_work_cores,
             changed=rung.changed,
             workload=asdict(ladder.workload),
             data_sha256=outcome.data_sha256,

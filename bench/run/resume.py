@@ -123,7 +123,7 @@ def _asked(
     for record in records:
         if record.measurement is None:
             continue
-        given = record.measurement.peak_flops_source == "given with --peak-tflops"
+        given = record.measurement.peak_flops_kind == "given"
         there = (record.measurement.peak_flops_bf16 or 0) / 1e12 if given else None
         if not (there == peak_tflops or (there and peak_tflops and math.isclose(there, peak_tflops))):
             yield "--peak-tflops", there or "not given", peak_tflops or "not given"

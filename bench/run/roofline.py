@@ -39,7 +39,7 @@ def measure(
     ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
-    task = Task(kind="control", rung=ceiling_rung(device), repetition=1)
+    task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
         record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(task)

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from bench.analysis.schedule import variant
-from bench.host.standstill import Instant, pulse_beside, standstills, uneven
+from bench.host.standstill import pulse_beside, uneven
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
 from bench.process.worker_side import (
     Progress,
@@ -30,7 +30,7 @@ from bench.process.worker_side import (
     write,
 )
 from bench.records.measurement import Proof
-from bench.records.record import STOOD_STILL, Kind, Outcome
+from bench.records.record import Kind, Outcome
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
@@ -213,32 +213,16 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
 
 
 def _unevenness(windows: list[Window]) -> list[str]:
-    """Where some rank did not run for a part of a window, which all then waited for, or some blocks lasted longer."""
+    """Why a window is a second one, and where some blocks of it lasted longer though all ranks ran throughout it."""
+    from bench.run.aggregate import stood_still
+
     found = []
-    if lost := _most_lost([window.set_aside for window in windows]):
-        found.append(f"taken once more: within the first window the process {STOOD_STILL}, {lost}")
-    if lost := _most_lost([window.blocks for window in windows]):
-        found.append(f"{STOOD_STILL}: in the window the process did, {lost}; measure again")
-    else:
+    if first := stood_still([window.set_aside for window in windows]):
+        found.append(f"taken once more: within the first window the process stood still, {first.text}")
+    if not stood_still([window.blocks for window in windows]):
         slowest = max((window.block_seconds for window in windows), key=sum)
         found += uneven(slowest, "it ran meanwhile, and waited for data, the device, memory or the disk")
     return found
-
-
-def _most_lost(ranks: list[list[Instant]]) -> str | None:
-    """How the rank that stood still longest did; None where none did."""
-    lost = [standstills(blocks) for blocks in ranks]
-    rank = max(range(len(ranks)), key=lambda each: sum(lost[each].values()))
-    if not lost[rank]:
-        return None
-    asleep = sum(block.asleep_seconds or 0.0 for block in ranks[rank]) > sum(lost[rank].values()) / 2
-    why = (
-        "the machine slept, and its clocks and caches were cold"
-        if asleep
-        else "stopped, without a processor, or swapped out"
-    )
-    of = f" of rank {rank}" if len(ranks) > 1 else ""
-    return f"for about {sum(lost[rank].values()):.1f} s in {len(lost[rank])} of {len(ranks[rank])} blocks{of}: {why}"
 
 
 def _interruptions(window: Window) -> list[str]:
@@ -316,22 +300,23 @@ def _peak_flops(
     devices = nodes() if device.shared_by_ranks else toggles.world_size
     if given_tflops is not None:
         own = given_tflops * 1e12 if number_format == "bfloat16" else None
-        source = "given with --peak-tflops"
-        return _peaks(given_tflops * 1e12, own, source, devices)
+        return _peaks(given_tflops * 1e12, own, "given with --peak-tflops", "given", devices)
     chip = device.peaks(machine.cpu_flags, machine.cpu_mhz, machine.cpu_identity)
     if chip is None:
         why = f"no published peak is known for {machine.chip}; bench run --peak-tflops gives one"
-        return _peaks(None, None, why, devices)
-    source = chip.source if chip.source.startswith("derived") else f"{chip.name}: {chip.source}"
+        return _peaks(None, None, why, None, devices)
+    source = chip.source if chip.derived else f"{chip.name}: {chip.source}"
     if chip.peak("bfloat16") is None or chip.peak(number_format) is None:
         source += f" ({chip.note})"
-    return _peaks(chip.bfloat16, chip.peak(number_format), source, devices)
+    kind = "derived" if chip.derived else "datasheet"
+    return _peaks(chip.bfloat16, chip.peak(number_format), source, kind, devices)
 
 
-def _peaks(bfloat16: float | None, own: float | None, source: str, devices: int) -> dict[str, Any]:
+def _peaks(bfloat16: float | None, own: float | None, source: str, kind: str | None, devices: int) -> dict[str, Any]:
     return {
         "peak_flops_bf16": bfloat16,
         "peak_flops_dtype": own,
         "peak_flops_source": source,
+        "peak_flops_kind": kind,
         "peak_devices": devices,
     }

@@ -26,7 +26,6 @@ from bench.run.nodes.connection import Link, listen
 from bench.run.nodes.topology import Place, PlaceError
 
 POLL_SECONDS = 0.25
-LOST = "was lost"
 OWN = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
 """Variables in which nodes may differ: they name devices and network cards, of which number and kind count."""
 
@@ -195,7 +194,7 @@ class Team:
         if node not in self.links:
             return
         self.links.pop(node).close()
-        self.gone[node] = f"{LOST}: {why}"
+        self.gone[node] = f"was lost: {why}"
         if not self._stop.asked:
             self._note(f"{self.place.called(node)} {self.gone[node]}; the same command there brings it back")
 

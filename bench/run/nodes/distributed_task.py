@@ -8,16 +8,17 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pydantic import Field, ValidationError
 
 from bench.analysis.schedule import Task
+from bench.analysis.warnings import disturbances
 from bench.records.machine import Plain
-from bench.records.record import AFTER, Kind, Outcome
+from bench.records.record import Kind, Outcome
 from bench.run.nodes.connection import interface
-from bench.run.nodes.coordinator import LOST, POLL_SECONDS, Team
+from bench.run.nodes.coordinator import POLL_SECONDS, Team
 from bench.run.nodes.topology import Place
 from gpt2.hardware.host import free_port
 
@@ -83,6 +84,8 @@ class Joint:
         self._team, self._key = team, list(task.key)
         self._others = range(1, nodes)
         self._answers: dict[int, Outcome] = {}
+        self._lost: set[int] = set()
+        """Of the nodes with an answer, those that did not give it themselves."""
         self._wrong_since: float | None = None
         port = free_port()
         links = [team.links[node] for node in self._others]
@@ -112,10 +115,15 @@ class Joint:
         self._listen()
         by = self._team.interrupted_by
         if mine.status != "ok" and by is not None:  # whatever came of it here
-            return Outcome(status="interrupted", error=f"by Ctrl-C or a signal, on node {by}", warnings=mine.warnings)
+            return Outcome(
+                status="interrupted",
+                error=f"by Ctrl-C or a signal, on node {by}",
+                warnings=mine.warnings,
+                other_work_cores=mine.other_work_cores,
+            )
         if mine.status == "interrupted" and self._team.stopped:
             return mine
-        return verdict(self._team.place, mine, self._answers)
+        return verdict(self._team.place, mine, self._answers, self._lost)
 
     @property
     def _open(self) -> list[int]:
@@ -137,6 +145,7 @@ class Joint:
         for node in self._open:
             if node not in self._team.links:
                 self._answers[node] = Outcome(status="failed", error=self._team.gone[node])
+                self._lost.add(node)
         if self._wrong_since is None and any(answer.status != "ok" for answer in self._answers.values()):
             self._wrong_since = time.monotonic()
 
@@ -149,17 +158,24 @@ CONSEQUENCE = re.compile(
 """What torch says on one node when another's ranks are gone. Of several errors, another kind is the likelier cause."""
 
 
-def verdict(place: Place, mine: Outcome, answers: Mapping[int, Outcome]) -> Outcome:
-    """One outcome of all sides: node 0's, with what the others add, or else that of the side that was the cause."""
-    warnings = [f"node {node}: {warning}" for node, answer in answers.items() for warning in answer.warnings]
+def verdict(place: Place, mine: Outcome, answers: Mapping[int, Outcome], lost: Collection[int] = ()) -> Outcome:
+    """One outcome of all sides: node 0's, with what the others add, or else that of the side that was the cause.
+
+    lost: nodes that have gone without a word, whose answers are node 0's own account of that.
+    """
+    warnings = [
+        f"node {node}: {warning}"
+        for node, answer in answers.items()
+        for warning in (*disturbances(answer), *answer.warnings)
+    ]
     sides = {0: mine, **answers}
     # A side is interrupted here only because another had gone wrong before.
     wrong = {node: side for node, side in sides.items() if side.status not in ("ok", "interrupted")}
     if mine.status == "ok":
         # The window was complete, on all nodes: what was wrong came after it.
-        after = [f"{AFTER}{place.called(node)}: {_first(side)}" for node, side in wrong.items()]
+        after = [f"after the window: {place.called(node)}: {_first(side)}" for node, side in wrong.items()]
         return mine.model_copy(update={"warnings": [*mine.warnings, *warnings, *after]})
-    ranked = sorted(wrong, key=lambda node: _unlikeliness(wrong[node]))
+    ranked = sorted(wrong, key=lambda node: 2 if node in lost else _unlikeliness(wrong[node]))
     if not ranked:
         return mine
     cause, *others = ranked
@@ -181,6 +197,5 @@ def _first(side: Outcome) -> str:
 def _unlikeliness(side: Outcome) -> int:
     """Of being the cause of the others' ends; the lowest is."""
     if side.status == "failed":
-        first = _first(side)
-        return 4 if CONSEQUENCE.search(first) and not first.startswith(LOST) else 2
+        return 4 if CONSEQUENCE.search(_first(side)) else 2
     return {"out_of_memory": 0, "unsupported": 1, "timeout": 3}[side.status]

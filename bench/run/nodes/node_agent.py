@@ -142,7 +142,8 @@ class Follower:
     def _told(self, seen: Observed) -> dict[str, Any]:
         """Of an Outcome, what is not rank 0's to tell."""
         outcome = seen.outcome
+        noticed = {"warnings": outcome.warnings, "other_work_cores": outcome.other_work_cores}
         if seen.exit_code == 0:  # where no rank is rank 0, none has anything to say of success
-            return {"status": "ok", "warnings": outcome.warnings}
+            return {"status": "ok", **noticed}
         error = anonymous(outcome.error) if outcome.error else None
-        return {"status": outcome.status, "error": error, "warnings": outcome.warnings}
+        return {"status": outcome.status, "error": error, **noticed}

@@ -24,7 +24,7 @@ from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
 from bench.process.worker_side import Progress, age, compile_cache, give_way, leave_with_runner, write
 from bench.records.measurement import Measurement, Rank
-from bench.records.record import AFTER, Outcome, Status
+from bench.records.record import Outcome, Status
 from bench.run.peers.checkout import MissingPeer, found, origin
 from bench.run.peers.child_env import processors, variables
 from bench.run.peers.log_timing import ArrivalError, Arrivals
@@ -200,7 +200,7 @@ def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
                 f"took {1e3 * ours:.4g} ms: what it does between steps counts here"
             )
     if program.exit_code:
-        found.append(f"{AFTER}{peer.title} {program.ending}")
+        found.append(f"after the window: {peer.title} {program.ending}")
     return found
 
 

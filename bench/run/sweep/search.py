@@ -13,7 +13,7 @@ from bench.analysis.scoreboard import scoreboard
 from bench.format import GIB
 from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.sweep_axis import DOUBLED, Axis
-from bench.records.record import NOT_BEGUN, Record
+from bench.records.record import Record
 from bench.run.sweep.candidate import candidate, grid, settings
 from gpt2.toggles import HOST, Toggles, resolve
 
@@ -91,7 +91,7 @@ class Search:
                 needed = self._took.get(task.key[:2], max(self._took.values(), default=0.0))
                 if time.monotonic() + needed > self.end:
                     self.cut = Cut(task=task, why=self._why(repetition), left=self._unrun(repetition))
-                    note(f"{task.title}: {NOT_BEGUN}{self.cut.why}")
+                    note(f"{task.title}: not begun: {self.cut.why}")
                     return
                 yield task
             if late:
@@ -130,7 +130,7 @@ class Search:
             yield Task(kind="control", rung=first, repetition=repetition)
         if self.ladder.protocol.ceiling_seconds and repetition in (1, self.planned_rounds):
             for place, device in enumerate(dict.fromkeys(rung.toggles.device for rung in self._rungs)):
-                yield Task(kind="control", rung=ceiling_rung(device, -1 - place), repetition=repetition)
+                yield Task(kind="ceiling", rung=ceiling_rung(device, place), repetition=repetition)
 
     @property
     def _first(self) -> Rung | None:

@@ -31,7 +31,7 @@ class Result:
 
     @property
     def is_control(self) -> bool:
-        return self.rung.endswith(CONTROL)
+        return self.rung == self.over + CONTROL
 
     @property
     def replicated(self) -> bool:

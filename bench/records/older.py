@@ -1,0 +1,66 @@
+"""Records of earlier versions, made like those of today: facts that they only had within texts become fields.
+
+Nothing else reads a fact out of a text. The files stay as they are; a record is translated whenever it is read.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+STANDSTILL = re.compile(
+    r"stood still: in the window the process did, for about (?P<seconds>[\d.]+) s in (?P<blocks>\d+) of "
+    r"(?P<of_blocks>\d+) blocks(?: of rank (?P<rank>\d+))?: (?P<asleep>the machine slept)?.*"
+)
+OTHER_WORK = re.compile(r"other work: others keep (?P<cores>[\d.]+) cores busy; .*")
+NOT_BEGUN = "not begun: "
+
+
+def translated(line: str) -> str:
+    """A line of a results file, as today's version would have written it; what is no record stays as it is."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):  # which the reader tells of
+        return line
+    if not isinstance(record, dict) or "other_work_cores" in record:  # which every newer record has
+        return line
+    try:
+        _translate(record)
+    except (KeyError, TypeError, AttributeError):  # something that the reader will find missing, or not of its type
+        return line
+    return json.dumps(record)
+
+
+def _translate(record: dict[str, Any]) -> None:
+    warnings: list[str] = record["warnings"]
+    measured: dict[str, Any] | None = record["measurement"]
+    record["interrupted_late"] = "after the window: interrupted" in warnings
+    if record["status"] == "interrupted" and (record["error"] or "").startswith(NOT_BEGUN):
+        record["not_begun"] = record["error"].removeprefix(NOT_BEGUN)
+    kept = []
+    for warning in warnings:
+        if found := OTHER_WORK.fullmatch(warning):
+            record["other_work_cores"] = float(found["cores"])
+        elif measured and (found := STANDSTILL.fullmatch(warning)):
+            numbers = {
+                key: found[key] and json.loads(found[key]) for key in ("seconds", "blocks", "of_blocks", "rank")
+            }
+            measured["stood_still"] = {**numbers, "asleep": found["asleep"] is not None}
+        else:
+            kept.append(warning)
+    record["warnings"] = kept
+    if record["kind"] == "control" and record["rung_index"] < 0:
+        record["kind"], record["rung_index"] = "ceiling", -1 - record["rung_index"]
+    if measured:
+        measured["peak_flops_kind"] = _peak_kind(measured)
+
+
+def _peak_kind(measured: dict[str, Any]) -> str | None:
+    source: str = measured["peak_flops_source"]
+    if source.startswith("derived"):
+        return "derived"
+    if source == "given with --peak-tflops":
+        return "given"
+    known = measured.get("peak_flops_bf16") is not None or measured.get("peak_flops_dtype") is not None
+    return "datasheet" if known else None
