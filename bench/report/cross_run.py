@@ -6,17 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from bench.analysis.rung_view import (
-    DERIVED,
-    Entry,
-    best,
-    best_name,
-    by_speed,
-    entries,
-    memory_over,
-    over,
-    standing,
-)
+from bench.analysis.rung_view import DERIVED, Entry, best, best_name, by_speed, entries, memory_over, over, standing
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
 from bench.records.published import Published
@@ -87,18 +77,11 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     columns: list[Column[Run]] = [
         Column("Run", lambda run: run.name, words=True),
         Column(
-            "Model",
-            lambda run: "{model}, T = {seq_len}".format(**run.board.records[0].workload),
-            words=True,
-            drop=2,
+            "Model", lambda run: "{model}, T = {seq_len}".format(**run.board.records[0].workload), words=True, drop=2
         ),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
         Column("Rungs", lambda run: len(run.board.rows), drop=5),
-        Column(
-            "Rounds",
-            lambda run: f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}",
-            drop=6,
-        ),
+        Column("Rounds", lambda run: f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}", drop=6),
         Column("Noise floor", lambda run: run.board.delta, floor, drop=4),
         Column("First TPS", lambda run: (tps := run.board.rows[0].tps) and tps.value, number, drop=3),
         Column("Fastest rung", lambda run: best_name(run.best) if run.best else "none", words=True),
@@ -161,13 +144,7 @@ def _hardware(
             "of their own have their notes."
         )
     notes.append(sources(ours))
-    return Table(
-        title=f"Hardware: {model} at T = {length}",
-        columns=HARDWARE,
-        rows=ours,
-        beneath=theirs,
-        notes=notes,
-    )
+    return Table(title=f"Hardware: {model} at T = {length}", columns=HARDWARE, rows=ours, beneath=theirs, notes=notes)
 
 
 def _peak_of_one(entry: Entry) -> str | None:
@@ -274,11 +251,7 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> T
     notes += [f"{figure.source}: {figure.url}" for figure in ranges if figure.url]
     notes.append(sources(ours))
     return Table(
-        title="MFU in context",
-        columns=columns,
-        rows=ours,
-        beneath=ranges,
-        notes=[plain(note) for note in notes],
+        title="MFU in context", columns=columns, rows=ours, beneath=ranges, notes=[plain(note) for note in notes]
     )
 
 
@@ -482,9 +455,7 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
         Column("TPS per device", _tps_per_device, number, drop=3),
         Column("Linear would be", _linear, number),
         Column(
-            "Efficiency",
-            lambda entry: entry.row.efficiency,
-            lambda share: with_interval(percent(share.value), share),
+            "Efficiency", lambda entry: entry.row.efficiency, lambda share: with_interval(percent(share.value), share)
         ),
         Column("Over", lambda entry: entry.row.efficiency_over, words=True, drop=6),
         Column("MFU (bf16)", lambda entry: entry.mfu, drop=2),

@@ -59,11 +59,7 @@ def peers(board: Scoreboard) -> Table | None:
         return None
     columns: list[Column[Against]] = [
         Column("Rung", lambda each: each.entry.row.rung, words=True),
-        Column(
-            "Peer",
-            lambda each: ", ".join(each.entry.row.changed).removeprefix("external: "),
-            words=True,
-        ),
+        Column("Peer", lambda each: ", ".join(each.entry.row.changed).removeprefix("external: "), words=True),
         Column("TPS", lambda each: each.entry.tps),
         Column("Tokens per step", lambda each: each.entry.row.tokens_per_step or None, "{:,}".format, drop=2),
         Column("Ours over it", lambda each: judged(each.over, each.verdict)),

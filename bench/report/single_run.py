@@ -282,12 +282,7 @@ def spent(board: Scoreboard) -> Table | None:
     ]
     for kind, (title, drop) in WORK.items():
         shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
-    return Table(
-        title=f"What a step is spent on: {_name(board)}",
-        columns=shown,
-        rows=rows,
-        notes=WORK_NOTES,
-    )
+    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=WORK_NOTES)
 
 
 Profiled = dict[tuple[int, str], dict[str, float]]
