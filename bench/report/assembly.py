@@ -10,7 +10,7 @@ from rich.text import Text
 
 from bench.analysis.cross_run import Chain
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import markdown
+from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
 from bench.report.comparison import chained
@@ -73,4 +73,4 @@ def to_terminal(report: Report, width: int) -> list[RenderableType]:
     parts = [part for _, table in tables for part in table.to_terminal(width)]
     if notes:
         parts.append(Text(NOTES_TITLE, style="bold"))
-    return [*parts, *(Text(f"{n}. {note}", style="dim") for n, note in enumerate(notes, start=1))]
+    return [*parts, *(Text(plain(f"{n}. {note}"), style="dim") for n, note in enumerate(notes, start=1))]

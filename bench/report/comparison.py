@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.analysis.compare import Comparison, Pair, Side
 from bench.analysis.compare import same_run as same_round
@@ -27,6 +27,11 @@ from bench.format import (
 )
 from bench.report.cross_run import derived_notes, ranks_notes
 from bench.report.table import Column, Table
+
+BETWEEN_RUNS = (
+    "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one run vary, "
+    "not what changed on a machine between two: measure both close together."
+)
 
 # --- Side by side -------------------------------------------------------------------------------------------------
 
@@ -69,7 +74,7 @@ def compared(comparisons: Sequence[Comparison]) -> Table:
 
 def _names(line: Line) -> str:
     row, pairs = line
-    return " / ".join(map(plain, dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)])))
+    return " / ".join(dict.fromkeys([row.rung, *(pair.other.rung for pair in pairs if pair)]))
 
 
 def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
@@ -98,7 +103,7 @@ def _legend(side: Side) -> str:
     board = side.board
     commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
     rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
-    of = f", rung {plain(side.rung)}" if side.rung else ""
+    of = f", rung {side.rung}" if side.rung else ""
     return f"{side.letter}: {board.source}{of}: {board.environment.machine}, {rounds} begun {board.begun[:16]}{commit}"
 
 
@@ -116,15 +121,12 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
     if any(same_round(each.first, each.other) for each in comparisons):
         lines.append("Ratios within one run are paired within rounds.")
     if not all(same_round(each.first, each.other) for each in comparisons):
-        lines.append(
-            "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
-            "run vary, not what changed on a machine between two: measure both close together."
-        )
+        lines.append(BETWEEN_RUNS)
     lines.append(f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger.")
     lines += [line for each in comparisons for line in each.alone]
     for each in comparisons:
         for pair in each.pairs:
-            name = plain(pair.first.rung)
+            name = pair.first.rung
             if pair.memory_flaw:
                 lines.append(
                     f"{name}: peak memory was found out in two ways, which do not compare: {pair.memory_flaw}."
@@ -144,8 +146,8 @@ def chained(chain: Chain) -> Table:
         title=f"From one baseline: {len(chain.runs)} run{'s' if len(chain.runs) > 1 else ''} chained",
         columns=chain_columns(chain),
         rows=chain.links,
-        first=[plain(line) for line in (_baseline(chain), *_unlike(chain))],
-        notes=[plain(line) for line in _chain_notes(chain)],
+        first=[_baseline(chain), *_unlike(chain)],
+        notes=[plain(line) for line in _chain_notes(chain)],  # none is a Method: all stand beneath it
     )
 
 
@@ -206,7 +208,7 @@ def _baseline(chain: Chain) -> str:
     elsewhere = ", the only one shown of its run" if chain.alone else ""
     model, length = entry.task
     return (
-        f"Baseline: rung {plain(entry.row.rung)} of run {_letter(chain, entry)}, {entry.tps} tokens per second"
+        f"Baseline: rung {entry.row.rung} of run {_letter(chain, entry)}, {entry.tps} tokens per second"
         f"{elsewhere}. All runs train {model} at T = {length}."
     )
 
@@ -235,11 +237,16 @@ def _set(value: object) -> object:
 
 def _by_run(chain: Chain, of: Callable[[Scoreboard], object]) -> str | None:
     """What each run has, where they differ."""
-    values: dict[str, list[str]] = {}
-    for place, run in enumerate(chain.runs):
-        values.setdefault(str(of(run)), []).append(letter(place))
-    each = [f"{value} in {_and(letters)}" for value, letters in values.items()]
-    return "; ".join(each) if len(values) > 1 else None
+    values = _where((str(of(run)), letter(place)) for place, run in enumerate(chain.runs))
+    return "; ".join(f"{value} in {runs}" for value, runs in values.items()) if len(values) > 1 else None
+
+
+def _where(found: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """Of each value the letters of the runs that have it, as words."""
+    letters: dict[str, dict[str, None]] = {}
+    for value, run in found:
+        letters.setdefault(value, {})[run] = None
+    return {value: _and([*runs]) for value, runs in letters.items()}
 
 
 def _chain_notes(chain: Chain) -> Iterator[str]:
@@ -262,10 +269,7 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     if other := [link.entry.row.rung for link in chain.links if link.entry.row.other_maths]:
         yield f"Warning: another training than the first rung's of its run, not a faster one: {listed(other)}."
     if not all(same_run(entry, chain.baseline) for entry in shown):
-        yield (
-            "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
-            "run vary, not what changed on a machine between two: measure both close together."
-        )
+        yield BETWEEN_RUNS
     yield from ranks_notes(shown)
     yield from _mfu(chain)
     yield from derived_notes(shown)
@@ -291,36 +295,34 @@ def _chain_legend(run: Scoreboard, name: str) -> str:
 
 def _mfu(chain: Chain) -> Iterator[str]:
     """The numerator, and every denominator by the runs that have it."""
-    formulas: dict[str, list[str]] = {}
-    peaks: dict[str, list[str]] = {}
-    for place, run in enumerate(chain.runs):
-        found = measured(run.records)
-        if found:
-            formula = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})"
-            formulas.setdefault(formula, []).append(letter(place))
-    for entry in (link.entry for link in chain.links):
-        if entry.found:
-            said = f"{entry.peak / 1e12:.4g} TFLOP/s" if entry.peak else "absent"
-            peak = f"{said} ({entry.found.peak_flops_source})"
-            if _letter(chain, entry) not in peaks.setdefault(peak, []):
-                peaks[peak].append(_letter(chain, entry))
+    measured_runs = [(measured(run.records), letter(place)) for place, run in enumerate(chain.runs)]
+    formulas = _where(
+        (f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})", run)
+        for found, run in measured_runs
+        if found
+    )
+    peaks = _where((_peak(link.entry), _letter(chain, link.entry)) for link in chain.links if link.entry.found)
     if formulas:
-        each = "; ".join(formula if len(formulas) == 1 else f"{_and(w)} {formula}" for formula, w in formulas.items())
+        each = "; ".join(formula if len(formulas) == 1 else f"{runs} {formula}" for formula, runs in formulas.items())
         yield f"MFU = {each} x TPS / the dense bfloat16 peak of all devices at work."
     if peaks:
-        each = "; ".join(f"{_and(where)} {peak}" for peak, where in peaks.items())
+        each = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
         yield f"Peak of one device, which is all of a CPU: {each}."
 
 
+def _peak(entry: Entry) -> str:
+    peak = f"{entry.peak / 1e12:.4g} TFLOP/s" if entry.peak else "absent"
+    return f"{peak} ({entry.found.peak_flops_source})" if entry.found else peak
+
+
 def _memory(chain: Chain) -> Iterator[str]:
-    methods: dict[str, list[str]] = {}
-    for link in chain.links:
-        if link.entry.row.peak_memory_bytes is not None:
-            where = methods.setdefault(str(link.entry.row.peak_memory_method), [])
-            if _letter(chain, link.entry) not in where:
-                where.append(_letter(chain, link.entry))
+    methods = _where(
+        (str(link.entry.row.peak_memory_method), _letter(chain, link.entry))
+        for link in chain.links
+        if link.entry.row.peak_memory_bytes is not None
+    )
     if methods:
-        each = "; ".join(f"{method} ({_and(where)})" for method, where in methods.items())
+        each = "; ".join(f"{method} ({runs})" for method, runs in methods.items())
         different = "; different methods do not compare" if len(methods) > 1 else ""
         yield f"Peak memory: {each}, of the rank that needed most{different}."
 

@@ -54,7 +54,7 @@ def derived_notes(shown: Sequence[Entry]) -> list[str]:
 
 def sources(shown: Sequence[Entry]) -> str:
     files = dict.fromkeys(entry.board.source.as_posix() for entry in shown if entry.board.source)
-    return plain(f"From {', '.join(files) or 'this run'}.")
+    return f"From {', '.join(files) or 'this run'}."
 
 
 # --- The runs, a line each ----------------------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def _hardware(
             "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most tokens per "
             "second."
         )
-    notes += [plain(f"No rung is ok and of equal maths: {b.source}.") for b in without if entries(b)[0].task == task]
+    notes += [f"No rung is ok and of equal maths: {b.source}." for b in without if entries(b)[0].task == task]
     notes += derived_notes(ours)
     methods = {entry.row.peak_memory_method for entry in ours if entry.row.peak_memory_bytes is not None}
     if len(methods) > 1:
@@ -250,9 +250,8 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> T
     notes += [f"{figure.source}: {figure.note}." for figure in ranges if figure.note]
     notes += [f"{figure.source}: {figure.url}" for figure in ranges if figure.url]
     notes.append(sources(ours))
-    return Table(
-        title="MFU in context", columns=columns, rows=ours, beneath=ranges, notes=[plain(note) for note in notes]
-    )
+    notes = [plain(note) for note in notes]  # none is a Method: all stand beneath it
+    return Table(title="MFU in context", columns=columns, rows=ours, beneath=ranges, notes=notes)
 
 
 def _range(figure: Published) -> str | None:
@@ -395,7 +394,7 @@ def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
 
 def _run_legend(run: Scoreboard, name: str) -> str:
     of = f"{name}: " if name else ""
-    return plain(f"{of}{run.ladder} on {run.environment.machine}, from {run.source}.")
+    return f"{of}{run.ladder} on {run.environment.machine}, from {run.source}."
 
 
 def _titles(shown: Sequence[Alike]) -> list[str]:
@@ -411,7 +410,7 @@ def _titles(shown: Sequence[Alike]) -> list[str]:
         ]
         model = each.by_format[PLAIN].task[0]
         name = f"{each.name}: " if several else ""
-        titles.append(plain(", ".join([f"{name}{model}", f"batch of {each.common.micro_batch_size}", *unlike])))
+        titles.append(", ".join([f"{name}{model}", f"batch of {each.common.micro_batch_size}", *unlike]))
     return titles
 
 

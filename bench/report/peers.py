@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from bench.analysis.compare import GOOD
 from bench.analysis.rung_view import Entry, best, best_name, memory_over, over
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import floor, gib, judged, listed, plain, times
+from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, surely_ahead, verdict
 
@@ -72,7 +72,7 @@ def peers(board: Scoreboard) -> Table | None:
         title=f"Against peers: {board.ladder} on {board.environment.machine}",
         columns=columns,
         rows=found,
-        notes=[plain(note) for note in _notes(ours, found, board)],
+        notes=_notes(ours, found, board),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import gib, number, percent, plain, tokens_per_second
+from bench.format import gib, number, percent, tokens_per_second
 from bench.records.published import Published
 from bench.report.table import Column, Method, Table
 
@@ -64,7 +64,7 @@ def _table(rows: Sequence[Published]) -> Table:
     ]
     place = f" ({first.url})" if first.url else ""
     notes = [f"Published by {first.source}{place}; not measured by this code."]
-    notes += [f"{plain(_setup(row))}: {row.note}." for row in rows if row.note]
+    notes += [f"{_setup(row)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
         said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
         notes.append(Method(said))
