@@ -52,6 +52,20 @@ def ratio(estimate: Estimate | None) -> str:
     return with_interval(f"{estimate.value:,.2f}x" if estimate else "", estimate)
 
 
+def times(value: float) -> str:
+    """How many times as much."""
+    return f"{value:.2f}x"
+
+
+def judged(estimate: Estimate | None, verdict: str | None) -> str:
+    """A ratio and what it amounts to."""
+    return f"{ratio(estimate)}, {verdict}" if estimate and verdict else ratio(estimate)
+
+
+def tokens_per_second(estimate: Estimate | None) -> str:
+    return with_interval(number(estimate.value) if estimate else "", estimate)
+
+
 def with_interval(text: str, estimate: Estimate | None) -> str:
     """A figure as text, and how far it may be off."""
     if estimate is None:

@@ -19,15 +19,10 @@ from bench.analysis.timing import timing
 from bench.cli.report import show
 from bench.ladder.ladder import Protocol
 from bench.records.published import read_published
-from bench.report.across import sheets
-from bench.report.formats import number_formats
-from bench.report.hardware import hardware, mfu_context
-from bench.report.overview import overview
-from bench.report.published import sheets as published_sheets
-from bench.report.scaling import scaling
-from bench.report.sizes import sizes
-from bench.report.table import Sheet
-from bench.report.tables import sheets as board_sheets
+from bench.report.cross_run import hardware, mfu_context, number_formats, overview, scaling, sizes, tables
+from bench.report.published import tables as published_tables
+from bench.report.single_run import tables as board_tables
+from bench.report.table import Table
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -60,13 +55,13 @@ def board(
     return scoreboard(records, Path(source))
 
 
-def column(table: Sheet | None, title: str) -> list[str]:
+def column(table: Table | None, title: str) -> list[str]:
     assert table is not None
-    return [row[table.head.index(title)] for row in table.rows]
+    return [row[table.head.index(title)] for row in table.cells]
 
 
-def titles(tables: Sequence[Sheet]) -> list[str]:
-    return [table.title for table in tables]
+def titles(shown: Sequence[Table]) -> list[str]:
+    return [table.title for table in shown]
 
 
 SLOW, FAST = board(("a", CUDA, 1e3)), board(("b", CUDA, 5e3), chip="NVIDIA H200", source="b")
@@ -77,15 +72,15 @@ def test_machines_of_one_model_are_ranked_and_published_ones_stand_beneath_label
     (table,) = hardware([SLOW, FAST, MEDIUM], POST)
     assert table.title == "Hardware: gpt2 at T = 1024"
     assert column(table, "Chip")[:2] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
-    assert column(table, "Figures") == ["measured"] * 2 + ["published"] * table.beneath
+    assert column(table, "Figures") == ["measured"] * 2 + ["published"] * len(table.beneath)
     assert column(table, "TPS")[2] == "3,046,409"  # faster than ours, and not among them
-    assert all("gpt2-xl" not in " ".join(row) for row in table.rows)
+    assert all("gpt2-xl" not in " ".join(row) for row in table.cells)
 
 
 def test_of_a_source_and_its_hardware_the_fastest_published_figure_is_shown() -> None:
     (table,) = hardware([SLOW, FAST], POST)
     stated = [f for f in POST if f.hardware == "H100 SXM" and f.devices == 1 and f.model == "gpt2" and f.tps]
-    line = next(row for row in table.rows if row[:3] == ["published", "H100 SXM", "1"])
+    line = next(row for row in table.cells if row[:3] == ["published", "H100 SXM", "1"])
     assert line[table.head.index("TPS")] == f"{max(f.tps or 0 for f in stated):,.0f}"
 
 
@@ -131,7 +126,7 @@ def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_a
 def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
     broken = scoreboard([record("x", status="failed", error="why")], Path("broken.jsonl"))
     (table,) = hardware([SLOW, FAST, broken], [])
-    assert len(table.rows) == 2
+    assert len(table.cells) == 2
     assert "No rung is ok and of equal maths: broken.jsonl." in table.notes
 
 
@@ -161,7 +156,7 @@ def test_how_an_mfu_on_ranks_of_one_cpu_follows_from_its_peak_is_said() -> None:
 def test_each_size_is_told_with_its_facts_and_its_fastest_rung() -> None:
     table = sizes([SLOW, FAST])
     assert table is not None
-    lines = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.rows}
+    lines = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.cells}
     assert list(lines) == ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
     assert lines["gpt2-xl"]["Parameters"] == "1,557,611,200"
     assert lines["gpt2-xl"]["FLOPs per token"] == "10,273,545,600"  # as the post states it
@@ -175,7 +170,7 @@ def test_ranges_of_mfu_stand_beneath_ours_and_in_no_other_table() -> None:
     assert column(table, "MFU")[1:] == ["21.3% to 46.2%", "up to 56.3%", "38.0% to 43.0%"]
     assert column(table, "Figures") == ["measured", "published", "published", "published"]
     assert mfu_context([SLOW], POST) is None
-    assert titles(published_sheets([*POST, *CONTEXT])) == titles(published_sheets(POST))
+    assert titles(published_tables([*POST, *CONTEXT])) == titles(published_tables(POST))
 
 
 def test_the_committed_ranges_are_those_of_the_reference() -> None:
@@ -224,12 +219,12 @@ def test_formats_are_set_against_float32_by_batch() -> None:
     )
     assert table is not None
     assert table.head == ["Figure", "Format", "gpt2, batch of 1", "gpt2, batch of 8"]
-    assert [row for row in table.rows if row[0] == "TPS"] == [
+    assert [row for row in table.cells if row[0] == "TPS"] == [
         ["TPS", "float32", "27,000 ±0.0%", "30,000 ±0.0%"],
         ["TPS", "TF32", "46,000 ±0.0%", "-"],
         ["TPS", "bfloat16", "42,000 ±0.0%", "120,000 ±0.0%"],
     ]
-    assert [row for row in table.rows if row[0] == "TPS over float32"] == [
+    assert [row for row in table.cells if row[0] == "TPS over float32"] == [
         ["TPS over float32", "TF32", f"{46 / 27:.2f}x ±0.0%", "-"],
         ["TPS over float32", "bfloat16", f"{42 / 27:.2f}x ±0.0%", f"{120 / 30:.2f}x ±0.0%"],
     ]
@@ -261,7 +256,7 @@ def test_a_format_that_ran_out_of_memory_says_so_in_its_cell() -> None:
     failed = record("x", 2, toggles=BF16, status="out_of_memory")
     table = number_formats([scoreboard([*small.records, failed], Path("s"))])
     assert table is not None
-    assert ["TPS", "bfloat16", "OOM"] in table.rows
+    assert ["TPS", "bfloat16", "OOM"] in table.cells
 
 
 def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
@@ -276,7 +271,7 @@ def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
 def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
     found = [measurement(tps, peak_memory_bytes=size * 2**30) for tps, size in ((1e3, 4), (2e3, 3))]
     shown = scoreboard([record("a", measurement=found[0]), record("b", 1, toggles=BF16, measurement=found[1])])
-    assert column(board_sheets(shown)[0], "Memory over rung before") == ["-", "0.75x"]
+    assert column(board_tables(shown)[0], "Memory over rung before") == ["-", "0.75x"]
     assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
 
 
@@ -290,7 +285,7 @@ def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_tha
         found = measurement(tps, tokens_per_step=tokens, peak_memory_bytes=size * 2**30)
         records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
     shown = scoreboard(records)
-    table = board_sheets(shown)[0]
+    table = board_tables(shown)[0]
     assert [each.split(",")[0] for each in column(table, "Over rung before")] == ["-", "2.00x", "4.00x", "1.25x"]
     assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
     assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
@@ -303,7 +298,7 @@ def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
 
 
 def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> None:
-    assert sheets([SLOW], POST) == []
+    assert tables([SLOW], POST) == []
 
 
 def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured(
@@ -342,14 +337,14 @@ def test_a_range_is_not_broken_over_lines() -> None:
     found = measurement(1e3, step_seconds=[4.741] * 40 + [5.126] * 10)
     shown = scoreboard([record(measurement=found)])
     lines = io.StringIO()
-    Console(width=80, file=lines).print(*board_sheets(shown)[1].to_terminal(80))
+    Console(width=80, file=lines).print(*board_tables(shown)[1].to_terminal(80))
     assert "4,741 to 5,126" in lines.getvalue()
 
 
 def test_hostile_names_stay_text_in_every_table() -> None:
     hostile = "<b>x</b> | `y`"
     runs = [board((hostile, CUDA, 1e3), ladder=hostile, source=hostile), FAST]
-    for table in sheets(runs, [*POST, *CONTEXT]):
+    for table in tables(runs, [*POST, *CONTEXT]):
         text = table.to_markdown("###")
         assert "<b>" not in text
         lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from samples import MACHINE, measurement, record
+from shown import to_markdown
 
 from bench.analysis.compare import Side, compare
 from bench.analysis.scoreboard import Scoreboard, scoreboard
@@ -17,7 +18,7 @@ from bench.records.record import Record
 from bench.report.export import frame
 from bench.report.peers import against, peers
 from bench.report.plots.pictures import pictures
-from bench.report.tables import sheets, to_markdown
+from bench.report.single_run import tables
 from gpt2.toggles import Toggles
 
 WITHOUT: dict[str, Any] = {
@@ -71,9 +72,9 @@ def board(*speeds: float, **changes: Any) -> Scoreboard:
 
 def claim(records: list[Record]) -> str:
     """The last note, and all that is said in words of ours against peers."""
-    sheet = peers(scoreboard(records))
-    assert sheet is not None
-    return str(sheet.notes[-1])
+    table = peers(scoreboard(records))
+    assert table is not None
+    return str(table.notes[-1])
 
 
 def test_a_peer_has_a_row_with_its_version_and_its_own_status() -> None:
@@ -242,6 +243,6 @@ def test_pictures_show_peers_apart_from_the_climb() -> None:
 def test_tables_and_frames_name_the_peer_of_a_row() -> None:
     found = board(1500.0)
     assert list(frame([found])["external"].fillna("")) == ["", "nanoGPT at 3adf61e (edited)", ""]
-    timing = next(sheet for sheet in sheets(found) if sheet.title.startswith("Where the time goes"))
+    timing = next(table for table in tables(found) if table.title.startswith("Where the time goes"))
     assert timing.notes[-1].startswith("External rungs: start-up is until the first progress line")
     assert MACHINE.machine in timing.title

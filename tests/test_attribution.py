@@ -3,12 +3,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from samples import measurement, record
+from shown import to_markdown
 
 from bench.analysis.attribution import Attribution, Gain, attribution
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import exit_code
 from bench.records.measurement import Proof
-from bench.report.tables import to_markdown
 from bench.stats import Estimate, Verdict
 from gpt2.toggles import Toggles
 

@@ -11,10 +11,10 @@ from statistics import median
 
 import pytest
 from samples import measurement, record
+from shown import to_markdown
 
 from bench.analysis.select import load_boards
 from bench.records.record import append
-from bench.report.tables import to_markdown
 from gpt2.data import Batches, open_corpus
 from gpt2.device import Cpu
 from gpt2.toggles import Toggles

@@ -11,7 +11,7 @@ from trainings import FOUR, start
 
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import Record
-from bench.report.spent import TITLES, spent
+from bench.report.single_run import WORK, spent
 from gpt2.breakdown import KINDS, breakdown
 from gpt2.hardware.host import missing_brgemm
 from gpt2.ops import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
@@ -236,15 +236,15 @@ def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
 
 
 def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None:
-    assert list(TITLES) == list(KINDS)
+    assert list(WORK) == list(KINDS)
     rounds = [
         record(repetition=number, measurement=measurement(1e3, profiled_seconds={"products": products, "rest": 0.25}))
         for number, products in enumerate((0.5, 0.75, 4.0), 1)
     ]
-    sheet = spent(scoreboard(rounds))
-    assert sheet is not None
-    (row,) = sheet.rows
-    assert dict(zip(sheet.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(sheet.head, "-") | {
+    table = spent(scoreboard(rounds))
+    assert table is not None
+    (row,) = table.cells
+    assert dict(zip(table.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(table.head, "-") | {
         "Rung": "",
         "Sum (ms)": "1,000",
         "Products (ms)": "750",
@@ -267,9 +267,9 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_li
             one("b", 1, number, products=1.04 * slow, optimizer=unlike, attention=slow, other=slow / 4),
             one("a", 0, number, tps, "control", products=slow),
         ]
-    sheet = spent(scoreboard(records))
-    assert sheet is not None
-    told = dict(zip(sheet.head, sheet.rows[1], strict=True))
+    table = spent(scoreboard(records))
+    assert table is not None
+    told = dict(zip(table.head, table.cells[1], strict=True))
     assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
     assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
     assert told["AdamW (ms)"] == "500"  # less than half on average, but too unlike from round to round to tell
@@ -279,10 +279,10 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_li
 def test_kinds_that_overlap_add_up_to_what_is_called_a_sum_and_not_the_step() -> None:
     events = [Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 4, thread=7)]
     overlapping = breakdown(recorded(events, 4e-3))  # of a step of 4 ms
-    sheet = spent(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
-    assert sheet is not None
-    assert dict(zip(sheet.head, sheet.rows[0], strict=True))["Sum (ms)"] == "7.00"
-    assert not any(title.startswith("Step") for title in sheet.head)
+    table = spent(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
+    assert table is not None
+    assert dict(zip(table.head, table.cells[0], strict=True))["Sum (ms)"] == "7.00"
+    assert not any(title.startswith("Step") for title in table.head)
 
 
 def test_a_run_that_profiled_nothing_has_no_such_table() -> None:

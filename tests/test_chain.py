@@ -18,7 +18,8 @@ from bench.analysis.cross_run import Chain, baseline, chain
 from bench.analysis.select import load_boards
 from bench.format import training_time
 from bench.records.record import RecordError, append
-from bench.report.chained import sheet
+from bench.report.assembly import assemble
+from bench.report.comparison import chained as table_of
 from bench.report.export import frame
 from bench.report.page import page
 from gpt2.toggles import Toggles
@@ -47,8 +48,8 @@ def chained(*files: Path, start: str) -> Chain:
 
 
 def cells(shown: Chain, title: str) -> list[str]:
-    table = sheet(shown)
-    return [row[table.head.index(title)] for row in table.rows]
+    table = table_of(shown)
+    return [row[table.head.index(title)] for row in table.cells]
 
 
 @pytest.fixture
@@ -107,7 +108,7 @@ def test_the_baseline_of_another_file_stands_first_and_alone_of_its_run(tmp_path
     assert cells(found, "Setup") == ["SDPA", "CUDA", "bfloat16"]
     assert cells(found, "Over baseline")[0] == "baseline"
     assert cells(found, "Over first on device")[0] == "2.00x"  # over its own run's, which is not shown
-    assert "the only one shown of its run" in sheet(found).first[0]
+    assert "the only one shown of its run" in table_of(found).first[0]
 
 
 def test_a_run_is_shown_once_though_it_holds_the_baseline_or_is_named_twice(h100: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_rung_out_of_memory_is_a_line_with_its_status_and_no_ratio(tmp_path: P
     file = run_of(tmp_path / "h100.jsonl", ("CUDA", CUDA, (1e3, 1e3, 1e3)))
     append(file, record("batch of 4096", 1, toggles=replace(CUDA, micro_batch_size=4096), status="out_of_memory"))
     found = chained(laptop, file, start=f"{laptop}:baseline")
-    line = sheet(found).rows[-1]
+    line = table_of(found).cells[-1]
     assert line[:2] == ["Software", "batch of 4096"]
     assert line[-1] == "OOM"
     assert set(line[5:-1]) == {"-"}
@@ -141,8 +142,8 @@ def test_a_chain_says_which_of_its_rungs_train_otherwise(tmp_path: Path, h100: P
         tmp_path / "n.jsonl", ("CUDA", CUDA, (1e3,)), ("narrow", replace(BF16, residual="bfloat16"), (9e3,))
     )
     said = "Warning: another training than the first rung's of its run, not a faster one: narrow."
-    assert said in sheet(chained(narrow, start=f"{narrow}:CUDA")).notes
-    assert not any("another training" in note for note in sheet(chained(h100, start=f"{h100}:CUDA")).notes)
+    assert said in table_of(chained(narrow, start=f"{narrow}:CUDA")).notes
+    assert not any("another training" in note for note in table_of(chained(h100, start=f"{h100}:CUDA")).notes)
 
 
 def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path) -> None:
@@ -154,7 +155,7 @@ def test_memory_is_held_only_to_memory_found_out_in_the_same_way(tmp_path: Path)
         append(file, record(name, index, toggles=toggles, measurement=found))
     shown = chained(file, start=f"{file}:a")
     assert cells(shown, "Memory over first") == ["1.00x", "0.75x", "-"]
-    assert any("different methods do not compare" in note for note in sheet(shown).notes)
+    assert any("different methods do not compare" in note for note in table_of(shown).notes)
 
 
 def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path, laptop: Path) -> None:
@@ -162,7 +163,7 @@ def test_another_torch_text_or_workload_is_said_before_the_table(tmp_path: Path,
     file = run_of(
         tmp_path / "a.jsonl", ("CUDA", CUDA, (1e3,)), workload=asdict(Workload(tokens_per_step=2048)), **facts
     )
-    assert sheet(chained(laptop, file, start=f"{laptop}:baseline")).first[1:] == [
+    assert table_of(chained(laptop, file, start=f"{laptop}:baseline")).first[1:] == [
         "Warning: not the same in all runs: torch: 2.11.0 in A; 2.12.0 in B.",
         "Warning: not the same in all runs: the text (sha256): da7a in A; 0ther in B.",
         "Warning: not the same in all runs: workload.tokens_per_step: not set in A; 2048 in B.",
@@ -199,7 +200,8 @@ def test_a_run_of_another_task_among_others_is_left_out_and_named(tmp_path: Path
     boards = load_boards([laptop, file, h100])[0]
     found = chain(boards, baseline(f"{laptop}:baseline"))
     assert [run.source for run in found.runs] == [laptop, h100]
-    assert any("do not rank with these: " in note and "gpt2-medium at T = 1024" in note for note in sheet(found).notes)
+    notes = table_of(found).notes
+    assert any("do not rank with these: " in note and "gpt2-medium at T = 1024" in note for note in notes)
 
 
 def test_other_programs_get_the_unrounded_ratio_of_every_rung(laptop: Path, h100: Path) -> None:
@@ -234,10 +236,10 @@ def test_hostile_names_stay_text_in_every_output(tmp_path: Path, laptop: Path) -
     file = run_of(tmp_path / "a.jsonl", (HOSTILE, CUDA, (1e3, 1e3, 1e3)))
     boards = load_boards([laptop, file])[0]
     found = chain(boards, baseline(f"{laptop}:baseline"))
-    shown = page(boards, chain=found)
+    shown = page(assemble(boards, chain=found))
     assert "<b>x" not in shown
     assert shown.index("Baseline: rung baseline of run A") < shown.index("Orders of magnitude</button>")
-    text = sheet(found).to_markdown("###")
+    text = table_of(found).to_markdown("###")
     assert "<b>" not in text
     lines = [line for line in text.splitlines() if line.startswith("|")]
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
@@ -274,7 +276,7 @@ def test_the_committed_runs_make_a_chain_whose_figures_follow_from_their_files()
     assert links["xla-cpu", "1 device"].group == "Hardware"  # XLA on a CPU is a device of its own
     assert links["ddp-cpu", "1 process"].group == "Software"
     assert links["ddp-cpu", "2 processes"].group == "Distributed"
-    assert "torch: 2.13.0+cpu in A and B; 2.9.1+cu128 in C" in sheet(found).first[1]
+    assert "torch: 2.13.0+cpu in A and B; 2.9.1+cu128 in C" in table_of(found).first[1]
 
 
 def test_the_command_shows_the_chain_above_the_scoreboards_and_refuses_in_one_line(laptop: Path, h100: Path) -> None:

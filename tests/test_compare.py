@@ -13,8 +13,8 @@ from scipy import stats as scipy_stats
 from bench.analysis.compare import Comparison, compare, sides
 from bench.analysis.gate import Condition, judge
 from bench.records.record import External, RecordError, append
-from bench.report.compared import sheet
-from bench.report.table import Sheet
+from bench.report.comparison import compared as table_of
+from bench.report.table import Table
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -43,9 +43,9 @@ def compared(*names: object) -> Comparison:
     return compare(first, others[0])
 
 
-def shown(*names: object) -> Sheet:
+def shown(*names: object) -> Table:
     ((first, *others),) = sides([str(name) for name in names])
-    return sheet([compare(first, other) for other in others])
+    return table_of([compare(first, other) for other in others])
 
 
 def test_the_interval_of_two_runs_is_welch_s() -> None:
@@ -154,7 +154,7 @@ def test_a_run_that_trains_otherwise_is_found_out(tmp_path: Path) -> None:
 
 def test_several_machines_stand_in_one_table(tmp_path: Path) -> None:
     files = [run_of(tmp_path / f"{n}.jsonl", tuple(n * tps for tps in BEFORE)) for n in (1, 2, 3)]
-    head, row = shown(*files).head, shown(*files).rows[0]
+    head, row = shown(*files).head, shown(*files).cells[0]
     assert [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")] == ["1,000", "2,000", "3,000"]
     assert row[head.index("C over A")].startswith("3.00x")
 
@@ -214,7 +214,7 @@ def test_a_ratio_of_memory_bears_the_interval_that_a_gate_judges_by(tmp_path: Pa
         found = measurement(100.0, peak_memory_bytes=3 * 2**20 * size)
         append(grown, record("a", 0, n, toggles=CUDA, measurement=found))
     comparison = compared(run_of(tmp_path / "a.jsonl"), grown)
-    assert sheet([comparison]).rows[0][-1] == "1.008x ±0.5%"
+    assert table_of([comparison]).cells[0][-1] == "1.008x ±0.5%"
     _, said = judge([comparison], [Condition.parse("memory>1%")])
     assert said == [
         "memory>1% is not confirmed: of no rung does the whole interval lie above 1.01x; "

@@ -5,12 +5,12 @@ from dataclasses import replace
 
 import pytest
 from samples import MACHINE, measurement, record
+from shown import to_markdown
 
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import exit_code
 from bench.records.measurement import Measurement, Proof
-from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles
 from gpt2.tolerances import GRADIENT_TOLERANCE
 

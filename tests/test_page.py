@@ -16,6 +16,7 @@ from samples import MACHINE, measurement, record
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.published import read_published
+from bench.report.assembly import assemble
 from bench.report.page import page
 from gpt2.toggles import Toggles
 
@@ -45,7 +46,7 @@ def board(machine: str = "NVIDIA H100 80GB HBM3", factor: float = 1.0) -> Scoreb
 @pytest.fixture(scope="module")
 def text() -> str:
     figures = read_published(ROOT / "results" / "published" / "jjschwartz-2024.jsonl")
-    return page([board(), board("NVIDIA H200", 1.2)], figures)
+    return page(assemble([board(), board("NVIDIA H200", 1.2)], figures))
 
 
 @pytest.fixture(scope="module")
@@ -94,7 +95,7 @@ def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed(
         record(name, n, ladder=foul, environment=environment, toggles=toggles)
         for n, (name, toggles) in enumerate(names)
     ]
-    text = page([scoreboard(rungs)] * 2)
+    text = page(assemble([scoreboard(rungs)] * 2))
     assert not re.search("[\x00-\x08\x0b-\x1f]", text)
     pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
     assert len(pictures) > 4
@@ -155,7 +156,7 @@ def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) ->
 
 def test_the_maths_are_among_the_facts_by_which_two_rungs_are_compared() -> None:
     residual = record("r", 1, toggles=replace(BF16, residual="bfloat16"))
-    found = page([scoreboard([record(), residual])])
+    found = page(assemble([scoreboard([record(), residual])]))
     assert '"facts": {"maths": "equal", ' in found
     assert '"facts": {"maths": "residual=bfloat16 changes the maths: ' in found
 
@@ -190,7 +191,7 @@ def test_pictures_take_the_page_s_own_colours(text: str) -> None:
 def test_pictures_keep_every_word_letter_by_letter() -> None:
     name = "#1f2328 <b>&0.123456"
     records = [record("baseline"), record(name, 1, toggles=BF16, measurement=measurement(2e3))]
-    drawn = re.findall(r"<svg.*?</svg>", page([scoreboard(records)]), re.DOTALL)
+    drawn = re.findall(r"<svg.*?</svg>", page(assemble([scoreboard(records)])), re.DOTALL)
     words = [each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")]
     assert any(name in (each or "") for each in words)
 

@@ -16,9 +16,11 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from matplotlib.text import Text
 from samples import MACHINE, measurement, record
+from shown import to_markdown
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.machine import Ceiling, Matmul
+from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
 from bench.report.plots.alike import by_batch
@@ -37,7 +39,6 @@ from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import fallbacks, shortened, with_room
 from bench.report.plots.style import names as labelled
-from bench.report.tables import to_markdown
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -665,7 +666,7 @@ def test_a_rung_of_any_name_is_drawn_without_a_warning_and_stands_in_every_outpu
     assert len({line.replace(r"\|", "").count("|") for line in rows}) == 1
     assert "\x1b" not in table
     assert "<script>" not in table
-    assert "\x1b" not in (shown := page([run]))
+    assert "\x1b" not in (shown := page(assemble([run])))
     assert "<script>alert" not in shown
 
 

@@ -16,7 +16,7 @@ from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import load_boards, load_published
 from bench.records.published import Published, is_published, read_published
 from bench.records.record import RecordError, append
-from bench.report.published import beside, sheets
+from bench.report.published import beside, tables
 from gpt2.toggles import Toggles
 
 FOLDER = ROOT / "results" / "published"
@@ -61,30 +61,30 @@ def test_the_committed_figures_are_those_of_the_reference() -> None:
 
 
 def test_each_series_is_a_table_of_its_own_that_says_it_was_published() -> None:
-    found = sheets(POST)
+    found = tables(POST)
     assert len(found) == len({figure.series for figure in POST})
-    assert all(sheet.title.startswith("Published: jjschwartz-2024") for sheet in found)
-    assert all("not measured by this code" in sheet.notes[0] for sheet in found)
+    assert all(table.title.startswith("Published: jjschwartz-2024") for table in found)
+    assert all("not measured by this code" in table.notes[0] for table in found)
 
 
 def test_speeds_of_two_models_in_one_published_table_make_no_ratio() -> None:
-    (table,) = [each for each in sheets(POST) if each.title == "Published: jjschwartz-2024, full run"]
-    found = [[row[table.head.index(title)] for title in ("Model", "Speed-up")] for row in table.rows]
+    (table,) = [each for each in tables(POST) if each.title == "Published: jjschwartz-2024, full run"]
+    found = [[row[table.head.index(title)] for title in ("Model", "Speed-up")] for row in table.cells]
     assert found == [["gpt2", "-"], ["gpt2-xl", "-"], ["gpt2", "-"]]
 
 
 def test_efficiency_is_told_within_a_scaling_series_only() -> None:
-    for sheet in sheets(POST):
-        place = sheet.head.index("Efficiency")
-        cells = {row[place] for row in sheet.rows}
-        assert (cells != {"-"}) == ("scaling" in sheet.title)
+    for table in tables(POST):
+        place = table.head.index("Efficiency")
+        cells = {row[place] for row in table.cells}
+        assert (cells != {"-"}) == ("scaling" in table.title)
 
 
 def test_a_run_is_shown_beside_published_rungs_of_the_same_name_and_model(tmp_path: Path) -> None:
     board = scoreboard([record("bfloat16"), record("what nobody published", 1)])
     found = beside(board, POST)
     assert found is not None
-    assert [row[:4] for row in found.rows] == [["bfloat16", "1,000", "42,871", "1 x H100 SXM"]]
+    assert [row[:4] for row in found.cells] == [["bfloat16", "1,000", "42,871", "1 x H100 SXM"]]
     assert "They rank nothing here" in found.notes[0]
     assert beside(scoreboard([record("bfloat16", toggles=Toggles())]), POST) is None  # on a CPU
     assert beside(scoreboard([record("what nobody published")]), POST) is None

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from samples import MACHINE, measurement, record
+from shown import to_markdown, to_terminal
 
 from bench.analysis.bound import each_of_row, most_tokens_per_second
 from bench.analysis.scoreboard import Scoreboard, scoreboard
@@ -19,7 +20,7 @@ from bench.ladder.ladder import Protocol
 from bench.records.machine import Ceiling, ChipState, Matmul
 from bench.records.record import RecordError, append
 from bench.report.caption import caption
-from bench.report.tables import sheets, to_markdown, to_terminal
+from bench.report.single_run import tables
 from bench.stats import LOUD
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -536,8 +537,8 @@ def test_an_energy_counter_that_did_not_move_is_kept_and_shown_as_nought(tmp_pat
 
 def test_what_could_not_be_measured_costs_nothing_because_it_is_not_listed() -> None:
     oom = record("too large", 1, status="out_of_memory", error="CUDA out of memory")
-    (table,) = [sheet for sheet in sheets(scoreboard([record(), oom]), 2.0) if "10 billion" in sheet.title]
-    assert [row[0] for row in table.rows] == ["baseline"]
+    (table,) = [each for each in tables(scoreboard([record(), oom]), 2.0) if "10 billion" in each.title]
+    assert [row[0] for row in table.cells] == ["baseline"]
 
 
 HOSTILE = "a|b <script>alert(1)</script> \x1b[31m `x` [l](u)\nnext"

@@ -11,13 +11,14 @@ from typing import Any
 
 import pytest
 from samples import measurement, record
+from shown import to_markdown
 
 from bench.analysis.select import exit_code, load_boards
 from bench.records.measurement import Proof
 from bench.records.record import Record, RecordError
+from bench.report.assembly import assemble
 from bench.report.export import to_csv, to_json
 from bench.report.page import page
-from bench.report.tables import to_markdown
 from gpt2.toggles import Toggles
 
 CUDA = Toggles(device="cuda")
@@ -103,8 +104,8 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
         each["rung"] += HOSTILE
         each["warnings"] = [HOSTILE]
     boards, _ = load_boards([write(tmp_path, found)])
-    text = page(boards)
-    assert text.count("<script") == page([load_boards([write(tmp_path, lines())])[0][0]]).count("<script")
+    text = page(assemble(boards))
+    assert text.count("<script") == page(assemble([load_boards([write(tmp_path, lines())])[0][0]])).count("<script")
     assert "<img" not in text
 
 

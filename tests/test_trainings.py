@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
-from bench.report.trainings import load, reference_lines, sheets
+from bench.report.trainings import load, reference_lines, tables
 from gpt2.metrics import Event, Files
 
 
@@ -49,7 +49,7 @@ def written(folder: Path, *events: Event, **run: Any) -> Path:
 
 
 def table(*folders: Path) -> str:
-    return "\n".join(sheet.to_markdown("##") for sheet in sheets(load(folders)))
+    return "\n".join(table.to_markdown("##") for table in tables(load(folders)))
 
 
 def test_a_run_is_a_row_with_what_it_learnt_and_in_what_time(tmp_path: Path) -> None:
@@ -81,19 +81,19 @@ def test_what_others_say_of_such_a_training_stands_beneath_and_is_named_as_their
 
 def test_hellaswag_of_two_styles_never_shares_a_table(tmp_path: Path) -> None:
     run = written(tmp_path / "mine", LEG, score(4, "completion", 0.29), score(4, "harness", 0.31))
-    completion, harness = (sheet for sheet in sheets(load([run])) if sheet.title.startswith("HellaSwag"))
-    assert [row[5] for row in completion.rows if row[0] == "mine"] == ["0.2900"]
-    assert [row[5] for row in harness.rows if row[0] == "mine"] == ["0.3100"]
-    assert all(row[6].startswith("published") for row in (*completion.rows, *harness.rows) if row[0] != "mine")
-    assert "0.2955" in {row[5] for row in completion.rows}
-    assert "0.3114" in {row[5] for row in harness.rows}
-    assert "0.3114" not in {row[5] for row in completion.rows}
+    completion, harness = (table for table in tables(load([run])) if table.title.startswith("HellaSwag"))
+    assert [row[5] for row in completion.cells if row[0] == "mine"] == ["0.2900"]
+    assert [row[5] for row in harness.cells if row[0] == "mine"] == ["0.3100"]
+    assert all(row[6].startswith("published") for row in (*completion.cells, *harness.cells) if row[0] != "mine")
+    assert "0.2955" in {row[5] for row in completion.cells}
+    assert "0.3114" in {row[5] for row in harness.cells}
+    assert "0.3114" not in {row[5] for row in completion.cells}
 
 
 def test_published_scores_are_of_the_models_that_were_trained(tmp_path: Path) -> None:
     run = written(tmp_path / "mine", LEG, score(4, "completion", 0.29))
-    (scores,) = (sheet for sheet in sheets(load([run])) if sheet.title.startswith("HellaSwag"))
-    assert {row[1] for row in scores.rows} == {"gpt2"}
+    (scores,) = (table for table in tables(load([run])) if table.title.startswith("HellaSwag"))
+    assert {row[1] for row in scores.cells} == {"gpt2"}
 
 
 def test_the_commits_that_a_run_was_trained_by_are_told(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_a_validation_loss_that_is_not_finite_is_shown_as_that(losses: list, low
         for n, loss in enumerate(losses)
     ]
     (run,) = load([written(tmp_path / "mine", LEG, step(1), *vals)])
-    row = sheets([run])[0].rows[0]
+    row = tables([run])[0].cells[0]
     assert row[-2] == ("not finite (c)" if losses[-1] is None else f"{losses[-1]:.4f} (c)")
     assert row[-1] == lowest
 

@@ -13,10 +13,8 @@ from bench.cli.options import Price
 from bench.cli.terminal import console, fail, say
 
 if TYPE_CHECKING:
-    from bench.analysis.cross_run import Chain
     from bench.analysis.scoreboard import Scoreboard
-    from bench.records.published import Published
-    from bench.report.table import Sheet
+    from bench.report.assembly import Report
 
 
 def report(
@@ -57,6 +55,7 @@ def report(
     from bench.analysis.select import load_boards, load_published
     from bench.format import rewrite
     from bench.records.record import RecordError
+    from bench.report.assembly import assemble, to_markdown
 
     if sum((markdown, csv, json)) > 1 and not out:
         fail(ValueError("--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"))
@@ -71,9 +70,10 @@ def report(
         fail(error)
     for warning in (*left_out, *warnings):
         say(warning)
+    assembled = assemble(boards, figures, price_per_hour, chained)
     if not (markdown or csv or json or out or update):
-        return show(boards, price_per_hour, figures, chained)
-    texts = {"md": _markdown(boards, figures, price_per_hour, chained)}
+        return _print(assembled)
+    texts = {"md": to_markdown(assembled)}
     if csv or json:
         from bench.report.export import to_csv, to_json
 
@@ -88,7 +88,7 @@ def report(
         if out and html:
             from bench.report.page import page
 
-            (out / "index.html").write_text(page(boards, figures, price_per_hour, chained), encoding="utf-8")
+            (out / "index.html").write_text(page(assembled), encoding="utf-8")
         if out and plots:
             from bench.report.plots.pictures import draw
 
@@ -105,62 +105,19 @@ def report(
     return None
 
 
-def _markdown(
-    boards: list[Scoreboard], figures: list[Published], price_per_hour: float | None, chained: Chain | None
-) -> str:
-    from bench.format import markdown
-    from bench.report.notes import TITLE
+def show(boards: Sequence[Scoreboard]) -> None:
+    """Print what was just measured."""
+    from bench.report.assembly import assemble
 
-    parts, notes = _parts(boards, figures, price_per_hour, chained)
-    texts = [sheet.to_markdown(level) for level, sheet in parts]
-    if notes:
-        texts.append(
-            "\n".join([f"### {TITLE}", "", *(f"{n}. {markdown(note)}" for n, note in enumerate(notes, 1)), ""])
-        )
-    return "\n".join(texts)
+    _print(assemble(boards))
 
 
-def _parts(
-    boards: Sequence[Scoreboard], figures: Sequence[Published], price_per_hour: float | None, chained: Chain | None
-) -> tuple[list[tuple[str, Sheet]], list[str]]:
-    """All tables, each with the level of its heading, and of several runs the notes that are said once."""
-    from bench.report import across, published, tables
-    from bench.report import chained as chains
-    from bench.report.notes import gathered
-    from bench.report.overview import overview
-
-    runs = overview(boards)
-    parts = [("###", sheet) for sheet in (chains.sheet(chained) if chained else None, runs) if sheet]
-    for board in boards:
-        own = tables.sheets(board, price_per_hour, figures)
-        parts += [("####" if place else "###", sheet) for place, sheet in enumerate(own)]
-    parts += [("###", sheet) for sheet in (*across.sheets(boards, figures), *published.sheets(figures))]
-    if not runs:  # a single one, which is complete in itself
-        return parts, []
-    sheets, notes = gathered([sheet for _, sheet in parts])
-    return [(level, sheet) for (level, _), sheet in zip(parts, sheets, strict=True)], notes
-
-
-def show(
-    boards: list[Scoreboard],
-    price_per_hour: float | None = None,
-    figures: list[Published] | None = None,
-    chained: Chain | None = None,
-) -> None:
-    """In the terminal."""
-    from rich.console import Group
-    from rich.text import Text
-
-    from bench.report.notes import TITLE
+def _print(assembled: Report) -> None:
+    from bench.report.assembly import to_terminal
 
     terminal = console()
-    parts, notes = _parts(boards, figures or (), price_per_hour, chained)
-    for _, sheet in parts:
-        terminal.print(Group(*sheet.to_terminal(terminal.width)))
-    if notes:
-        terminal.print(Text(TITLE, style="bold"))
-    for number, note in enumerate(notes, start=1):
-        terminal.print(Text(f"{number}. {note}", style="dim"))
+    for part in to_terminal(assembled, terminal.width):
+        terminal.print(part)
 
 
 def compare(
@@ -191,7 +148,7 @@ def compare(
     from bench.analysis import compare as side_by_side
     from bench.analysis.gate import Condition, judge
     from bench.records.record import RecordError
-    from bench.report.compared import sheet
+    from bench.report.comparison import compared
 
     if len(results) < 2:
         fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
@@ -206,7 +163,7 @@ def compare(
     found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     terminal = console()
     for comparisons in found:
-        table = sheet(comparisons)
+        table = compared(comparisons)
         if markdown:
             typer.echo(table.to_markdown("###"))
         else:

@@ -21,7 +21,7 @@ def trainings(
     Example: bench trainings runs/* --plots --out reports/
     """
     from bench.records.record import RecordError
-    from bench.report.trainings import load, sheets, told_apart
+    from bench.report.trainings import load, tables, told_apart
 
     if plots and not out:
         fail(ValueError("--plots needs a folder to draw into; give --out reports/"))
@@ -36,8 +36,8 @@ def trainings(
     if not found:
         fail(RecordError("none of these folders holds a run of gpt2 train"))
     found = told_apart(found)
-    parts = sheets(found)
-    text = "\n".join(sheet.to_markdown("##") for sheet in parts)
+    shown = tables(found)
+    text = "\n".join(table.to_markdown("##") for table in shown)
     if out:
         try:
             out.mkdir(parents=True, exist_ok=True)
@@ -53,6 +53,6 @@ def trainings(
         typer.echo(text, nl=False)
     else:
         terminal = console()
-        for sheet in parts:
-            for part in sheet.to_terminal(terminal.width):
+        for table in shown:
+            for part in table.to_terminal(terminal.width):
                 terminal.print(part)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bench.analysis.bound import each_of_row, most_tokens_per_second
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import cumulative, measured
+from bench.analysis.run_records import cumulative, line_of, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
-from bench.report.notes import Method
-from bench.report.swept import swept
+from bench.report.table import Method
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
-from gpt2.toggles import HOST
+from gpt2.toggles import HOST, Toggles
 from gpt2.workload import Workload
 
 
@@ -56,7 +55,7 @@ def caption(board: Scoreboard) -> list[str]:
         sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [
-        *swept(board),
+        *_swept(board),
         *_counting(board),
         *_verdicts(board),
         MATHS,
@@ -304,3 +303,29 @@ def _nodes(board: Scoreboard) -> list[str]:
     if not board.environment.nodes:
         return []
     return [f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."]
+
+
+def _swept(board: Scoreboard) -> Iterator[str]:
+    """What must be said of a sweep, and of batches that were too large."""
+    if board.swept:
+        yield (
+            "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. The rung "
+            "before is the next smaller batch of the same toggles or else the first row."
+        )
+        fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
+        dropped = [row for row in fewer if row.dropped]
+        if dropped:
+            names = "; ".join(plain(row.rung) for row in dropped)
+            yield f"Far slower in the first round, or with something held against them, so not run in each: {names}."
+        if cut := [plain(row.rung) for row in fewer if row not in dropped]:
+            yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(cut)}."
+    groups: dict[Toggles, list[Row]] = {}
+    for row in board.own.rows:
+        groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
+    for rows in groups.values():
+        fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
+        fits = [row for row in rows if row.tps]
+        largest = max(fits, key=lambda row: row.toggles.micro_batch_size, default=None)
+        if fails and largest and largest.toggles.micro_batch_size < min(fails):
+            size = largest.toggles.micro_batch_size
+            yield f"Largest batch that ran: {size} ({plain(largest.rung)}); {min(fails)} ran out of memory."

@@ -13,8 +13,10 @@ import pandas
 
 from bench.analysis.cross_run import Chain
 from bench.analysis.row import Row
-from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
+from bench.report.comparison import chain_columns
+from bench.report.single_run import columns
+from bench.report.table import Column
 from bench.stats import Estimate
 
 
@@ -38,7 +40,6 @@ def to_json(boards: Sequence[Scoreboard], chain: Chain | None = None) -> str:
 
 def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
     machine, workload = board.environment, board.records[0].workload
-    found = measured(board.records_of(row))
     return {
         "ladder": board.ladder,
         "machine": machine.machine,
@@ -59,24 +60,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         "status": row.status,
         "error": row.error.strip().splitlines()[0] if row.error else None,
         "tokens_per_step": row.tokens_per_step,
-        **_estimate("tps", row.tps),
-        **_estimate("speedup", row.speedup),
-        **_estimate("over_rung_before", row.gain),
-        "verdict": row.verdict,
-        **_estimate("efficiency", row.efficiency),
-        "mfu_bf16": row.mfu,
-        "mfu_own_format": row.mfu_own,
-        "hfu_bf16": row.hfu,
-        "share_of_measured_ceiling": row.ceiling_share,
-        "flops_per_token": found.flops_per_token if found else None,
-        "flops_formula": found.flops_formula if found else None,
-        "peak_flops_bf16": found.peak_flops_bf16 if found else None,
-        "peak_flops_source": found.peak_flops_source if found else None,
-        "peak_memory_bytes": row.peak_memory_bytes,
-        "peak_memory_method": row.peak_memory_method,
-        "loss_step": board.loss_step,
-        "loss": row.loss,
-        "joules_per_token": row.joules_per_token,
+        **_figures(columns(board), row),
     }
 
 
@@ -85,18 +69,18 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
         return {}
     start = chain.baseline
     link = next((link for link in chain.links if link.entry.board is board and link.entry.row is row), None)
-    return {
-        "baseline": f"{start.board.source}:{start.row.rung}",
-        "group": link.group if link else None,
-        **_estimate("over_baseline", link.over_baseline if link else None),
-        "orders_of_magnitude": link.orders if link else None,
-    }
+    return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), link)}
 
 
-def _estimate(name: str, estimate: Estimate | None) -> dict[str, float | None]:
-    """With the ends of its 95 % interval."""
-    return {
-        name: estimate.value if estimate else None,
-        f"{name}_low": estimate.low if estimate else None,
-        f"{name}_high": estimate.high if estimate else None,
-    }
+def _figures(columns: Sequence[Column[Any]], row: object) -> dict[str, Any]:
+    """Those of a table that have a key, of its row, estimates with the ends of their 95 % intervals."""
+    found = {}
+    for column in columns:
+        if column.key:
+            value = column.value(row) if row is not None else None
+            estimate = value if isinstance(value, Estimate) else None
+            found[column.key] = estimate.value if estimate else value
+            if column.interval:
+                found[f"{column.key}_low"] = estimate.low if estimate else None
+                found[f"{column.key}_high"] = estimate.high if estimate else None
+    return found

@@ -12,19 +12,16 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
-from bench.analysis.cross_run import Chain
 from bench.analysis.row import Row
 from bench.analysis.run_records import tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import gib, loss, number, percent, plain
-from bench.records.published import Published
-from bench.report import across, chained
-from bench.report.overview import overview
+from bench.records.measurement import Measurement
+from bench.records.record import Record
+from bench.report.assembly import Report
 from bench.report.plots.pictures import of_all, pictures
 from bench.report.plots.style import THEMES
-from bench.report.published import sheets as published_sheets
-from bench.report.table import Sheet
-from bench.report.tables import sheets
+from bench.report.table import Column, Table
 from gpt2.strict_json import dumps
 
 HERE = Path(__file__).parent
@@ -41,45 +38,41 @@ class Section:
     """Of the page: all runs side by side, one run, or the figures of others."""
 
     title: str
-    tables: Sequence[Sheet]
+    tables: Sequence[Table]
     pictures: Sequence[Picture] = ()
     environment: str = ""
-    samples: Sheet | None = None
+    samples: Table | None = None
 
 
-def page(
-    boards: Sequence[Scoreboard],
-    figures: Sequence[Published] = (),
-    price_per_hour: float | None = None,
-    chain: Chain | None = None,
-) -> str:
+def page(report: Report) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
-    first = (chained.sheet(chain) if chain else None, overview(boards))
-    together = [*(sheet for sheet in first if sheet), *across.sheets(boards, figures)]
+    boards = report.boards
     drawn = []
     if len(boards) > 1:
         drawn = [_picture(what, "all runs", svg, f"all-{what}") for what, svg in of_all(boards).items()]
     sections = []
-    if together or drawn:
-        sections.append(Section(title="Side by side", tables=[_dense(sheet) for sheet in together], pictures=drawn))
-    sections += [_section(board, place, figures, price_per_hour) for place, board in enumerate(boards)]
-    sections += [Section(title=sheet.title, tables=[_dense(sheet)]) for sheet in published_sheets(figures)]
+    if (together := [*report.opening, *report.cross_run]) or drawn:
+        sections.append(Section(title="Side by side", tables=together, pictures=drawn))
+    sections += [
+        _section(board, place, tables) for place, (board, tables) in enumerate(zip(boards, report.runs, strict=True))
+    ]
+    sections += [Section(title=table.title, tables=[table]) for table in report.published]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
     data = dumps(rungs).replace("<", "\\u003c")  # no text may end the script
     # Only this page's own script may run, and a hash of what it shows is as good as a random number for that.
     nonce = sha256(data.encode()).hexdigest()[:24]
-    template = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True).from_string(
-        (HERE / "page.html").read_text(encoding="utf-8")
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
+    environment.filters["plain"] = plain
+    template = environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
     script = (HERE / "page.js").read_text(encoding="utf-8")
     shown = {"boards": sections, "runs": len(boards), "rungs": rungs}
     return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
 
 
-def _section(board: Scoreboard, place: int, figures: Sequence[Published], price_per_hour: float | None) -> Section:
+def _section(board: Scoreboard, place: int, tables: Sequence[Table]) -> Section:
     return Section(
-        title=plain(f"{board.ladder} on {board.environment.machine}"),
-        tables=[_dense(table) for table in sheets(board, price_per_hour, figures)],
+        title=f"{board.ladder} on {board.environment.machine}",
+        tables=tables,
         pictures=[_picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()],
         environment=dumps(board.environment.model_dump(mode="json"), indent=2),
         samples=_samples(board),
@@ -103,31 +96,22 @@ def _tag(tag: str, prefix: str) -> str:
     return re.sub(r'( id="|="#|url\(#)', rf"\g<1>{prefix}-", tag)
 
 
-def _dense(sheet: Sheet) -> Sheet:
-    """Without the columns that hold nothing."""
-    shown = sheet.shown
-    return Sheet(
-        title=plain(sheet.title),
-        head=[sheet.head[place] for place in shown],
-        rows=[[row[place] for place in shown] for row in sheet.rows],
-        words=frozenset(n for n, place in enumerate(shown) if place in sheet.words),
-        first=sheet.first,
-        notes=sheet.notes,
-        beneath=sheet.beneath,
-    )
-
-
-def _samples(board: Scoreboard) -> Sheet:
-    rows = []
-    for record in board.records:
-        found = record.measurement
-        if found is None or not found.block_seconds or found.tokens_per_second is None:
-            continue
-        blocks = " ".join(f"{seconds:.4g}" for seconds in found.block_seconds)
-        cells = [plain(record.rung), record.kind, str(record.repetition), number(found.tokens_per_second)]
-        rows.append([*cells, str(found.block_steps), blocks])
-    head = ["Rung", "Kind", "Round", "TPS", "Steps per block", "Seconds of each block"]
-    return Sheet(title="Raw samples", head=head, rows=rows, words=frozenset({0, 1, 5}), notes=())
+def _samples(board: Scoreboard) -> Table:
+    columns: list[Column[tuple[Record, Measurement]]] = [
+        Column("Rung", lambda each: each[0].rung, words=True),
+        Column("Kind", lambda each: each[0].kind, words=True),
+        Column("Round", lambda each: each[0].repetition),
+        Column("TPS", lambda each: each[1].tokens_per_second, number),
+        Column("Steps per block", lambda each: each[1].block_steps),
+        Column(
+            "Seconds of each block",
+            lambda each: " ".join(f"{seconds:.4g}" for seconds in each[1].block_seconds),
+            words=True,
+        ),
+    ]
+    timed = [(r, r.measurement) for r in board.records if r.measurement]
+    rows = [(r, found) for r, found in timed if found.block_seconds and found.tokens_per_second is not None]
+    return Table(title="Raw samples", columns=columns, rows=rows)
 
 
 def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from bench.analysis.compare import GOOD
 from bench.analysis.rung_view import Entry, best, best_name, memory_over, over
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import DASH, floor, gib, listed, plain, ratio
-from bench.report.table import Sheet
+from bench.format import floor, gib, judged, listed, times
+from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, surely_ahead, verdict
 
 NAMED = 6
@@ -52,46 +52,28 @@ def against(board: Scoreboard) -> tuple[Entry | None, list[Against]]:
     return ours, found
 
 
-def peers(board: Scoreboard) -> Sheet | None:
+def peers(board: Scoreboard) -> Table | None:
     """A row for each external rung; None where the ladder has none."""
     ours, found = against(board)
     if not found:
         return None
-    name = f"{board.ladder} on {board.environment.machine}"
-    return Sheet(
-        title=f"Against peers: {name}",
-        head=[
-            "Rung",
-            "Peer",
-            "TPS",
-            "Tokens per step",
-            "Ours over it",
-            "MFU (bf16)",
-            "Peak memory (GiB)",
-            "Memory, ours over its",
-            "Status",
-        ],
-        rows=[_cells(each) for each in found],
-        words=frozenset({0, 1, 8}),
-        notes=[plain(note) for note in _notes(ours, found, board)],
-        dispensable=("MFU", "Tokens", "Status"),
-    )
-
-
-def _cells(each: Against) -> list[str]:
-    row = each.entry.row
-    size = f"{row.tokens_per_step:,}" if row.tokens_per_step else DASH
-    return [
-        plain(row.rung),
-        plain(row.trainer or DASH),
-        each.entry.tps,
-        size,
-        f"{ratio(each.over)}, {each.verdict}" if each.over and each.verdict else ratio(each.over),
-        each.entry.mfu,
-        gib(row.peak_memory_bytes),
-        f"{each.memory:.2f}x" if each.memory else DASH,
-        each.entry.status,
+    columns: list[Column[Against]] = [
+        Column("Rung", lambda each: each.entry.row.rung, words=True),
+        Column("Peer", lambda each: each.entry.row.trainer, words=True),
+        Column("TPS", lambda each: each.entry.tps),
+        Column("Tokens per step", lambda each: each.entry.row.tokens_per_step or None, "{:,}".format, drop=2),
+        Column("Ours over it", lambda each: judged(each.over, each.verdict)),
+        Column("MFU (bf16)", lambda each: each.entry.mfu, drop=1),
+        Column("Peak memory (GiB)", lambda each: each.entry.row.peak_memory_bytes, gib),
+        Column("Memory, ours over its", lambda each: each.memory, times),
+        Column("Status", lambda each: each.entry.status, words=True, drop=3),
     ]
+    return Table(
+        title=f"Against peers: {board.ladder} on {board.environment.machine}",
+        columns=columns,
+        rows=found,
+        notes=_notes(ours, found, board),
+    )
 
 
 def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> list[str]:

@@ -6,77 +6,73 @@ from collections.abc import Iterable, Sequence
 
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import DASH, gib, number, percent, plain, with_interval
+from bench.format import gib, number, percent, tokens_per_second
 from bench.records.published import Published
-from bench.report.notes import Method
-from bench.report.table import Sheet
+from bench.report.table import Column, Method, Table
 
 NAMES = {"bfloat16": "bf16", "float32": "float32"}
 
 
-def sheets(figures: Sequence[Published]) -> list[Sheet]:
+def tables(figures: Sequence[Published]) -> list[Table]:
     """A table for each series of each source, speed-ups and MFU computed anew from what it states.
 
-    Except for ranges of MFU, which stand beside ours (see bench.report.hardware).
+    Except for ranges of MFU, which stand beside ours (see bench.report.cross_run).
     """
     series: dict[tuple[str, str], list[Published]] = {}
     for figure in figures:
         if figure.series == "mfu context":
             continue
         series.setdefault((figure.source, figure.series), []).append(figure)
-    return [_sheet(rows) for rows in series.values()]
+    return [_table(rows) for rows in series.values()]
 
 
-def _sheet(rows: Sequence[Published]) -> Sheet:
+def _table(rows: Sequence[Published]) -> Table:
     first = rows[0]
-    head = [
-        "Setup",
-        "Model",
-        "Hardware",
-        "Devices",
-        "Format",
-        "TPS",
-        "Speed-up",
-        "Over first on this hardware",
-        "Efficiency",
+
+    def first_on(hardware: str | None, task: tuple[str | None, int | None]) -> Published:
+        return next(each for each in rows if each.hardware == hardware and _task(each) == task)
+
+    def efficiency(row: Published) -> float | None:
+        one = next((each for each in rows if _task(each) == _task(row) and each.devices == 1), None)
+        scaled = one if "scaling" in row.series else None
+        return row.tps / scaled.tps / (row.devices or 1) if scaled and scaled.tps and row.tps else None
+
+    columns: list[Column[Published]] = [
+        Column("Setup", _setup, words=True),
+        Column("Model", lambda row: row.model or None, words=True),
+        Column("Hardware", lambda row: row.hardware or None, words=True),
+        Column("Devices", lambda row: row.devices or None),
+        Column("Format", lambda row: row.number_format or None, words=True),
+        Column("TPS", lambda row: row.tps or None, number),
+        Column("Speed-up", lambda row: _over(row, first), "{:,.2f}x".format),
+        Column(
+            "Over first on this hardware",
+            lambda row: _over(row, first_on(row.hardware, _task(row))),
+            "{:,.2f}x".format,
+        ),
+        Column("Efficiency", efficiency, percent),
+        Column("MFU (bf16)", lambda row: row.recomputed_mfu("bfloat16"), percent),
+        Column(
+            "MFU (float32)",
+            lambda row: row.recomputed_mfu("float32") if row.number_format == "float32" else None,
+            percent,
+        ),
+        Column("Peak memory (GiB)", lambda row: row.memory_bytes, gib),
+        Column("Step (ms)", lambda row: 1e3 * row.step_seconds if row.step_seconds else None, number),
+        Column("Minutes", lambda row: row.minutes or None, number),
+        Column("Dataset", lambda row: row.dataset or None, words=True),
     ]
-    head += ["MFU (bf16)", "MFU (float32)", "Peak memory (GiB)", "Step (ms)", "Minutes", "Dataset"]
-    cells = []
-    for row in rows:
-        alike = [each for each in rows if _task(each) == _task(row)]
-        scaled = next((each for each in alike if each.devices == 1 and "scaling" in row.series), None)
-        cells.append(
-            [
-                plain(row.label or row.rung),
-                plain(row.model or DASH),
-                plain(row.hardware or DASH),
-                str(row.devices) if row.devices else DASH,
-                plain(row.number_format or DASH),
-                number(row.tps) if row.tps else DASH,
-                _times(row, first),
-                _times(row, next(each for each in alike if each.hardware == row.hardware)),
-                percent(row.tps / scaled.tps / (row.devices or 1)) if scaled and scaled.tps and row.tps else DASH,
-                percent(row.recomputed_mfu("bfloat16")),
-                percent(row.recomputed_mfu("float32")) if row.number_format == "float32" else DASH,
-                gib(row.memory_bytes),
-                number(1e3 * row.step_seconds) if row.step_seconds else DASH,
-                number(row.minutes) if row.minutes else DASH,
-                plain(row.dataset or DASH),
-            ]
-        )
     place = f" ({first.url})" if first.url else ""
     notes = [f"Published by {first.source}{place}; not measured by this code."]
-    notes += [f"{plain(row.label or row.rung)}: {row.note}." for row in rows if row.note]
+    notes += [f"{_setup(row)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
         said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
         notes.append(Method(said))
-    return Sheet(
-        title=f"Published: {first.source}, {first.series}",
-        head=head,
-        rows=cells,
-        words=frozenset({0, 1, 2, 4, 14}),
-        notes=notes,
-    )
+    return Table(title=f"Published: {first.source}, {first.series}", columns=columns, rows=rows, notes=notes)
+
+
+def _setup(row: Published) -> str:
+    return row.label or row.rung
 
 
 def _task(figure: Published) -> tuple[str | None, int | None]:
@@ -84,10 +80,10 @@ def _task(figure: Published) -> tuple[str | None, int | None]:
     return figure.model, figure.seq_len
 
 
-def _times(row: Published, first: Published) -> str:
+def _over(row: Published, first: Published) -> float | None:
     if row is first or _task(row) != _task(first):
-        return DASH
-    return f"{row.tps / first.tps:,.2f}x" if row.tps and first.tps else DASH
+        return None
+    return row.tps / first.tps if row.tps and first.tps else None
 
 
 def _alike(row: Row, figure: Published, board: Scoreboard) -> bool:
@@ -102,32 +98,39 @@ def _kind(hardware: str) -> str:
     return "cpu" if "CPU" in words else "mps" if "MPS" in words else "xla" if "TPU" in words else "cuda"
 
 
-def beside(board: Scoreboard, figures: Iterable[Published]) -> Sheet | None:
+def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
     """Our rungs beside those of others of the same name, model, kind and number of devices; None where none are."""
     model = board.records[0].workload["model"]
-    rows = []
-    for row in board.own.rows:
-        for figure in figures:
-            if row.tps and figure.tps and figure.model == model and _alike(row, figure, board):
-                rows.append(
-                    [
-                        plain(row.rung),
-                        with_interval(number(row.tps.value), row.tps),
-                        number(figure.tps),
-                        plain(f"{figure.devices or '?'} x {figure.hardware}") if figure.hardware else DASH,
-                        plain(f"{figure.source}, {figure.series}"),
-                        f"{number(row.tps.value / figure.tps)}x",
-                    ]
-                )
-    if not rows:
+    pairs = [
+        (row, figure)
+        for row in board.own.rows
+        for figure in figures
+        if row.tps and figure.tps and figure.model == model and _alike(row, figure, board)
+    ]
+    if not pairs:
         return None
-    return Sheet(
+    columns: list[Column[tuple[Row, Published]]] = [
+        Column("Rung", lambda pair: pair[0].rung, words=True),
+        Column("TPS here", lambda pair: pair[0].tps, tokens_per_second),
+        Column("TPS, published", lambda pair: pair[1].tps, number),
+        Column("Published hardware", lambda pair: _hardware(pair[1]), words=True),
+        Column("Source", lambda pair: f"{pair[1].source}, {pair[1].series}", words=True),
+        Column("Here over published", lambda pair: _here_over(*pair)),
+    ]
+    return Table(
         title=f"Beside published figures: {board.ladder} on {board.environment.machine}",
-        head=["Rung", "TPS here", "TPS, published", "Published hardware", "Source", "Here over published"],
-        rows=rows,
-        words=frozenset({0, 3, 4}),
+        columns=columns,
+        rows=pairs,
         notes=[
             "Published figures were measured by others with other code, torch and hardware; rungs are paired by name. "
             "They rank nothing here."
         ],
     )
+
+
+def _hardware(figure: Published) -> str | None:
+    return f"{figure.devices or '?'} x {figure.hardware}" if figure.hardware else None
+
+
+def _here_over(row: Row, figure: Published) -> str | None:
+    return f"{number(row.tps.value / figure.tps)}x" if row.tps and figure.tps else None

@@ -1,68 +1,125 @@
-"""A table of text and its notes, as Markdown and for a terminal of any width. Imports no torch."""
+"""A table: its columns, its rows and its notes, as Markdown and for a terminal of any width. Imports no torch."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
+from typing import Any, Generic, TypeVar
 
+import rich.table
 from rich import box
 from rich.cells import cell_len
 from rich.console import RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from bench.format import DASH, markdown, plain
 
+Kind = TypeVar("Kind")
 BETWEEN = 2
 """Characters between two columns of a terminal's table."""
 WHOLE = re.compile(r"\S+(?: to \S+)*")
 """What is not broken: words, and ranges."""
 LONGEST = 32
 """Characters of a word for which other columns make room."""
+NOTES_TITLE = "Notes to several tables"
+
+
+@dataclass(frozen=True)
+class Column(Generic[Kind]):
+    """What a table tells of each of its rows, and how it is laid out. A column of nothing but dashes is left out."""
+
+    title: str
+    """Empty for what stands in exports only."""
+    value: Callable[[Kind], object]
+    """Of a row, unrounded; None is what is absent."""
+    format: Callable[[Any], str] = str
+    """How a value is written. Text stands as it is, and what is absent is a dash."""
+    _: KW_ONLY
+    text: Callable[[Kind], str | None] | None = None
+    """The cell, where it is more than the value as `format` writes it."""
+    beneath: Callable[[Any], object] = lambda row: None
+    """The value for a row beneath the others, which is of another kind."""
+    key: str = ""
+    """Its name in CSV and JSON; empty for what stands in tables only."""
+    interval: bool = False
+    """Whether its value is an Estimate, whose interval stands beside it in CSV and JSON."""
+    words: bool = False
+    """Whether it holds words, which stand to the left; figures stand to the right."""
+    drop: int | None = None
+    """When a narrow terminal does without it: 1 goes first. None: it always stays."""
+
+    def cell(self, row: Kind) -> str:
+        return self._written(self.text(row) if self.text else self.value(row))
+
+    def cell_beneath(self, row: object) -> str:
+        return self._written(self.beneath(row))
+
+    def _written(self, value: object) -> str:
+        return DASH if value is None else plain(value if isinstance(value, str) else self.format(value))
+
+
+class Method(str):
+    """A note on how figures are made, that may stand elsewhere than beneath its table; others are of these figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """One table, as text; columns that hold nothing but dashes are left out of it."""
+class Table:
+    """Columns, and the objects that their values are taken from, a row each."""
 
     title: str
-    head: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    words: frozenset[int]
-    """Places of the columns that hold words, not figures."""
-    notes: Sequence[str]
+    columns: Sequence[Column[Any]]
+    """In exports only those with a key stand, in tables only those with a title."""
+    rows: Sequence[Any]
+    beneath: Sequence[Any] = ()
+    """Rows of another kind at the end, which no sorting may mix with those above."""
     first: Sequence[str] = ()
     """Lines that a reader must see before the table."""
-    dispensable: Sequence[str] = ()
-    """Beginnings of the titles of columns that a narrow terminal does without, the first one first."""
-    beneath: int = 0
-    """Rows at the end that no sorting may mix with those above."""
+    notes: Sequence[str] = ()
+
+    @cached_property
+    def titled(self) -> list[Column[Any]]:
+        return [column for column in self.columns if column.title]
 
     @property
+    def head(self) -> list[str]:
+        return [column.title for column in self.titled]
+
+    @cached_property
+    def cells(self) -> list[list[str]]:
+        """All rows as text, those beneath included."""
+        return [
+            *([column.cell(row) for column in self.titled] for row in self.rows),
+            *([column.cell_beneath(row) for column in self.titled] for row in self.beneath),
+        ]
+
+    @cached_property
     def shown(self) -> list[int]:
-        return [place for place in range(len(self.head)) if any(row[place] != DASH for row in self.rows)]
+        """Places of the columns that hold anything."""
+        return [place for place in range(len(self.titled)) if any(row[place] != DASH for row in self.cells)]
 
     def to_markdown(self, level: str) -> str:
         """A GitHub table between its heading (`level` is ### or the like) and its notes."""
-        shown = self.shown
         lines = [f"{level} {markdown(self.title)}", ""]
         if self.first:
             lines += [*(f"{markdown(line)}  " for line in self.first), ""]
-        lines.append(f"| {' | '.join(markdown(self.head[place]) for place in shown)} |")
-        lines.append(f"|{'|'.join('---' if place in self.words else '--:' for place in shown)}|")
-        lines += [f"| {' | '.join(markdown(row[place]) for place in shown)} |" for row in self.rows]
+        lines.append(f"| {' | '.join(markdown(self.titled[place].title) for place in self.shown)} |")
+        lines.append(f"|{'|'.join('---' if self.titled[place].words else '--:' for place in self.shown)}|")
+        lines += [f"| {' | '.join(markdown(row[place]) for place in self.shown)} |" for row in self.cells]
         return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in self.notes)]).rstrip() + "\n"
 
     def to_terminal(self, width: int) -> list[RenderableType]:
         """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
         widths, left = self._fit(width)
-        table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+        table = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for place, columns in widths.items():
-            justify = "left" if place in self.words else "right"
-            table.add_column(plain(self.head[place]), justify=justify, overflow="fold", width=columns)
-        for row in self.rows:
-            table.add_row(*(Text(plain(row[place])) for place in widths))
+            column = self.titled[place]
+            justify = "left" if column.words else "right"
+            table.add_column(plain(column.title), justify=justify, overflow="fold", width=columns)
+        for row in self.cells:
+            table.add_row(*(Text(row[place]) for place in widths))
         notes = list(self.notes)
         if left:
             notes.insert(0, f"Too narrow for {', '.join(left)}; a wider terminal or --markdown shows all.")
@@ -79,19 +136,34 @@ class Sheet:
 
         A cell breaks between words only, unless one is longer than LONGEST or not even the last few columns fit.
         """
-        cells = {place: [self.head[place], *(row[place] for row in self.rows)] for place in self.shown}
+        cells = {place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown}
         words = {place: [word for cell in column for word in WHOLE.findall(cell)] for place, column in cells.items()}
         least = {place: min(LONGEST, max(map(cell_len, each))) for place, each in words.items()}
         most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
         left = []
-        for title in self.dispensable:
-            place = next((place for place in least if self.head[place].startswith(title)), None)
-            if place is not None and sum(least.values()) + BETWEEN * len(least) > width:
+        for place in sorted(self.shown, key=lambda place: self.titled[place].drop or 0):
+            if self.titled[place].drop is not None and sum(least.values()) + BETWEEN * len(least) > width:
                 del least[place]
-                left.append(self.head[place])
+                left.append(self.titled[place].title)
         spare = width - sum(least.values()) - BETWEEN * len(least)
         while spare > 0 and (tight := [place for place in least if least[place] < most[place]]):
             for place in tight[:spare]:
                 least[place] += 1
                 spare -= 1
         return least, left
+
+
+def gathered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """The tables without the notes on method that others have too, to which they refer by number, and these notes."""
+    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, Method))
+    numbers = {note: n for n, note in enumerate((note for note in counts if counts[note] > 1), start=1)}
+    return [_referring(table, numbers) for table in tables], list(numbers)
+
+
+def _referring(table: Table, numbers: dict[Method, int]) -> Table:
+    own = [note for note in table.notes if note not in numbers]
+    elsewhere = sorted(numbers[note] for note in map(Method, table.notes) if note in numbers)
+    if elsewhere:
+        said = ", ".join(map(str, elsewhere))
+        own.append(f"{NOTES_TITLE}, at the end: {said}.")
+    return replace(table, notes=own)

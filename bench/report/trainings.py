@@ -13,9 +13,9 @@ from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from bench.format import DASH, duration, gib, loss, number, percent
+from bench.format import duration, gib, loss, number, percent
 from bench.records.record import RecordError
-from bench.report.table import Sheet
+from bench.report.table import Column, Table
 from gpt2.hellaswag import PUBLISHED
 from gpt2.metrics import Event, MetricsError, read
 from gpt2.toggles import Toggles
@@ -184,46 +184,14 @@ def told_apart(runs: Sequence[LongRun]) -> list[LongRun]:
     return [replace(run, name=str(run.folder)) if alike else run for run in runs]
 
 
-def sheets(runs: Sequence[LongRun]) -> list[Sheet]:
+def tables(runs: Sequence[LongRun]) -> list[Table]:
     """What they learnt, HellaSwag beside what is published, and how they go on with a prompt."""
-    parts = [_learnt(runs)]
-    parts += [sheet for style in ("completion", "harness") if (sheet := _hellaswag(runs, style))]
-    if sheet := _samples(runs):
-        parts.append(sheet)
-    return parts
+    found = [_learnt(runs), _hellaswag(runs, "completion"), _hellaswag(runs, "harness"), _samples(runs)]
+    return [table for table in found if table]
 
 
-def _learnt(runs: Sequence[LongRun]) -> Sheet:
-    head = ("Run", "Model", "Corpus", "On", "Products", "Steps", "Tokens", "Time", "TPS, median", "MFU, median")
-    head = (*head, "Peak memory (GiB)", "Loader", "Training loss", "Validation loss", "Lowest")
-    rows = []
-    for run in runs:
-        steps, vals, legs = run.of("step"), run.of("val"), run.of("leg")
-        where = {f"{leg.values['devices']} x {leg.values['chip']}" for leg in legs}
-        mfu = [event.values["mfu"] for event in steps if event.values.get("mfu") is not None]
-        memory = [m for event in steps if (m := event.values.get("peak_memory_bytes")) is not None]
-        waited = sum(event.values["wait_seconds"] for event in steps)
-        busy = sum(event.values["seconds"] for event in steps)
-        rows.append(
-            [
-                run.name,
-                run.workload["model"],
-                run.corpus,
-                "; ".join(sorted(where)) or DASH,
-                run.products,
-                f"{len(steps):,} of {run.run['steps']:,}",
-                f"{steps[-1].values['tokens']:,}" if steps else DASH,
-                duration(run.seconds) if steps else DASH,
-                number(run.tps) if run.tps else DASH,
-                percent(median(mfu)) if mfu else DASH,
-                gib(max(memory)) if memory else DASH,
-                percent(waited / busy) if busy else DASH,
-                loss(fmean(run.losses[-SMOOTHED:])) if steps else DASH,
-                f"{loss(loss_of(vals[-1]))} ({vals[-1].values['corpus']})" if vals else DASH,
-                _lowest(vals),
-            ]
-        )
-    published = [_as_row(each) for each in PUBLISHED_RUNS if each.like(runs)]
+def _learnt(runs: Sequence[LongRun]) -> Table:
+    published = [each for each in PUBLISHED_RUNS if each.like(runs)]
     notes = [
         f"Losses in nats per token; the training loss is the mean of the last {SMOOTHED} steps. Losses on unlike "
         "corpora do not compare. Loader: the share of the steps' time that was spent waiting for batches.",
@@ -235,15 +203,79 @@ def _learnt(runs: Sequence[LongRun]) -> Sheet:
         notes.append(
             "Published: what others say of a training of the same model on the same corpus; not measured here."
         )
-    words = frozenset({0, 1, 2, 3, 4})
-    rows += published
-    return Sheet(title="Long runs", head=head, rows=rows, words=words, notes=notes, beneath=len(published))
+    return Table(title="Long runs", columns=LEARNT, rows=runs, beneath=published, notes=notes)
 
 
-def _lowest(vals: Sequence[Event]) -> str:
+def _where(run: LongRun) -> str | None:
+    return "; ".join(sorted({f"{leg.values['devices']} x {leg.values['chip']}" for leg in run.of("leg")})) or None
+
+
+def _of_steps(run: LongRun, key: str) -> list[float]:
+    """What its steps say of themselves, as far as they do."""
+    return [value for event in run.of("step") if (value := event.values.get(key)) is not None]
+
+
+def _waiting(run: LongRun) -> float | None:
+    busy = sum(_of_steps(run, "seconds"))
+    return sum(_of_steps(run, "wait_seconds")) / busy if busy else None
+
+
+def _training_loss(run: LongRun) -> float | None:
+    return fmean(run.losses[-SMOOTHED:]) if run.losses else None
+
+
+def _validation_loss(run: LongRun) -> str | None:
+    vals = run.of("val")
+    return f"{loss(loss_of(vals[-1]))} ({vals[-1].values['corpus']})" if vals else None
+
+
+LEARNT: list[Column[LongRun]] = [
+    Column("Run", lambda run: run.name, beneath=lambda run: f"published: {run.source}", words=True),
+    Column("Model", lambda run: run.workload["model"], beneath=lambda run: run.model, words=True),
+    Column("Corpus", lambda run: run.corpus, beneath=lambda run: run.corpus, words=True),
+    Column("On", _where, beneath=lambda run: run.hardware, words=True),
+    Column("Products", lambda run: run.products, beneath=lambda run: run.products, words=True),
+    Column(
+        "Steps",
+        lambda run: f"{len(run.of('step')):,} of {run.run['steps']:,}",
+        "{:,}".format,
+        beneath=lambda run: run.steps,
+    ),
+    Column(
+        "Tokens",
+        lambda run: next((event.values["tokens"] for event in reversed(run.of("step"))), None),
+        "{:,}".format,
+        beneath=lambda run: run.tokens,
+    ),
+    Column(
+        "Time",
+        lambda run: run.seconds if run.of("step") else None,
+        duration,
+        beneath=lambda run: 60 * run.minutes if run.minutes else None,
+    ),
+    Column("TPS, median", lambda run: run.tps or None, number, beneath=lambda run: run.tps),
+    Column(
+        "MFU, median",
+        lambda run: median(mfu) if (mfu := _of_steps(run, "mfu")) else None,
+        percent,
+        beneath=lambda run: run.mfu,
+    ),
+    Column("Peak memory (GiB)", lambda run: max(_of_steps(run, "peak_memory_bytes"), default=None), gib),
+    Column("Loader", _waiting, percent),
+    Column("Training loss", _training_loss, loss),
+    Column(
+        "Validation loss",
+        _validation_loss,
+        beneath=lambda run: f"{run.val_loss} ({run.corpus})" if run.val_loss else None,
+    ),
+    Column("Lowest", lambda run: _lowest(run.of("val")), loss),
+]
+
+
+def _lowest(vals: Sequence[Event]) -> float | None:
     """The lowest loss of those on the same tokens as the last one: others do not compare."""
     if not vals:
-        return DASH
+        return None
     last = vals[-1].values
     alike = [
         loss_of(event)
@@ -253,7 +285,7 @@ def _lowest(vals: Sequence[Event]) -> str:
             for key in ("corpus", "sha256", "tokens")
         )
     ]
-    return loss(min(alike, key=lambda each: (math.isnan(each), each)))
+    return min(alike, key=lambda each: (math.isnan(each), each))
 
 
 def _made_by(run: LongRun) -> str | None:
@@ -263,62 +295,46 @@ def _made_by(run: LongRun) -> str | None:
     return f"{run.name} by {' and '.join(dict.fromkeys(commits))}" if commits else None
 
 
-def _as_row(run: PublishedRun) -> list[str]:
-    return [
-        f"published: {run.source}",
-        run.model,
-        run.corpus,
-        run.hardware,
-        run.products or DASH,
-        f"{run.steps:,}" if run.steps else DASH,
-        f"{run.tokens:,}" if run.tokens else DASH,
-        duration(60 * run.minutes) if run.minutes else DASH,
-        number(run.tps) if run.tps else DASH,
-        percent(run.mfu) if run.mfu else DASH,
-        *(DASH, DASH, DASH),
-        f"{run.val_loss} ({run.corpus})" if run.val_loss else DASH,
-        DASH,
-    ]
-
-
-def _hellaswag(runs: Sequence[LongRun], style: str) -> Sheet | None:
+def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
     """All of one style: the other's figures stand in a table of their own."""
-    rows = []
-    for run in runs:
-        scores = [event for event in run.of("hellaswag") if event.values["style"] == style]
-        if scores:
-            last = scores[-1].values
-            ours = [run.name, run.workload["model"], run.corpus, f"{scores[-1].step:,}"]
-            rows.append([*ours, f"{last['acc']:.4f}", f"{last['acc_norm']:.4f}", f"{last['examples']:,} examples"])
-    if not rows:
-        return None
+    last = {run.name: event for run in runs for event in run.of("hellaswag") if event.values["style"] == style}
+    rows = [(run, last[run.name]) for run in runs if run.name in last]
     models = {run.workload["model"] for run in runs}
-    published = [each for each in PUBLISHED if each.style == style and each.model in models]
-    for each in published:
-        acc, norm = (f"{share:.4f}" if share is not None else DASH for share in (each.acc, each.acc_norm))
-        told = f"published: {each.source}{', ' + each.note if each.note else ''}"
-        rows.append([f"{each.model} ({each.source})", each.model, each.corpus, DASH, acc, norm, told])
-    head = ("Run", "Model", "Corpus", "Step", "acc", "acc_norm", "Source")
-    return Sheet(
-        title=f"HellaSwag, {style} style",
-        head=head,
-        rows=rows,
-        words=frozenset({0, 1, 2, 6}),
-        notes=["Of the two styles (docs/training.md) no figures compare; chance is 0.25."],
-        beneath=len(published),
-    )
-
-
-def _samples(runs: Sequence[LongRun]) -> Sheet | None:
-    rows = [
-        [run.name, f"{event.step:,}", event.values["prompt"], event.values["text"]]
-        for run in runs
-        for event in run.of("sample")
+    columns: list[Column[tuple[LongRun, Event]]] = [
+        Column("Run", lambda each: each[0].name, beneath=lambda each: f"{each.model} ({each.source})", words=True),
+        Column("Model", lambda each: each[0].workload["model"], beneath=lambda each: each.model, words=True),
+        Column("Corpus", lambda each: each[0].corpus, beneath=lambda each: each.corpus, words=True),
+        Column("Step", lambda each: each[1].step, "{:,}".format),
+        Column("acc", lambda each: each[1].values["acc"], "{:.4f}".format, beneath=lambda each: each.acc),
+        Column(
+            "acc_norm", lambda each: each[1].values["acc_norm"], "{:.4f}".format, beneath=lambda each: each.acc_norm
+        ),
+        Column(
+            "Source",
+            lambda each: f"{each[1].values['examples']:,} examples",
+            beneath=lambda each: f"published: {each.source}{', ' + each.note if each.note else ''}",
+            words=True,
+        ),
     ]
-    if not rows:
-        return None
-    head = ("Run", "Step", "Prompt", "Goes on")
-    return Sheet(title="Samples", head=head, rows=rows, words=frozenset({0, 2, 3}), notes=[])
+    table = Table(
+        title=f"HellaSwag, {style} style",
+        columns=columns,
+        rows=rows,
+        beneath=[each for each in PUBLISHED if each.style == style and each.model in models],
+        notes=["Of the two styles (docs/training.md) no figures compare; chance is 0.25."],
+    )
+    return table if rows else None
+
+
+def _samples(runs: Sequence[LongRun]) -> Table | None:
+    rows = [(run.name, event) for run in runs for event in run.of("sample")]
+    columns: list[Column[tuple[str, Event]]] = [
+        Column("Run", lambda each: each[0], words=True),
+        Column("Step", lambda each: each[1].step, "{:,}".format),
+        Column("Prompt", lambda each: each[1].values["prompt"], words=True),
+        Column("Goes on", lambda each: each[1].values["text"], words=True),
+    ]
+    return Table(title="Samples", columns=columns, rows=rows) if rows else None
 
 
 def reference_lines(runs: Sequence[LongRun], style: str) -> list[tuple[str, float, float]]:

@@ -1,0 +1,76 @@
+"""All tables of a report, put together once for the terminal, Markdown and the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from bench.analysis.cross_run import Chain
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import markdown, plain
+from bench.records.published import Published
+from bench.report import cross_run, published, single_run
+from bench.report.comparison import chained
+from bench.report.table import NOTES_TITLE, Table, gathered
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """The tables of a report by what they are of."""
+
+    opening: Sequence[Table]
+    """The chain, where one is asked for, and what runs there are, where there are several."""
+    boards: Sequence[Scoreboard]
+    runs: Sequence[Sequence[Table]]
+    """Of each board its own tables, the scoreboard first."""
+    cross_run: Sequence[Table]
+    published: Sequence[Table]
+
+    def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
+        """All tables as a text shows them, each with the level of its heading, and the notes that are said once."""
+        tables = [(3, table) for table in self.opening]
+        for own in self.runs:
+            tables += [(4 if place else 3, table) for place, table in enumerate(own)]
+        tables += [(3, table) for table in (*self.cross_run, *self.published)]
+        if len(self.boards) < 2:  # a single one is complete in itself
+            return tables, []
+        without, notes = gathered([table for _, table in tables])
+        return [(level, table) for (level, _), table in zip(tables, without, strict=True)], notes
+
+
+def assemble(
+    boards: Sequence[Scoreboard],
+    figures: Sequence[Published] = (),
+    price_per_hour: float | None = None,
+    chain: Chain | None = None,
+) -> Report:
+    """figures: of others, in tables of their own and beside ours."""
+    opening = (chained(chain) if chain else None, cross_run.overview(boards))
+    return Report(
+        opening=[table for table in opening if table],
+        boards=boards,
+        runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
+        cross_run=cross_run.tables(boards, figures),
+        published=published.tables(figures),
+    )
+
+
+def to_markdown(report: Report) -> str:
+    tables, notes = report.in_order()
+    texts = [table.to_markdown("#" * level) for level, table in tables]
+    if notes:
+        numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
+        texts.append("\n".join([f"### {NOTES_TITLE}", "", *numbered, ""]))
+    return "\n".join(texts)
+
+
+def to_terminal(report: Report, width: int) -> list[RenderableType]:
+    """For rich, in `width` columns."""
+    tables, notes = report.in_order()
+    parts = [part for _, table in tables for part in table.to_terminal(width)]
+    if notes:
+        parts.append(Text(NOTES_TITLE, style="bold"))
+    return [*parts, *(Text(plain(f"{n}. {note}"), style="dim") for n, note in enumerate(notes, start=1))]

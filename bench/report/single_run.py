@@ -1,0 +1,315 @@
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.row import EQUAL, STATUS, Row, status_of
+from bench.analysis.run_records import by_round, measured
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.timing import Timing, timing
+from bench.format import (
+    DASH,
+    floor,
+    gib,
+    judged,
+    loss,
+    number,
+    percent,
+    ratio,
+    times,
+    tokens_per_second,
+    with_interval,
+)
+from bench.records.published import Published
+from bench.records.record import Record
+from bench.report.caption import caption, derived_peak, other_method, other_step
+from bench.report.peers import peers
+from bench.report.published import beside
+from bench.report.table import Column, Method, Table
+from bench.stats import Estimate, beyond, paired_ratio
+
+TOKENS = 10_000_000_000
+"""The published runs' length, by which hours, energy and money are stated."""
+WORK = {
+    "products": ("Products", None),
+    "attention": ("Attention", None),
+    "compiled": ("Compiled kernels", None),
+    "optimizer": ("AdamW", None),
+    "copies": ("Casts and copies", 4),
+    "exchange": ("Between ranks", 1),
+    "other": ("Other operations", 2),
+    "rest": ("Rest", 3),
+}
+"""Of each kind of gpt2.breakdown.KINDS its title, and when a narrow terminal does without it."""
+WORK_NOTES = (
+    Method(
+        "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: the step's "
+        "time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with the others."
+    ),
+    Method(
+        "On a CPU an operation counts without those within it: batched products as attention, others as products, "
+        "all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as AdamW, others by "
+        "their names, all products as products. Rest: Python, launches and waiting."
+    ),
+    Method(
+        "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise floor: one "
+        "step per round tells little, so of the others no difference is told."
+    ),
+    Method(
+        "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
+        "between the products of explicit and blocks (softmax, masks, exponentials) is other operations or compiled."
+    ),
+)
+
+
+def tables(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> list[Table]:
+    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where known.
+
+    figures: of others, of which those of like rungs are shown beside.
+    """
+    more = [_attribution(board), peers(board), _timing(board), spent(board), _cost(board, price_per_hour)]
+    more.append(beside(board, figures))
+    return [_scoreboard(board), *(table for table in more if table)]
+
+
+def _name(board: Scoreboard) -> str:
+    return f"{board.ladder} on {board.environment.machine}"
+
+
+def _scoreboard(board: Scoreboard) -> Table:
+    return Table(title=_name(board), columns=columns(board), rows=board.rows, notes=caption(board))
+
+
+def columns(board: Scoreboard) -> list[Column[Row]]:
+    """What a scoreboard tells of a rung, and the figures that exports have of it."""
+    first = board.rows[0]
+    several = any(row.toggles.world_size > 1 for row in board.rows)
+    peak = ", derived peak" if derived_peak(board) else ""
+    found = {row.index: measured(board.records_of(row)) for row in board.rows}
+    return [
+        Column("Rung", lambda row: row.rung, words=True),
+        Column("Changed", lambda row: ", ".join(row.changed) or None, words=True, drop=8),
+        Column("Maths", _maths, words=True, drop=3),
+        Column("TPS", lambda row: row.tps, tokens_per_second, key="tps", interval=True),
+        Column(
+            "Speed-up",
+            lambda row: row.speedup,
+            text=lambda row: "1.00x" if row is first and row.speedup else ratio(row.speedup),
+            key="speedup",
+            interval=True,
+            drop=13,
+        ),
+        Column(
+            "Over rung before",
+            lambda row: row.gain,
+            text=lambda row: judged(row.gain, row.verdict),
+            key="over_rung_before",
+            interval=True,
+        ),
+        Column("", lambda row: row.verdict, key="verdict"),
+        Column(
+            "TPS per device",
+            lambda row: row.tps.value / row.toggles.world_size if row.tps and several else None,
+            number,
+            drop=7,
+        ),
+        Column(
+            "Efficiency", lambda row: row.efficiency, _share_with_interval, key="efficiency", interval=True, drop=11
+        ),
+        Column(f"MFU (bf16{peak})", lambda row: row.mfu, percent, key="mfu_bf16", drop=10),
+        Column(f"MFU (own format{peak})", lambda row: row.mfu_own, percent, key="mfu_own_format", drop=5),
+        Column("HFU", lambda row: row.hfu, percent, key="hfu_bf16", drop=4),
+        Column("Of measured ceiling", lambda row: row.ceiling_share, percent, key="share_of_measured_ceiling", drop=6),
+        Column("", lambda row: (m := found[row.index]) and m.flops_per_token, key="flops_per_token"),
+        Column("", lambda row: (m := found[row.index]) and m.flops_formula, key="flops_formula"),
+        Column("", lambda row: (m := found[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
+        Column("", lambda row: (m := found[row.index]) and m.peak_flops_source, key="peak_flops_source"),
+        Column(
+            "Peak memory (GiB)",
+            lambda row: row.peak_memory_bytes,
+            text=lambda row: f"{gib(row.peak_memory_bytes)}{' ‡' if other_method(row, board) else ''}",
+            key="peak_memory_bytes",
+            drop=12,
+        ),
+        Column("", lambda row: row.peak_memory_method, key="peak_memory_method"),
+        Column("Memory over rung before", lambda row: _memory_over_before(row, board), times, drop=1),
+        Column("", lambda row: board.loss_step, key="loss_step"),
+        Column(
+            f"Loss at step {board.loss_step}" if board.loss_step else "Loss",
+            lambda row: row.loss,
+            text=lambda row: f"{loss(row.loss)}{' †' if other_step(row, board) else ''}",
+            key="loss",
+            drop=9,
+        ),
+        Column("", lambda row: row.joules_per_token, key="joules_per_token"),
+        Column("Hours to 10B tokens", lambda row: hours_to_10b(row.tps.value) if row.tps else None, number, drop=2),
+        Column("Status", status_of, words=True),
+    ]
+
+
+def _maths(row: Row) -> str | None:
+    return (EQUAL if row.maths == EQUAL else "changed") if row.maths and row.tps else None
+
+
+def _share_with_interval(share: Estimate) -> str:
+    return with_interval(percent(share.value), share)
+
+
+def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
+    before = board.before(row)
+    if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
+        return None
+    alike = before.peak_memory_method == row.peak_memory_method
+    return row.peak_memory_bytes / before.peak_memory_bytes if alike else None
+
+
+def hours_to_10b(tps: float) -> float:
+    """Of training alone, without evaluation or checkpoints."""
+    return TOKENS / tps / 3600
+
+
+def _attribution(board: Scoreboard) -> Table | None:
+    rows = attribution(board)
+    said = "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
+    notes: list[str] = [Method(f"{said}three answers, not one.")]
+    if board.delta is not None:
+        notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
+    shown: list[Column[Attribution]] = [
+        Column("Rung", lambda each: each.rung, words=True),
+        Column("Added in order", lambda each: each.in_order, _gain),
+        Column("Alone on the first rung", lambda each: each.alone, _gain),
+        Column("Added last, to all others", lambda each: each.last, _gain),
+        Column("Direction", lambda each: each.agreement or None, words=True),
+    ]
+    title = f"What each change buys: {_name(board)}"
+    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+
+
+def _gain(gain: Gain) -> str:
+    if not gain.ratio:
+        return STATUS.get(gain.absent, gain.absent) or DASH
+    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
+
+
+def _timing(board: Scoreboard) -> Table | None:
+    rows = timing(board)
+    notes: list[str] = [
+        Method(
+            "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and weights. "
+            "First step: with compilation where there is any; warm: with the compiler cache of an earlier round. "
+            "Steps: those of all windows together, by the device's own clock where it has one; their spread tells how "
+            "evenly the machine ran, not how certain a mean is. Saved: by the medians, where both steps have as many "
+            "tokens; how certain that is, the scoreboard's ratio tells. Making batches: the host's share of the "
+            "window; a GPU works meanwhile on what is queued."
+        )
+    ]
+    if any(each.external for each in rows):
+        notes.append("External rungs: start-up is until the first progress line, first step and compilation included.")
+    shown: list[Column[Timing]] = [
+        Column("Rung", lambda each: each.rung, words=True),
+        Column("Start-up (s)", lambda each: each.startup, number),
+        Column("Imports (s)", lambda each: each.imports, number),
+        Column("Data (s)", lambda each: each.data, number),
+        Column("First step (s)", lambda each: each.first_step, number),
+        Column("First step, warm cache (s)", lambda each: each.first_step_warm, number),
+        Column("Step, median (ms)", lambda each: each.step, _milliseconds),
+        Column("Saved over rung before (ms)", lambda each: each.saved, _milliseconds),
+        Column("5 to 95 % of steps (ms)", _spread),
+        Column("Making batches", lambda each: each.batches, percent),
+    ]
+    title = f"Where the time goes: {_name(board)}"
+    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+
+
+def _milliseconds(seconds: float) -> str:
+    return number(1e3 * seconds)
+
+
+def _spread(each: Timing) -> str | None:
+    low, high = each.step_low, each.step_high
+    return None if low is None or high is None else f"{_milliseconds(low)} to {_milliseconds(high)}"
+
+
+def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
+    """Of 10 billion tokens, in hours, energy and money; None where neither of the latter is known."""
+    priced = [record for record in board.records if record.price_per_hour is not None]
+    last = max(priced, key=lambda record: record.time, default=None)
+    price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
+    rows = [(row, hours_to_10b(row.tps.value)) for row in board.rows if row.tps]
+    if not any(price is not None or row.joules_per_token is not None for row, _ in rows):
+        return None
+    if any(row.joules_per_token is not None for row in board.rows):
+        energy = "Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it."
+    else:
+        energy = "Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one)."
+    shown: list[Column[tuple[Row, float]]] = [
+        Column("Rung", lambda each: each[0].rung, words=True),
+        Column("Hours", lambda each: each[1], number),
+        Column("Joules per token", lambda each: each[0].joules_per_token, "{:.3g}".format),
+        Column("kWh", lambda each: each[0].joules_per_token, lambda joules: number(TOKENS * joules / 3.6e6)),
+        Column(
+            f"Cost at {price:g} per hour" if price is not None else "Cost",
+            lambda each: each[1] * price if price is not None else None,
+            number,
+        ),
+    ]
+    return Table(
+        title=f"10 billion tokens: {_name(board)}",
+        columns=shown,
+        rows=rows,
+        notes=[Method("Hours at the TPS above, without evaluation or checkpoints."), Method(energy)],
+    )
+
+
+def spent(board: Scoreboard) -> Table | None:
+    """A row for each rung of ours that was profiled, a column for each kind of work; None where nothing was."""
+    rows = []
+    for row in board.rows:
+        before = board.before(row)
+        if before and before.tokens_per_step != row.tokens_per_step:  # whose times do not compare
+            before = None
+        if now := _profiled(board.records_of(row)):
+            rows.append(Spent(row.rung, now, _profiled(board.records_of(before)) if before else {}))
+    if not rows:
+        return None
+    shown: list[Column[Spent]] = [
+        Column("Rung", lambda each: each.rung, words=True),
+        Column("Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds),
+    ]
+    for kind, (title, drop) in WORK.items():
+        shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
+    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=WORK_NOTES)
+
+
+Profiled = dict[tuple[int, str], dict[str, float]]
+"""Seconds of one step by kind of work, by round and session."""
+
+
+def _profiled(rung: Sequence[Record]) -> Profiled:
+    return by_round(rung, lambda measurement: measurement.profiled_seconds or None)
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What one rung's steps, and those of the rung before it, spent their time on."""
+
+    rung: str
+    now: Profiled
+    before: Profiled
+
+    def on(self, kind: str, delta: float | None) -> str | None:
+        """A kind that a round's step had nothing of took no time in it; None is one that no step had."""
+        mine, theirs = (
+            {key: each[kind] for key, each in of.items() if each.get(kind)} for of in (self.now, self.before)
+        )
+        if not mine:
+            return None
+        text = _milliseconds(median(mine.get(key, 0.0) for key in self.now))
+        changed = paired_ratio(mine, theirs)
+        if changed is None or delta is None or not beyond(changed, delta):
+            return text
+        return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"
