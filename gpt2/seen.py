@@ -21,7 +21,7 @@ from gpt2.train import Training
 def loaded_libraries() -> str:
     """Return the memory map of this process as text; empty where the system does not provide it."""
     with contextlib.suppress(OSError):
-        return Path("/proc/self/maps").read_text()
+        return Path("/proc/self/maps").read_text(errors="backslashreplace")
     return ""
 
 

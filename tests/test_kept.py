@@ -95,7 +95,7 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
 ) -> None:
     ladder = write_ladder("[{name: a}]")
     _, functions = calls_until_kept(ladder, tmp_path / "sound", None, monkeypatch)
-    assert {"child.classify", "doctor.warnings", "state.state", "command.anonymous"} <= set(functions)
+    assert {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"} <= set(functions)
     for number, name in enumerate(functions):
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
         (record,) = read(ended.path)[0]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import mmap
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,7 +19,7 @@ import gpt2.products
 from gpt2.hardware.host import missing_brgemm
 from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
 from gpt2.proofs import PROOFS, Finding, prove
-from gpt2.seen import Seen
+from gpt2.seen import Seen, loaded_libraries
 from gpt2.stages import model_config
 from gpt2.toggles import Toggles
 from gpt2.train import Training
@@ -361,3 +364,12 @@ OURS = pytest.param("brgemm", "brgemm", marks=pytest.mark.skipif(bool(missing_br
 def test_the_attention_kernel_is_the_one_that_ran(chosen: str, kernel: str | None, process_settings: None) -> None:
     training = start(replace(FOUR, attention=chosen))
     assert attention_kernel(profile(lambda: next(training), training.device)) == kernel
+
+
+def test_files_in_memory_whose_names_are_no_utf_8_keep_no_proof_from_being_taken(tmp_path: Path) -> None:
+    path = os.path.join(os.fsencode(tmp_path), b"\xff.bin")
+    with open(path, "w+b") as file:
+        file.write(bytes(mmap.PAGESIZE))
+        file.flush()
+        with mmap.mmap(file.fileno(), mmap.PAGESIZE):
+            assert "\\xff.bin" in loaded_libraries()
