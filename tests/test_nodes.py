@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+import signal
 import socket
-import struct
+import subprocess
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from samples import MACHINE
 
@@ -20,186 +26,40 @@ from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.executor import Processes
-from bench.run.nodes.connection import Link, connect, listen
-from bench.run.nodes.coordinator import Patience, Team, described
-from bench.run.nodes.distributed_task import Joint, verdict
-from bench.run.nodes.node_agent import Farewell, Follower
+from bench.run.nodes import coordinator, rendezvous
+from bench.run.nodes.agent import Agent, NodeExit
+from bench.run.nodes.coordinator import JointTask, Team, described, verdict
+from bench.run.nodes.rendezvous import Rendezvous
 from bench.run.nodes.topology import Place, PlaceError
 from bench.run.probe import Answer
 from gpt2.hardware.host import free_port
 
-QUICK = Patience(come_seconds=5.0, silence_seconds=3.0)
 
-
-# --- who may take part -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ladder(write_ladder) -> Ladder:
-    return load(write_ladder("[{name: two, set: {world_size: 2}}]"))
-
-
-def at(node: int, port: int, nodes: int = 2) -> Place:
+def at(node: int, port: int = 1, nodes: int = 2) -> Place:
     return Place(nodes=nodes, node=node, host="127.0.0.1", port=port)
 
 
-@pytest.fixture
-def notes() -> list[str]:
-    return []
-
-
-@pytest.fixture
-def team(ladder: Ladder, notes: list[str]) -> Iterator[Team]:
-    """Node 0 of two, on this host."""
-    here = at(0, free_port())
-    with Team(here, described(here, ladder, "da7a", MACHINE), QUICK, Stop(), notes.append) as team:
-        yield team
-
-
-def hello(team: Team, ladder: Ladder, node: int = 1, nodes: int = 2, **changes: Any) -> dict[str, Any]:
-    return described(at(node, team.place.port, nodes), ladder, "da7a", MACHINE.model_copy(update=changes))
-
-
-def knock(team: Team, message: dict[str, Any], what: str = "hello") -> Link:
-    link = connect(team.place, QUICK.silence_seconds)
-    assert link is not None
-    link.send(what, **message)
-    return link
-
-
-def answer(link: Link) -> dict[str, Any]:
-    (message,) = link.receive(5.0)
-    return message
-
-
-def test_a_node_that_is_alike_is_taken_in(team: Team, ladder: Ladder) -> None:
-    link = knock(team, hello(team, ladder))
-    team.gather(2)
-    assert answer(link) == {"what": "welcome"}
-    assert team.absent(2) is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"torch": "2.12.0"}, "torch is 2.12.0 there and 2.11.0 on node 0"),
-        ({"chip": "NVIDIA A100"}, "the chip is NVIDIA A100 there and NVIDIA H100 80GB HBM3 on node 0"),
-        ({"device_count": 4}, "the number of devices is 4 there and 1 on node 0"),
-        ({"code_hash": "0ther"}, "the code of gpt2/ and bench/ (hash) is 0ther there and c0de on node 0"),
-        ({"versions": {"cuda": "12.8"}}, "cuda is 12.8 there and 13.0 on node 0"),
-    ],
-)
-def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
-    changes: dict[str, Any], difference: str, team: Team, ladder: Ladder
-) -> None:
-    link = knock(team, hello(team, ladder, **changes))
-    with pytest.raises(PlaceError) as refused:
-        team.gather(2)
-    line = f"node 1 of 2 does not fit: {difference}; run the same command from the same files on every node"
-    assert str(refused.value) == line
-    assert answer(link) == {"what": "refused", "why": line}
-
-
-@pytest.mark.parametrize(
-    ("changes", "difference"),
-    [
-        ({"data": "0ther"}, "the text (sha256) is 0ther there and da7a on node 0"),
-        ({"nodes": 3}, "--nnodes is 3 there and 2 on node 0"),
-        ({"node": 0}, "--node-rank 0 is node 0's own"),
-        ({"ladder": "f" * 64}, "the ladder's workload or toggles (hash) is ffffffffffff there and "),
-        ({"protocol": {"blocks": 5}}, "protocol.min_warmup_steps is None there and 3 on node 0"),
-        ({"environment": {"chip": 7}}, "what it says of its machine cannot be read here"),
-    ],
-)
-def test_another_task_or_place_is_refused(
-    changes: dict[str, Any], difference: str, team: Team, ladder: Ladder
-) -> None:
-    knock(team, {**hello(team, ladder), **changes})
-    with pytest.raises(PlaceError) as refused:
-        team.gather(2)
-    assert difference in str(refused.value)
-
-
-def test_more_rounds_on_one_node_are_no_difference(team: Team, write_ladder) -> None:
-    more = load(write_ladder("[{name: two, set: {world_size: 2}}]", repeats=9))
-    link = knock(team, hello(team, more))
-    team.gather(2)
-    assert answer(link) == {"what": "welcome"}
-    assert team.absent(2) is None
-
-
-@pytest.mark.parametrize(
-    "said", [b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"what": "hello"}\n', b"\xff\xfe\n", b"[" * 9999]
-)
-def test_a_stranger_at_the_port_is_sent_away_and_the_nodes_still_come(said: bytes, team: Team, ladder: Ladder) -> None:
-    stranger = socket.create_connection(("127.0.0.1", team.place.port))
-    stranger.sendall(said)
-    stranger.shutdown(socket.SHUT_WR)
-    link = knock(team, hello(team, ladder))
-    team.gather(2)
-    assert answer(link) == {"what": "welcome"}
-    stranger.settimeout(5.0)
-    assert stranger.recv(100) == b""
-
-
-def test_a_stranger_that_is_gone_at_once_disturbs_nobody(team: Team, ladder: Ladder) -> None:
-    stranger = socket.create_connection(("127.0.0.1", team.place.port))
-    stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # as a port scanner resets it
-    stranger.close()
-    link = knock(team, hello(team, ladder))
-    team.gather(2)
-    assert answer(link) == {"what": "welcome"}
-
-
-def test_devices_and_network_cards_of_other_names_are_no_difference(team: Team, ladder: Ladder) -> None:
-    link = knock(team, hello(team, ladder, variables={"CUDA_VISIBLE_DEVICES": "GPU-77", "NCCL_SOCKET_IFNAME": "ib7"}))
-    team.gather(2)
-    assert answer(link) == {"what": "welcome"}
-
-
-def test_a_node_that_is_lost_may_come_back_but_not_twice(team: Team, ladder: Ladder, notes: list[str]) -> None:
-    first = knock(team, hello(team, ladder))
-    team.gather(2)
-    answer(first)
-    first.close()
-    assert team.absent(2) == "node 1 of 2 was lost: its connection was closed"
-    second = knock(team, hello(team, ladder))
-    assert wait_for(lambda: team.absent(2) is None)
-    third = knock(team, hello(team, ladder))
-    assert wait_for(lambda: not team.absent(2) and "another node with --node-rank 1 is here already" in notes[-1])
-    assert [answer(link)["what"] for link in (second, third)] == ["welcome", "refused"]
-
-
-def wait_for(condition: Any, seconds: float = 5.0) -> bool:
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
     deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
+    while not condition():
+        assert time.monotonic() < deadline
         time.sleep(0.05)
-    return False
 
 
-def test_a_port_in_use_is_one_clear_error(team: Team, ladder: Ladder) -> None:
-    with pytest.raises(PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"):
-        Team(team.place, {}, QUICK, Stop(), print)
+class Memory(Rendezvous):
+    """A store within this process."""
+
+    def __init__(self, said: dict[int, str], arrival: int) -> None:
+        self.says, self.heard, self.arrival, self.lost, self.said = {}, {}, arrival, None, said
+
+    def look(self) -> None:
+        if self.lost is None:
+            self.said[self.arrival or 0] = json.dumps(self.says)
+            seen = sorted(self.said) if self.arrival == 0 else [0]
+            self.heard = {each: json.loads(self.said[each]) for each in seen if each in self.said}
 
 
-def test_an_address_of_another_machine_is_one_clear_error() -> None:
-    elsewhere = Place(nodes=2, node=0, host="192.0.2.7", port=29400)
-    with pytest.raises(PlaceError, match="is no address of this machine, and --node-rank 0 is to be there"):
-        Team(elsewhere, {}, QUICK, Stop(), print)
-
-
-def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: [found])
-    with listen(Place(nodes=2, node=0, host="gpu07", port=free_port())) as server:
-        assert server.getsockname()[0] == "0.0.0.0"
-
-
-# --- a follower ------------------------------------------------------------------------------------------------------
+# --- who may take part -----------------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -210,82 +70,188 @@ class Silent:
     def finished(self, record: Record) -> None: ...
 
 
-def follower(team: Team, ladder: Ladder, scratch: Path, stop: Stop | None = None) -> Follower:
-    link = connect(team.place, QUICK.silence_seconds)
-    assert link is not None
-    asked = Answer(environment=MACHINE, memory_bytes={})
-    processes = Processes(ladder, Options(), scratch, "r", asked, Silent())
-    return Follower(ladder, at(1, team.place.port), link, processes, Silent(), stop or Stop())
+class Run:
+    """Node 0 of two, and the others as they come."""
+
+    def __init__(self, ladder: Ladder, scratch: Path) -> None:
+        self.ladder, self.scratch = ladder, scratch
+        self.notes: list[str] = []
+        self.said: dict[int, str] = {}
+        here = described(at(0), ladder, "da7a", MACHINE)
+        self.team = Team(at(0), here, Memory(self.said, 0), Stop(), self.notes.append)
+
+    def come(
+        self, node: int = 1, nodes: int = 2, data: str = "da7a", ladder: Ladder | None = None, **changes: Any
+    ) -> Memory:
+        """Another node's side of the store, when it has arrived."""
+        store = Memory(self.said, len(self.said) or 1)
+        machine = MACHINE.model_copy(update=changes)
+        store.says |= described(at(node, nodes=nodes), ladder or self.ladder, data, machine)
+        store.look()
+        return store
+
+    def agent(self, store: Memory, stop: Stop) -> Agent:
+        asked = Answer(environment=MACHINE, memory_bytes={})
+        processes = Processes(self.ladder, Options(), self.scratch, "", asked, Silent())
+        return Agent(self.ladder, at(1), store, processes, Silent(), stop)
+
+    def exit_of_node_1(self, meanwhile: Callable[[Memory, Stop], object]) -> tuple[int, str]:
+        """How it ends, which runs in a thread of its own."""
+        ends: list[NodeExit] = []
+        store, stop = self.come(), Stop()
+
+        def follow() -> None:
+            try:
+                self.agent(store, stop).run(5.0)
+            except NodeExit as end:
+                ends.append(end)
+
+        self.team.gather(2)
+        thread = threading.Thread(target=follow)
+        thread.start()
+        meanwhile(store, stop)
+        thread.join(10)
+        (end,) = ends
+        return end.exit_code, str(end)
 
 
-def farewell_of(follower: Follower, message: dict[str, Any], meanwhile: Any) -> Farewell:
-    """How the follower ends, which runs in a thread of its own."""
-    ends: list[Farewell] = []
-
-    def follow() -> None:
-        try:
-            follower.follow(message)
-        except Farewell as farewell:
-            ends.append(farewell)
-
-    thread = threading.Thread(target=follow)
-    thread.start()
-    meanwhile()
-    thread.join(10)
-    (farewell,) = ends
-    return farewell
+@pytest.fixture
+def ladder(write_ladder) -> Ladder:
+    return load(write_ladder("[{name: two, set: {world_size: 2}}]"))
 
 
-@pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
-def test_a_follower_ends_as_node_0_says(code: int, why: str, team: Team, ladder: Ladder, tmp_path: Path) -> None:
-    def meanwhile() -> None:
-        team.gather(2)
-        team.send_home(code, why)
-
-    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
-    assert (farewell.exit_code, str(farewell)) == (code, why)
+@pytest.fixture
+def run(ladder: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    monkeypatch.setattr(coordinator, "LEAVE_SECONDS", 0.0)
+    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "5")
+    return Run(ladder, tmp_path)
 
 
-def test_a_follower_that_loses_node_0_says_so_and_fails(team: Team, ladder: Ladder, tmp_path: Path) -> None:
-    def meanwhile() -> None:
-        team.gather(2)
-        team.links[1].close()  # as a killed process leaves it
-
-    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
-    assert (farewell.exit_code, str(farewell)) == (6, "node 0 of 2 was lost: its connection was closed")
-
-
-def test_an_interruption_on_a_follower_is_one_of_the_run(team: Team, ladder: Ladder, tmp_path: Path) -> None:
-    stop = Stop()
-
-    def meanwhile() -> None:
-        team.gather(2)
-        stop.asked = True
-        assert wait_for(lambda: team.asked)
-
-    farewell = farewell_of(follower(team, ladder, tmp_path, stop), hello(team, ladder), meanwhile)
-    assert farewell.exit_code == 130
+def test_a_node_that_is_alike_is_taken_in(run: Run) -> None:
+    node = run.come()
+    run.team.gather(2)
+    assert run.team.absent(2) is None
+    assert run.team.members == {1: node.arrival}
 
 
 @pytest.mark.parametrize(
-    "order",
+    ("changes", "difference"),
     [
-        {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, "command": "rm"},
-        {"kind": "cumulative", "rung": "other", "repetition": 1, "nodes": 2, "port": 1},
-        {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 3, "port": 1},
-        {"kind": "odd", "rung": "two", "repetition": 1, "nodes": 2, "port": 1},
+        ({"torch": "2.12.0"}, "torch is 2.12.0 there and 2.11.0 on node 0"),
+        ({"chip": "NVIDIA A100"}, "the chip is NVIDIA A100 there and NVIDIA H100 80GB HBM3 on node 0"),
+        ({"device_count": 4}, "the number of devices is 4 there and 1 on node 0"),
+        ({"code_hash": "0ther"}, "the code of gpt2/ and bench/ (hash) is 0ther there and c0de on node 0"),
+        ({"versions": {"cuda": "12.8"}}, "cuda is 12.8 there and 13.0 on node 0"),
+        ({"data": "0ther"}, "the text (sha256) is 0ther there and da7a on node 0"),
+        ({"nodes": 3}, "--nnodes is 3 there and 2 on node 0"),
     ],
 )
-def test_a_follower_runs_nothing_that_its_own_ladder_does_not_have(
-    order: dict[str, Any], team: Team, ladder: Ladder, tmp_path: Path
+def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
+    changes: dict[str, Any], difference: str, run: Run
 ) -> None:
-    def meanwhile() -> None:
-        team.gather(2)
-        team.links[1].send("task", **order)
+    node = run.come(**changes)
+    with pytest.raises(PlaceError) as refused:
+        run.team.gather(2)
+    line = f"node 1 of 2 does not fit: {difference}; run the same command from the same files on every node"
+    assert str(refused.value) == line
+    run.team.send_home(2, "node 0 ended early; it says why")
+    with pytest.raises(NodeExit) as end:
+        run.agent(node, Stop()).run(5.0)
+    assert (end.value.exit_code, str(end.value)) == (2, line)
 
-    farewell = farewell_of(follower(team, ladder, tmp_path), hello(team, ladder), meanwhile)
-    assert (farewell.exit_code, str(farewell)) == (6, "node 0 of 2 asked for what this ladder does not have")
-    assert not list(tmp_path.glob("*.log"))
+
+@pytest.mark.parametrize(
+    ("ranks", "protocol", "difference"),
+    [
+        (4, {}, "the ladder's workload or toggles (hash) is "),
+        (2, {"blocks": 7}, "protocol.blocks is 7 there and "),
+    ],
+)
+def test_another_ladder_is_refused(
+    ranks: int, protocol: dict[str, Any], difference: str, run: Run, write_ladder
+) -> None:
+    run.come(ladder=load(write_ladder(f"[{{name: two, set: {{world_size: {ranks}}}}}]", **protocol)))
+    with pytest.raises(PlaceError, match=re.escape(difference)):
+        run.team.gather(2)
+
+
+def test_node_0_is_there_once(run: Run) -> None:
+    run.come(node=0)
+    with pytest.raises(PlaceError, match="--node-rank 0 is node 0's own"):
+        run.team.gather(2)
+
+
+def test_more_rounds_on_one_node_are_no_difference(run: Run, write_ladder) -> None:
+    run.come(ladder=load(write_ladder("[{name: two, set: {world_size: 2}}]", repeats=9)))
+    assert run.team.absent(2) is None
+
+
+def test_devices_and_network_cards_of_other_names_are_no_difference(run: Run) -> None:
+    run.come(variables={"CUDA_VISIBLE_DEVICES": "GPU-77", "NCCL_SOCKET_IFNAME": "ib7"})
+    assert run.team.absent(2) is None
+
+
+def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
+    first = run.come()
+    run.team.gather(2)
+    first.says["over"] = "its bench run ended"
+    first.look()
+    assert run.team.absent(2) == "node 1 of 2 was lost: its bench run ended"
+    second = run.come()
+    assert run.team.absent(2) is None
+    third = run.come()
+    assert run.team.absent(2) is None
+    assert "another node with --node-rank 1 is here already" in run.notes[-1]
+    assert run.team.members == {1: second.arrival}
+    assert str(third.arrival) in run.team.says["bye"]
+
+
+# --- a node other than node 0 ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
+def test_a_node_ends_as_node_0_says(code: int, why: str, run: Run) -> None:
+    assert run.exit_of_node_1(lambda *_: run.team.send_home(code, why)) == (code, why)
+
+
+def test_a_node_that_loses_node_0_says_so_and_fails(run: Run) -> None:
+    def meanwhile(store: Memory, _: Stop) -> None:
+        store.lost = "silent for 3 s"
+
+    assert run.exit_of_node_1(meanwhile) == (6, "node 0 of 2 was lost: silent for 3 s")
+
+
+def test_a_node_that_node_0_counts_as_lost_ends(run: Run) -> None:
+    def meanwhile(*_: object) -> None:
+        run.team.drop(1, "silent for 3 s")
+        run.team.look()
+
+    assert run.exit_of_node_1(meanwhile) == (6, "node 1 of 2 was lost: silent for 3 s")
+
+
+def test_an_interruption_on_one_node_is_one_of_the_run(run: Run) -> None:
+    def meanwhile(_: Memory, stop: Stop) -> None:
+        stop.asked = True
+        wait_for(lambda: run.team.asked)
+
+    assert run.exit_of_node_1(meanwhile)[0] == 130
+    assert run.team.interrupted_by == 1
+
+
+def test_a_node_that_finds_no_node_0_says_so(run: Run) -> None:
+    with pytest.raises(NodeExit, match=r"no bench run of node 0 was found at 127.0.0.1:1 within 0.1 s"):
+        run.agent(Memory({}, 1), Stop()).run(0.1)
+
+
+@pytest.mark.parametrize("odd", [{"rung": "other"}, {"nodes": 3}, {"kind": "odd"}], ids=["rung", "nodes", "kind"])
+def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, Any], run: Run) -> None:
+    def meanwhile(store: Memory, _: Stop) -> None:
+        what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, **odd}
+        run.team.says["task"] = {"number": 1, "arrivals": [store.arrival], **what}
+        run.team.look()
+
+    assert run.exit_of_node_1(meanwhile) == (6, "node 0 of 2 asked for what this ladder does not have")
+    assert not list(run.scratch.glob("*.log"))
 
 
 # --- whose fault it was ----------------------------------------------------------------------------------------------
@@ -296,7 +262,7 @@ KILLED = Outcome(status="failed", error="killed by SIGKILL: last words\ntail")
 MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of memory")
 ENDED = Outcome(status="interrupted", error="by the user")
 LATE = Outcome(status="timeout", error="took longer than protocol.timeout_seconds 9")
-LOST = Outcome(status="failed", error="was lost: connection reset by peer")
+LOST = Outcome(status="failed", error="was lost: its store was closed")
 """What node 0 says of a node that is gone."""
 
 
@@ -309,22 +275,22 @@ LOST = Outcome(status="failed", error="was lost: connection reset by peer")
         (MEMORY, PEER, "out_of_memory", "node 0 of 2: OutOfMemoryError: CUDA out of memory"),
         (ENDED, KILLED, "failed", "node 1 of 2: killed by SIGKILL: last words"),
         (LATE, PEER, "timeout", "node 0 of 2: took longer than protocol.timeout_seconds 9"),
-        (PEER, LOST, "failed", "node 1 of 2: was lost: connection reset by peer"),
-        (ENDED, LOST, "failed", "node 1 of 2: was lost: connection reset by peer"),
+        (PEER, LOST, "failed", "node 1 of 2: was lost: its store was closed"),
+        (ENDED, LOST, "failed", "node 1 of 2: was lost: its store was closed"),
     ],
 )
 def test_the_side_that_was_the_cause_is_named_first(mine: Outcome, theirs: Outcome, status: str, first: str) -> None:
-    found = verdict(at(0, 1), mine, {1: theirs}, lost={1} if theirs is LOST else ())
+    found = verdict(at(0), {0: mine, 1: theirs}, lost={1} if theirs is LOST else ())
     assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
 
 
 def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
-    found = verdict(at(0, 1), OK, {1: KILLED})
+    found = verdict(at(0), {0: OK, 1: KILLED})
     assert (found.status, found.warnings) == ("ok", ["after the window: node 1 of 2: killed by SIGKILL: last words"])
 
 
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
-    found = verdict(at(0, 1), OK, {1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)})
+    found = verdict(at(0), {0: OK, 1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)})
     assert [each.split(";")[0] for each in found.warnings] == [
         "node 1: other work: others keep 0.50 cores busy",
         "node 1: GPU 3 throttles",
@@ -332,64 +298,176 @@ def test_what_another_node_noticed_is_among_the_warnings() -> None:
 
 
 @pytest.fixture
-def joint(team: Team, ladder: Ladder) -> Iterator[tuple[Joint, Link]]:
-    """A rung begun with node 1, and node 1's end of the line."""
-    link = knock(team, hello(team, ladder))
-    team.gather(2)
-    task = Task(kind="cumulative", rung=ladder.rungs[0], repetition=1)
-    joint = Joint(team, task, 2)
-    welcome, order = answers(link, 2)
-    assert (welcome["what"], order) == (
-        "welcome",
-        {"what": "task", "kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": joint.part.port},
-    )
-    yield joint, link
-    link.close()
+def joint(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[JointTask, Memory]:
+    """A task begun with node 1, and node 1's side of the store."""
+    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.3)
+    monkeypatch.setattr(coordinator, "ANSWER_SECONDS", 0.3)
+    node = run.come()
+    run.team.gather(2)
+    return JointTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
 
 
-def answers(link: Link, count: int) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    assert wait_for(lambda: found.extend(link.receive()) or len(found) >= count)
-    return found
+def answer(node: Memory, task: int, **outcome: Any) -> None:
+    node.says["answer"] = {"task": task, "outcome": outcome}
+    node.look()
 
 
-def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
-    joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("bench.run.nodes.distributed_task.SETTLE_SECONDS", 0.3)
-    one, link = joint
+def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
+    node.look()
+    what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
+    assert node.heard[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
+
+
+def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
     assert not one.asked
-    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "failed", "error": "killed by SIGKILL"})
-    assert wait_for(lambda: one.asked)
+    answer(node, 1, status="failed", error="killed by SIGKILL")
+    assert not one.asked
+    wait_for(lambda: one.asked)
     assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
 
 
-def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[Joint, Link]) -> None:
-    one, link = joint
-    link.send("ended", task=["cumulative", 0, 0], outcome={"status": "failed", "error": "old"})
-    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "ok"})
+def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
+    answer(node, 0, status="failed", error="old")
+    assert not one.asked
+    answer(node, 1, status="ok")
     assert one.conclude(OK) == OK
 
 
-def test_an_answer_that_cannot_be_read_counts_as_a_lost_node(joint: tuple[Joint, Link]) -> None:
-    one, link = joint
-    link.send("ended", task=["cumulative", 0, 1], outcome={"status": "odd"})
-    link.close()
-    found = one.conclude(PEER)
-    assert (found.status, (found.error or "").splitlines()[0][:22]) == ("failed", "node 1 of 2: was lost:")
+def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
+    node.says["over"] = "its bench run ended"
+    node.look()
+    assert one.conclude(PEER).error == (
+        "node 1 of 2: was lost: its bench run ended\n"
+        "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
+    )
 
 
-def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
-    joint: tuple[Joint, Link], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("SETTLE_SECONDS", "ANSWER_SECONDS", "END_SECONDS"):
-        monkeypatch.setattr(f"bench.run.nodes.distributed_task.{name}", 0.3)
-    one, link = joint
+def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
     found = one.conclude(OK)
-    assert answer(link) == {"what": "end"}
+    node.look()
+    assert node.heard[0]["end"] == 1
     assert found.warnings == [
         "after the window: node 1 of 2: was lost: it did not answer, and should have ended its part of a rung"
     ]
+
+
+# --- the store -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+@pytest.fixture
+def pair(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rendezvous, Rendezvous]]:
+    """Two nodes that have found each other."""
+    monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "4")
+    with contextlib.closing(Rendezvous(at(0, port))) as near, contextlib.closing(Rendezvous(at(1, port))) as far:
+        near.says["text"], far.says["text"] = "near", "far"
+        wait_for(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        yield near, far
+
+
+def looks(store: Rendezvous) -> bool:
+    store.look()
+    return True
+
+
+def child_of(store: Rendezvous) -> psutil.Process:
+    return psutil.Process(store._process.pid)
+
+
+def test_node_0_hears_all_and_the_others_hear_node_0(pair: tuple[Rendezvous, Rendezvous]) -> None:
+    near, far = pair
+    assert {node: facts["text"] for node, facts in near.heard.items()} == {0: "near", 1: "far"}
+    assert {node: facts["text"] for node, facts in far.heard.items()} == {0: "near"}
+    assert (near.arrival, far.arrival) == (0, 1)
+
+
+def test_strangers_at_the_port_disturb_nobody(pair: tuple[Rendezvous, Rendezvous], port: int) -> None:
+    near, far = pair
+    with contextlib.ExitStack() as strangers:
+        for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\xff\xfe\n", b"[" * 9999, b""):
+            strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(words)
+        far.says["text"] = "still here"
+        wait_for(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
+    assert near.heard.keys() == {0, 1}
+
+
+def test_who_leaves_is_heard_of_with_the_last_that_it_said(pair: tuple[Rendezvous, Rendezvous]) -> None:
+    near, far = pair
+    far.says["interrupted"] = True
+    far.look()
+    far.close()
+    wait_for(lambda: looks(near) and "over" in near.heard[1])
+    assert (near.heard[1]["over"], near.heard[1]["interrupted"]) == ("its bench run ended", True)
+
+
+def test_who_hangs_is_heard_of_as_silent(pair: tuple[Rendezvous, Rendezvous]) -> None:
+    near, far = pair
+    child_of(far).suspend()
+    wait_for(lambda: looks(near) and "over" in near.heard[1])
+    assert near.heard[1]["over"] == "silent for 4 s"
+
+
+def test_a_store_that_hangs_is_lost_in_bounded_time(pair: tuple[Rendezvous, Rendezvous]) -> None:
+    near, far = pair
+    child_of(near).suspend()
+    wait_for(lambda: looks(far) and far.lost, 20.0)
+    assert far.lost == "silent for 4 s"
+
+
+def test_a_store_that_is_gone_is_lost(pair: tuple[Rendezvous, Rendezvous]) -> None:
+    near, far = pair
+    child_of(near).kill()
+    wait_for(lambda: looks(far) and far.lost and looks(near) and near.lost)
+    assert (far.lost, near.lost) == ("its store was closed", "its store was closed")
+
+
+def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> None:
+    program = (
+        "from bench.run.nodes.rendezvous import Rendezvous\n"
+        "from bench.run.nodes.topology import Place\n"
+        f"store = Rendezvous(Place(nodes=2, node=1, host='127.0.0.1', port={free_port()}))\n"
+        "store.look()\n"
+        "print(store._process.pid, flush=True)\n"
+        "input()"
+    )
+    runner = subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert runner.stdout
+    child = psutil.Process(int(runner.stdout.readline()))
+    runner.send_signal(signal.SIGKILL)
+    runner.communicate()
+    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_port_in_use_is_one_clear_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        place = at(0, other.getsockname()[1])
+        with pytest.raises(PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"):
+            Rendezvous(place)
+
+
+def test_an_address_of_another_machine_is_one_clear_error() -> None:
+    with pytest.raises(PlaceError, match="is no address of this machine, and --node-rank 0 is to be there"):
+        Rendezvous(Place(nodes=2, node=0, host="192.0.2.7", port=29400))
+
+
+def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.1.1", 0))
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *arguments, **options: [found])
+    with rendezvous._listen(Place(nodes=2, node=0, host="gpu07", port=free_port())) as server:
+        assert server.getsockname()[0] == "0.0.0.0"
 
 
 # --- a node that never comes -----------------------------------------------------------------------------------------

@@ -11,9 +11,7 @@ from samples import MACHINE, record
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import ToggleValues
 from bench.report.caption import caption
-from bench.run.nodes.coordinator import Patience
-from bench.run.nodes.distributed_task import Part
-from bench.run.nodes.topology import Place, PlaceError, nodes_for, place
+from bench.run.nodes.topology import Part, Place, PlaceError, nodes_for, patience, place
 from gpt2.hardware.host import usable_cores
 from gpt2.stages import environment
 from gpt2.toggles import Toggles, UnsupportedToggle
@@ -31,6 +29,9 @@ def test_without_options_or_with_one_node_there_is_no_place() -> None:
     assert place(1, 0, "here:29400", {}) is None
 
 
+WRITE = "write HOST:PORT of node 0, such as 10.0.0.1:29400 or [fd00::1]:29400"
+
+
 @pytest.mark.parametrize(
     ("given", "says"),
     [
@@ -40,9 +41,9 @@ def test_without_options_or_with_one_node_there_is_no_place() -> None:
         ((2, 2, "a:1"), "--node-rank 2 is not one of 0 to 1, the nodes of --nnodes 2"),
         ((2, -1, "a:1"), "--node-rank -1 is not one of 0 to 1, the nodes of --nnodes 2"),
         ((0, 0, "a:1"), "--nnodes 0 is less than 1"),
-        ((2, 0, "10.0.0.1"), "--rdzv 10.0.0.1: write HOST:PORT of node 0, such as 10.0.0.1:29400"),
-        ((2, 0, "a:70000"), "--rdzv a:70000: write HOST:PORT of node 0, such as 10.0.0.1:29400"),
-        ((2, 0, "fd00::1:29400"), "--rdzv fd00::1:29400: write an IPv6 address in brackets, such as [fd00::1]:29400"),
+        ((2, 0, "10.0.0.1"), f"--rdzv 10.0.0.1: {WRITE}"),
+        ((2, 0, "a:70000"), f"--rdzv a:70000: {WRITE}"),
+        ((2, 0, "fd00::1:29400"), f"--rdzv fd00::1:29400: {WRITE}"),
     ],
 )
 def test_options_that_make_no_place_are_one_clear_error(given: tuple[Any, Any, Any], says: str) -> None:
@@ -106,13 +107,13 @@ def test_a_step_of_slurm_that_makes_no_place_is_one_clear_error(
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("", 300.0)])
 def test_patience_is_set_by_the_environment(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", text)
-    assert Patience.as_set() == Patience(come_seconds=seconds)
+    assert patience("come") == seconds
 
 
 def test_patience_that_is_no_number_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "long")
     with pytest.raises(PlaceError, match=r"^BENCH_NODE_SILENCE_SECONDS=long: write seconds, such as 30$"):
-        Patience.as_set()
+        patience("silence")
 
 
 # --- ranks over nodes ------------------------------------------------------------------------------------------------

@@ -112,7 +112,7 @@ def run(
     from bench.ladder.ladder import LadderError
     from bench.records.record import RecordError
     from bench.run.command import Options
-    from bench.run.nodes.node_agent import follow
+    from bench.run.nodes.agent import take_part
     from bench.run.nodes.topology import PlaceError, place
     from bench.run.probe import ProbeError
     from bench.run.resume import ResumeError
@@ -134,9 +134,9 @@ def run(
         )
         with Progress() as progress:
             if options.place and options.place.node:
-                farewell = follow(loaded, options, options.place, progress)
-                typer.echo(f"bench: {farewell}", err=True)
-                raise typer.Exit(farewell.exit_code)
+                node_exit = take_part(loaded, options, options.place, progress)
+                typer.echo(f"bench: {node_exit}", err=True)
+                raise typer.Exit(node_exit.exit_code)
             outcome = run(loaded, options, progress)
     except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
         fail(error)

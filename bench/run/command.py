@@ -11,8 +11,7 @@ from pathlib import Path
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder
 from bench.records.record import RUNGS
-from bench.run.nodes.distributed_task import Part
-from bench.run.nodes.topology import Place
+from bench.run.nodes.topology import Part, Place
 from gpt2.stages import model_config
 from gpt2.toggles import Toggles
 

@@ -23,9 +23,8 @@ from bench.records.machine import State
 from bench.records.measurement import External
 from bench.records.record import Outcome, Record, ToggleValues
 from bench.run.command import Options, anonymous, ceiling_command, external_command, worker_command
-from bench.run.nodes.coordinator import Team
-from bench.run.nodes.distributed_task import Joint, Part, part_shown
-from bench.run.nodes.topology import nodes_for
+from bench.run.nodes.coordinator import JointTask, Team
+from bench.run.nodes.topology import Part, nodes_for
 from bench.run.probe import Answer
 from gpt2.launch import own_path, own_variables
 from gpt2.stages import environment, threads, unheeded_threads
@@ -125,7 +124,7 @@ class Processes:
     def _jointly(self, task: Task, nodes: int, team: Team) -> Observed:
         if absent := team.absent(nodes):
             return Observed(outcome=Outcome(status="failed", error=absent))
-        joint = Joint(team, task, nodes)
+        joint = JointTask(team, task, nodes)
         seen = self.observe(task, joint, joint.part)
         outcome = joint.conclude(seen.outcome)
         if shared := sorted(team.shared.intersection(range(nodes))):
@@ -230,7 +229,7 @@ class Processes:
             expect=rung.expect,
             error=(outcome.status if bare else self._shareable(outcome.error)) if outcome.error else None,
             exit_code=seen.exit_code,
-            command="" if bare else self._shown(self._command(task, part_shown(nodes) if nodes > 1 else None)),
+            command="" if bare else self._shown(task, nodes),
             warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
             interrupted_late=outcome.interrupted_late,
             not_begun=outcome.not_begun,
@@ -256,12 +255,16 @@ class Processes:
             text = re.sub(rf"\b{re.escape(host)}\b", hosts[host], text)
         return anonymous(text)
 
-    def _shown(self, command: list[str]) -> str:
-        """For a record: a corpus, and a ladder from elsewhere, by what they are and not by where they lie."""
+    def _shown(self, task: Task, nodes: int) -> str:
+        """For a record: a corpus, and a ladder from elsewhere, by what they are and not by where they lie.
+
+        What to put there over several nodes is node 0's host, a port of it, and each node's number.
+        """
+        part = Part(nodes=nodes, node="NODE", host="HOST", port="PORT") if nodes > 1 else None
         places = {str(self.options.data): "DATA"} if self.options.data else {}
         if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
             places[str(self.ladder.path)] = "LADDER"
-        parts = ["python", SAFE_PATH, *command, "--out", "m.json"]
+        parts = ["python", SAFE_PATH, *self._command(task, part), "--out", "m.json"]
         return anonymous(shlex.join(places.get(part, part) for part in parts))
 
 

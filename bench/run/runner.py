@@ -26,8 +26,9 @@ from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
 from bench.run.command import Options
 from bench.run.executor import Processes, Watcher
-from bench.run.nodes.coordinator import Patience, Team, described
-from bench.run.nodes.topology import nodes_for
+from bench.run.nodes.coordinator import Team, described
+from bench.run.nodes.rendezvous import Rendezvous
+from bench.run.nodes.topology import PlaceError, nodes_for
 from bench.run.peers.checkout import why_missing
 from bench.run.probe import Answer, probe
 from bench.run.resume import repair, unfinished
@@ -201,14 +202,22 @@ def lacks(plan: Plan, records: Sequence[Record]) -> bool:
     return next(plan.tasks(list(records), lambda _: None), None) is not None
 
 
+@contextlib.contextmanager
 def _team(
     ladder: Ladder, options: Options, data_sha256: str, asked: Answer, stop: Stop, watcher: Watcher
-) -> contextlib.AbstractContextManager[Team | None]:
+) -> Iterator[Team | None]:
     """Where the other nodes, if there are any, find this one. Raises PlaceError."""
     if options.place is None:
-        return contextlib.nullcontext()
+        yield None
+        return
     here = described(options.place, ladder, data_sha256, asked.environment)
-    return Team(options.place, here, Patience.as_set(), stop, watcher.note)
+    with contextlib.closing(Rendezvous(options.place)) as store:
+        team = Team(options.place, here, store, stop, watcher.note)
+        try:
+            yield team
+        except BaseException as error:
+            team.send_home(2 if isinstance(error, PlaceError) else 6, "node 0 ended early; it says why")
+            raise
 
 
 def _most_nodes(rungs: Sequence[Rung], nodes: int, asked: Answer) -> int:

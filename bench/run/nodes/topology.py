@@ -1,16 +1,25 @@
-"""Which of several nodes this is, and how many of them a rung takes. Imports no torch.
+"""Which of several nodes this is, how many of them a rung takes, and how its ranks are spread. Imports no torch.
 
 place(nnodes=2, node_rank=0, rdzv="10.0.0.1:29400")
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+
+JOIN_SECONDS = 120
+"""How long torchrun waits for that of another node, which may import torch from a slow disk."""
+
+
+PATIENCE = {"come": 300.0, "silence": 30.0}
+"""Seconds that nodes wait for one another: to come at the beginning, and until one that is silent is lost."""
 
 
 class PlaceError(Exception):
@@ -28,11 +37,6 @@ class Place:
     """Where node 0 is found, by name or address."""
     port: int
 
-    @property
-    def name(self) -> str:
-        """Of this node."""
-        return self.called(self.node)
-
     def called(self, node: int) -> str:
         """Any of the nodes, as a person is told of it."""
         return f"node {node} of {self.nodes}"
@@ -43,89 +47,33 @@ class Place:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def place(
-    nnodes: int | None, node_rank: int | None, rdzv: str | None, environ: Mapping[str, str] = os.environ
-) -> Place | None:
-    """This node's place; None where there is one node only.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What torchrun on one node must know of a rung that several take."""
 
-    What no option says is read from SLURM's variables, within a step that srun has started. Raises PlaceError.
-    """
-    step = environ if "SLURM_STEP_NUM_NODES" in environ else {}
-    nodes = nnodes if nnodes is not None else _number(step, "SLURM_STEP_NUM_NODES") if step else None
-    if nodes is None:
-        if node_rank is not None or rdzv is not None:
-            raise PlaceError("--node-rank and --rdzv are of one among several nodes; say with --nnodes how many")
-        return None
-    if nodes < 1:
-        raise PlaceError(f"--nnodes {nodes} is less than 1")
-    if node_rank is not None and not 0 <= node_rank < nodes:
-        raise PlaceError(f"--node-rank {node_rank} is not one of 0 to {nodes - 1}, the nodes of --nnodes {nodes}")
-    if step and nnodes is None and node_rank is None:
-        _check_tasks(step, nodes)
-    if nodes == 1:
-        return None
-    node = node_rank if node_rank is not None else _number(step, "SLURM_NODEID") if step else None
-    if node is None or (rdzv is None and not step):
-        raise PlaceError(f"--nnodes {nodes}: give --node-rank (0 to {nodes - 1}) and --rdzv HOST:PORT of node 0, too")
-    if not 0 <= node < nodes:
-        raise PlaceError(f"SLURM_NODEID {node} is not one of 0 to {nodes - 1}; give --node-rank")
-    host, port = _endpoint(rdzv) if rdzv is not None else (_first_host(step), _port(step))
-    return Place(nodes=nodes, node=node, host=host, port=port)
+    nodes: int
+    node: int | str
+    host: str
+    port: int | str
+    interface: str | None = None
+    """Where gloo is to find the other nodes."""
 
+    def arguments(self, world_size: int) -> list[str]:
+        """Of torchrun, instead of --standalone; of its ways to meet the one that puts rank 0 on node 0 for certain."""
+        return [
+            *("--nnodes", str(self.nodes), "--node-rank", str(self.node)),
+            *("--nproc-per-node", str(world_size // self.nodes)),
+            *("--master-addr", self.host, "--master-port", str(self.port)),
+            *("--rdzv-conf", f"timeout={JOIN_SECONDS}"),
+        ]
 
-def _endpoint(rdzv: str) -> tuple[str, int]:
-    host, colon, port = rdzv.rpartition(":")
-    bare = host[1:-1] if host.startswith("[") and host.endswith("]") else host
-    if not (colon and bare and port.isascii() and port.isdecimal() and 0 < int(port) < 65536):
-        raise PlaceError(f"--rdzv {rdzv}: write HOST:PORT of node 0, such as 10.0.0.1:29400")
-    if ":" in bare and bare == host:
-        raise PlaceError(f"--rdzv {rdzv}: write an IPv6 address in brackets, such as [fd00::1]:29400")
-    return bare, int(port)
-
-
-# --- SLURM -----------------------------------------------------------------------------------------------------------
-
-
-def _number(step: Mapping[str, str], name: str) -> int:
-    value = step.get(name, "")
-    if not value.isdecimal():
-        raise PlaceError(f"{name} is {value!r} and should be a number; give --nnodes, --node-rank and --rdzv instead")
-    return int(value)
-
-
-def _check_tasks(step: Mapping[str, str], nodes: int) -> None:
-    tasks = _number(step, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in step else nodes
-    if tasks > nodes:
-        raise PlaceError(
-            f"srun started {tasks} tasks on {nodes} node(s), but bench run starts the ranks of its node itself and is "
-            "to run once on each: srun --ntasks-per-node=1"
-        )
-
-
-def _first_host(step: Mapping[str, str]) -> str:
-    """The host of node 0."""
-    hosts = step.get("SLURM_STEP_NODELIST") or step.get("SLURM_JOB_NODELIST")
-    if not hosts:
-        raise PlaceError("neither SLURM_STEP_NODELIST nor SLURM_JOB_NODELIST is set; give --rdzv HOST:PORT of node 0")
-    command = ["scontrol", "show", "hostnames", hosts]
-    why = "it named none"
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, env=dict(step))
-        names = done.stdout.split() if not done.returncode else []
-        why = (done.stderr.strip().splitlines() or [why])[-1]
-    except (OSError, subprocess.TimeoutExpired) as error:
-        names, why = [], getattr(error, "strerror", None) or "no answer in 30 s"
-    if not names:
-        raise PlaceError(f"scontrol show hostnames {hosts}: {why}; give --rdzv HOST:PORT of node 0")
-    return names[0]
-
-
-def _port(step: Mapping[str, str]) -> int:
-    """The same on all nodes and another for each job, below the ports that systems hand out by themselves."""
-    return 20000 + _number(step, "SLURM_JOB_ID") % 10000
-
-
-# --- ranks over nodes ------------------------------------------------------------------------------------------------
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables that the processes need; what the user has set stays."""
+        # gloo would else take whatever address the host's name stands for, often one that only this host knows.
+        if self.interface is None or os.environ.get("GLOO_SOCKET_IFNAME"):
+            return {}
+        return {"GLOO_SOCKET_IFNAME": self.interface}
 
 
 def nodes_for(toggles: Toggles, nodes: int, devices: int | None) -> int:
@@ -146,3 +94,77 @@ def nodes_for(toggles: Toggles, nodes: int, devices: int | None) -> int:
     else:
         reason = f"does not divide evenly over nodes of {devices} devices each; choose a multiple of the nodes"
     raise UnsupportedToggle("world_size", ranks, reason)
+
+
+def place(
+    nnodes: int | None, node_rank: int | None, rdzv: str | None, environ: Mapping[str, str] = os.environ
+) -> Place | None:
+    """This node's place; None where there is one node only.
+
+    What no option says is read from SLURM's variables, within a step that srun has started. Raises PlaceError.
+    """
+    step = environ if "SLURM_STEP_NUM_NODES" in environ else {}
+    nodes = nnodes if nnodes is not None or not step else _number(step, "SLURM_STEP_NUM_NODES")
+    if nodes is None:
+        if node_rank is not None or rdzv is not None:
+            raise PlaceError("--node-rank and --rdzv are of one among several nodes; say with --nnodes how many")
+        return None
+    if nodes < 1:
+        raise PlaceError(f"--nnodes {nodes} is less than 1")
+    if step and nnodes is None and node_rank is None:
+        tasks = _number(step, "SLURM_STEP_NUM_TASKS") if "SLURM_STEP_NUM_TASKS" in step else nodes
+        if tasks > nodes:
+            raise PlaceError(
+                f"srun started {tasks} tasks on {nodes} node(s), but bench run starts the ranks of its node itself "
+                "and is to run once on each: srun --ntasks-per-node=1"
+            )
+    node = node_rank if node_rank is not None or not step or nodes == 1 else _number(step, "SLURM_NODEID")
+    if node is not None and not 0 <= node < nodes:
+        raise PlaceError(f"--node-rank {node} is not one of 0 to {nodes - 1}, the nodes of --nnodes {nodes}")
+    if nodes == 1:
+        return None
+    if node is None or (rdzv is None and not step):
+        raise PlaceError(f"--nnodes {nodes}: give --node-rank (0 to {nodes - 1}) and --rdzv HOST:PORT of node 0, too")
+    if rdzv is not None:
+        host, port = _endpoint(rdzv)
+    else:  # the same on all nodes and another for each job, below the ports that systems hand out by themselves
+        host, port = _first_host(step), 20000 + _number(step, "SLURM_JOB_ID") % 10000
+    return Place(nodes=nodes, node=node, host=host, port=port)
+
+
+def _endpoint(rdzv: str) -> tuple[str, int]:
+    match = re.fullmatch(r"(?:\[(.+)\]|([^:\[\]]+)):([0-9]{1,5})", rdzv)
+    if not match or not 0 < int(match[3]) < 65536:
+        raise PlaceError(f"--rdzv {rdzv}: write HOST:PORT of node 0, such as 10.0.0.1:29400 or [fd00::1]:29400")
+    return match[1] or match[2], int(match[3])
+
+
+def patience(what: str) -> float:
+    """Seconds that nodes wait for one another; BENCH_NODE_COME_SECONDS and ..._SILENCE_... win. Raises PlaceError."""
+    name = f"BENCH_NODE_{what.upper()}_SECONDS"
+    text = os.environ.get(name) or str(PATIENCE[what])
+    with contextlib.suppress(ValueError):
+        if 0 < float(text) < 86400:
+            return float(text)
+    raise PlaceError(f"{name}={text}: write seconds, such as {PATIENCE[what]:g}")
+
+
+def _number(step: Mapping[str, str], name: str) -> int:
+    value = step.get(name, "")
+    if not value.isdecimal():
+        raise PlaceError(f"{name} is {value!r} and should be a number; give --nnodes, --node-rank and --rdzv instead")
+    return int(value)
+
+
+def _first_host(step: Mapping[str, str]) -> str:
+    """The host of node 0, from SLURM's short form of a list."""
+    command = ["scontrol", "show", "hostnames", step.get("SLURM_STEP_NODELIST") or step.get("SLURM_JOB_NODELIST", "")]
+    why = "it named none"
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=30, env=dict(step))
+        if done.returncode == 0 and done.stdout.strip():
+            return done.stdout.split()[0]
+        why = done.stderr.strip() or why
+    except (OSError, subprocess.TimeoutExpired) as error:
+        why = getattr(error, "strerror", None) or "no answer in 30 s"
+    raise PlaceError(f"{' '.join(command)}: {why}; give --rdzv HOST:PORT of node 0")

@@ -1,0 +1,146 @@
+"""A run over several nodes, as a node other than node 0 sees it: it starts its part of each task that node 0 names.
+
+It writes no records. What it runs it works out itself, from its own ladder and options: all it takes from node 0 are
+the name of a rung, a round, and a port. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+from bench.analysis.schedule import Task, variant
+from bench.ladder.ladder import Ladder, LadderError
+from bench.process.shutdown import Stop, stoppable
+from bench.records.record import Kind
+from bench.run.command import Options, anonymous
+from bench.run.executor import Observed, Processes, Watcher
+from bench.run.nodes.coordinator import POLL_SECONDS, described
+from bench.run.nodes.rendezvous import Facts, Rendezvous, interface
+from bench.run.nodes.topology import Part, Place, patience
+from bench.run.probe import probe
+from bench.run.runner import check_data
+from gpt2.hardware.host import plain_folder
+
+
+class NodeExit(Exception):
+    """What ends this node's part in the run; the message is for the user."""
+
+    def __init__(self, exit_code: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) -> NodeExit:
+    """Take part in the run of node 0 until it ends; returns how it ended.
+
+    Raises LadderError, DataError, ProbeError or PlaceError.
+    """
+    come_seconds, rungs = patience("come"), ladder.chosen(options.rungs)
+    data_sha256 = check_data(ladder, rungs, options.data)
+    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
+    with (
+        tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch,
+        stoppable() as stop,
+        contextlib.closing(Rendezvous(place)) as store,
+    ):
+        store.says |= described(place, ladder, data_sha256, asked.environment)
+        processes = Processes(ladder, options, Path(scratch), "", asked, watcher)
+        try:
+            Agent(ladder, place, store, processes, watcher, stop).run(come_seconds)
+        except NodeExit as end:
+            return end
+
+
+class Agent:
+    """Does as node 0 says; may ask for the end of what runs here."""
+
+    def __init__(
+        self, ladder: Ladder, place: Place, store: Rendezvous, processes: Processes, watcher: Watcher, stop: Stop
+    ) -> None:
+        self._ladder, self._place, self._store, self._stop = ladder, place, store, stop
+        self._processes, self._watcher = processes, watcher
+        self._name = place.called(place.node)
+        self._task = 0
+        """Number of the task that runs here, or that ran last."""
+
+    def run(self, come_seconds: float) -> NoReturn:
+        """Find node 0, and run its tasks until it ends. Raises NodeExit."""
+        self._watcher.waiting(f"{self._name}: looking for node 0 at {self._place.endpoint}")
+        deadline = time.monotonic() + come_seconds
+        while not self._says:
+            self._leave_if_over()
+            if time.monotonic() > deadline:
+                where = f"at {self._place.endpoint} within {come_seconds:g} s"
+                raise NodeExit(6, f"no bench run of node 0 was found {where}")
+        self._watcher.waiting(f"{self._name}: found node 0, which keeps the records; waiting for a rung")
+        while True:
+            self._leave_if_over()
+            task = self._says["task"]
+            if task and task["number"] > self._task and self._store.arrival in task["arrivals"]:
+                self._task = task["number"]
+                self._run(task)
+            time.sleep(POLL_SECONDS)
+
+    @property
+    def _says(self) -> Facts:
+        """What node 0 said last; nothing before it was found."""
+        return self._store.heard.get(0, {})
+
+    def _leave_if_over(self) -> None:
+        """Look, and raise NodeExit where this node's part in the run has ended."""
+        self._store.look()
+        byes = self._says.get("bye", {})
+        if bye := byes.get(str(self._store.arrival)) or byes.get("all"):
+            raise NodeExit(*bye)
+        if self._stop.asked:
+            self._store.says["interrupted"] = True
+            self._store.look()
+            raise NodeExit(130, f"{self._name} was interrupted, and node 0 is told so")
+        if self._store.lost:
+            raise NodeExit(6, f"{self._place.called(0)} was lost: {self._store.lost}")
+
+    @property
+    def asked(self) -> bool:
+        """Whether this node's part of a task is to end."""
+        if self._stop.asked:  # said before this side ends, for node 0 would take that for the cause
+            self._store.says["interrupted"] = True
+        try:
+            self._leave_if_over()
+        except NodeExit:
+            return True
+        return self._says["end"] >= self._task
+
+    def _run(self, order: dict[str, Any]) -> None:
+        task, part = self._understood(order)
+        self._watcher.started(task, max(task.repetition, self._ladder.protocol.repeats), None)
+        outcome = self._told(self._processes.observe(task, self, part))
+        self._leave_if_over()
+        self._store.says["answer"] = {"task": self._task, "outcome": outcome}
+        self._watcher.waiting(f"{self._name}: {task.title}: {outcome['status']}; waiting for a rung")
+
+    def _understood(self, order: dict[str, Any]) -> tuple[Task, Part]:
+        """Raises NodeExit where this ladder has no such task."""
+        rung = None
+        with contextlib.suppress(LadderError):
+            if order["kind"] in get_args(Kind):
+                rung = variant(self._ladder, self._ladder.rung(order["rung"]), order["kind"])
+        if rung is None or rung.toggles.processes % order["nodes"]:
+            raise NodeExit(6, f"{self._place.called(0)} asked for what this ladder does not have")
+        own = interface(self._store.says["address"])
+        place = self._place
+        part = Part(nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own)
+        return Task(kind=order["kind"], rung=rung, repetition=order["repetition"]), part
+
+    @staticmethod
+    def _told(seen: Observed) -> dict[str, Any]:
+        """Of an Outcome, what is not rank 0's to tell."""
+        outcome = seen.outcome
+        noticed = {"warnings": outcome.warnings, "other_work_cores": outcome.other_work_cores}
+        if seen.exit_code == 0:  # where no rank is rank 0, none has anything to say of success
+            return {"status": "ok", **noticed}
+        error = anonymous(outcome.error) if outcome.error else None
+        return {"status": outcome.status, "error": error, **noticed}
