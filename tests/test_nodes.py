@@ -181,6 +181,24 @@ def test_node_0_is_there_once(run: Run) -> None:
         run.team.gather(2)
 
 
+@pytest.mark.parametrize("facts", [{}, {"node": 1}, {"node": 1, "equal": 7}])
+def test_what_says_nothing_that_a_node_says_is_sent_away(facts: dict[str, Any], run: Run) -> None:
+    stranger = Memory(run.said, 1)
+    stranger.says |= facts
+    stranger.look()
+    assert run.team.absent(2) == "node 1 of 2 did not come within 5 s"
+    stranger.look()
+    run.team.look()
+    stranger.look()
+    assert stranger.heard[0]["bye"]["1"] == [2, "node 0 cannot read what this node says of itself"]
+
+
+def test_a_store_that_ends_while_nodes_are_waited_for_is_named(run: Run) -> None:
+    run.team.store.lost = "its store was closed"
+    run.team.gather(2)
+    assert run.team.absent(2) == "node 1 of 2 cannot come: its store was closed"
+
+
 def test_more_rounds_on_one_node_are_no_difference(run: Run, write_ladder) -> None:
     run.come(ladder=load(write_ladder("[{name: two, set: {world_size: 2}}]", repeats=9)))
     assert run.team.absent(2) is None
@@ -326,6 +344,15 @@ def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(joint: tuple[Jo
     assert not one.asked
     wait_for(lambda: one.asked)
     assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
+
+
+def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[JointTask, Memory]) -> None:
+    one, node = joint
+    answer(node, 1, status="splendid")
+    assert one.conclude(PEER).error == (
+        "node 1 of 2: was lost: its answer cannot be read\n"
+        "node 0 of 2: RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711"
+    )
 
 
 def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[JointTask, Memory]) -> None:

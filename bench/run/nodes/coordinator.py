@@ -131,7 +131,7 @@ class Team:
         """Hear who is lost, who has come, and whether somebody was interrupted. Raises PlaceError as gather()."""
         self.store.look()
         for node, arrival in list(self.members.items()):
-            facts = self.store.heard[arrival]
+            facts = self.store.heard.get(arrival, {"over": "what it says cannot be read"})
             if facts.get("interrupted"):
                 self.interrupted_by, self._stop.asked = node, True
             if why := self.store.lost or facts.get("over"):
@@ -141,11 +141,18 @@ class Team:
             if "over" not in self.store.heard[arrival]:
                 try:
                     self._greet(arrival, self.store.heard[arrival])
-                except (KeyError, TypeError, ValidationError):  # whatever wrote that, it is no bench run of today
+                except (
+                    AttributeError,
+                    KeyError,
+                    TypeError,
+                    ValidationError,
+                ):  # whatever wrote that, it is no bench run of today
                     self.says["bye"][str(arrival)] = [2, "node 0 cannot read what this node says of itself"]
 
     def drop(self, node: int, why: str) -> None:
-        """Count a node as lost; it may come back."""
+        """Count a node as lost, if it is not; it may come back."""
+        if node not in self.members:
+            return
         self.gone[node] = f"was lost: {why}"
         self.says["bye"][str(self.members.pop(node))] = [6, f"{self.place.called(node)} {self.gone[node]}"]
         if not self._stop.asked:
@@ -237,13 +244,14 @@ class JointTask:
     def _hear(self) -> None:
         """Take the answers of those who have ended their part, and of those who were lost within it."""
         for node in self._open:
-            answer = self._team.store.heard[self._others[node]].get("answer")
+            answer = self._team.store.heard.get(self._others[node], {}).get("answer")
             if answer and answer["task"] == self._number:
                 try:
                     self._answers[node] = Outcome.model_validate(answer["outcome"])
+                    continue
                 except ValidationError:
                     self._team.drop(node, "its answer cannot be read")
-            elif self._team.members.get(node) != self._others[node]:
+            if self._team.members.get(node) != self._others[node]:
                 self._answers[node] = Outcome(status="failed", error=self._team.gone[node])
                 self._lost.add(node)
         if self._wrong_since is None and any(answer.status != "ok" for answer in self._answers.values()):
