@@ -146,7 +146,7 @@ class Team:
                     KeyError,
                     TypeError,
                     ValidationError,
-                ):  # whatever wrote that, it is no bench run of today
+                ):  # it is no bench run
                     self.says["bye"][str(arrival)] = [2, "node 0 cannot read what this node says of itself"]
 
     def drop(self, node: int, why: str) -> None:
