@@ -225,10 +225,10 @@ class Leg(Iterator[Event]):
             self._keep()
 
     def _keep(self) -> None:
+        start = time.monotonic()
         self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
         looked = self._looked == training.number
-        start = time.monotonic()
         folder = step_folder(self.place.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),

@@ -14,7 +14,7 @@ KEPT = "results/intel-xeon-x2/cpu-20261121T115316Z.jsonl"
 
 
 def offered(line: str) -> list[str]:
-    """What may stand in place of the last word of the line, of which bash parts none at = or :."""
+    """Return what may stand in place of the last word of the line, split at blanks as zsh and fish do."""
     words = line.split(" ")
     asked = {**os.environ, "_BENCH_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words) - 1)}
     command = [sys.executable, "-m", "bench.cli"]

@@ -181,7 +181,7 @@ def test_node_0_is_there_once(run: Run) -> None:
         run.team.gather(2)
 
 
-@pytest.mark.parametrize("facts", [{}, {"node": 1}, {"node": 1, "equal": 7}])
+@pytest.mark.parametrize("facts", [{}, {"node": 1}, {"node": 1, "equal": 7}, {"machine": None}])
 def test_what_says_nothing_that_a_node_says_is_sent_away(facts: dict[str, Any], run: Run) -> None:
     stranger = Memory(run.said, 1)
     stranger.says |= facts
@@ -461,8 +461,10 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
     program = (
         "from bench.run.nodes.rendezvous import Rendezvous\n"
         "from bench.run.nodes.topology import Place\n"
-        f"store = Rendezvous(Place(nodes=2, node=1, host='127.0.0.1', port={free_port()}))\n"
-        "store.look()\n"
+        f"store = Rendezvous(Place(nodes=2, node=0, host='127.0.0.1', port={free_port()}))\n"
+        "while store.arrival is None and store.lost is None:\n"
+        "    store.look()\n"
+        "assert store.lost is None, store.lost\n"
         "print(store._process.pid, flush=True)\n"
         "input()"
     )

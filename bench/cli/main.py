@@ -62,6 +62,8 @@ def main() -> None:
     try:
         app(prog_name="bench")
     except PermissionError as error:
+        if error.filename is None:  # of something else than a file
+            raise
         typer.echo(f"bench: {denied(error)}", err=True)
         raise SystemExit(2) from None
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for

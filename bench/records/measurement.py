@@ -95,12 +95,12 @@ class Measurement(Plain):
     claimed_step_seconds: list[Rate] | None = None
     """Of an external rung: durations of steps of the window by its own account, where it printed them."""
     startup_seconds: Amount
+    """From the start of the process to the first step: imports, data, weights. Of an external rung to its first
+    progress line, first step and compilation included."""
     import_seconds: Amount | None = None
     """Of it, until the interpreter had loaded torch and found the device."""
     data_seconds: Amount | None = None
     """Of it, to open the corpus."""
-    """From the start of the process to the first step: imports, data, weights. Of an external rung to its first
-    progress line, first step and compilation included."""
     first_step_seconds: Amount | None
     """The first optimiser step, compilation included; null for an external rung, as all that only we look for is."""
     compile_cache: Literal["cold", "warm"] | None

@@ -27,13 +27,20 @@ def translated(line: str) -> str:
         return line
     try:
         _translate(record)
-    except (KeyError, TypeError, AttributeError):  # something that the reader will find missing, or not of its type
+    except (
+        KeyError,
+        TypeError,
+        AttributeError,
+        ValueError,
+    ):  # the reader will say what is wrong
         return line
     return json.dumps(record)
 
 
 def _translate(record: dict[str, Any]) -> None:
     warnings: list[str] = record["warnings"]
+    if not isinstance(warnings, list):
+        raise TypeError
     measured: dict[str, Any] | None = record["measurement"]
     record["interrupted_late"] = "after the window: interrupted" in warnings
     if record["status"] == "interrupted" and (record["error"] or "").startswith(NOT_BEGUN):

@@ -202,7 +202,9 @@ def memory_held(pid: int | Literal["self"] = "self") -> int | None:
 
 def _memory(name: str, pid: int | Literal["self"]) -> int | None:
     with contextlib.suppress(OSError):
-        if found := re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE):
+        if found := re.search(
+            rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(errors="replace"), re.MULTILINE
+        ):
             return int(found[1]) * 1024
     return None
 

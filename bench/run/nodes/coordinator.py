@@ -141,12 +141,7 @@ class Team:
             if "over" not in self.store.heard[arrival]:
                 try:
                     self._greet(arrival, self.store.heard[arrival])
-                except (
-                    AttributeError,
-                    KeyError,
-                    TypeError,
-                    ValidationError,
-                ):  # it is no bench run
+                except (AttributeError, KeyError, TypeError, ValueError):  # it is no bench run
                     self.says["bye"][str(arrival)] = [2, "node 0 cannot read what this node says of itself"]
 
     def drop(self, node: int, why: str) -> None:
@@ -172,11 +167,12 @@ class Team:
             if not self._begun:
                 raise PlaceError(why)
             return self._note(why)
-        self.members[node] = arrival
-        if facts["machine"] is not None and facts["machine"] == self._here["machine"]:
+        machine, theirs = facts["machine"], facts["address"]
+        if machine is not None and machine == self._here["machine"]:
             self.shared.add(node)
-        if theirs := facts["address"]:
+        if theirs:
             self.hosts |= {own_address(theirs) or self.place.host: "node 0", theirs: f"node {node}"}
+        self.members[node] = arrival
         return self._note(f"{self.place.called(node)} is here")
 
 
@@ -245,12 +241,12 @@ class JointTask:
         """Take the answers of those who have ended their part, and of those who were lost within it."""
         for node in self._open:
             answer = self._team.store.heard.get(self._others[node], {}).get("answer")
-            if answer and answer["task"] == self._number:
-                try:
+            try:
+                if answer and answer["task"] == self._number:
                     self._answers[node] = Outcome.model_validate(answer["outcome"])
                     continue
-                except ValidationError:
-                    self._team.drop(node, "its answer cannot be read")
+            except (KeyError, TypeError, ValidationError):
+                self._team.drop(node, "its answer cannot be read")
             if self._team.members.get(node) != self._others[node]:
                 self._answers[node] = Outcome(status="failed", error=self._team.gone[node])
                 self._lost.add(node)
@@ -295,6 +291,5 @@ def verdict(place: Place, sides: Mapping[int, Outcome], lost: Collection[int] = 
 def _unlikeliness(side: Outcome) -> int:
     """Rank of a bad end by how unlikely it is the cause of the others; the lowest is the likeliest."""
     if side.status == "failed":
-        first = (side.error or "").partition("\n")[0]
-        return 4 if CONSEQUENCE.search(first) else 2
+        return 4 if CONSEQUENCE.search((side.error or side.status).splitlines()[0]) else 2
     return {"out_of_memory": 0, "unsupported": 1, "timeout": 3}[side.status]

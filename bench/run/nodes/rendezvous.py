@@ -22,6 +22,7 @@ from typing import Any
 import psutil
 
 from bench.run.nodes.topology import Place, PlaceError, patience
+from gpt2.launch import own_variables, python
 
 BEAT_SECONDS = 0.5
 ANSWER_SECONDS = 1.0
@@ -54,7 +55,8 @@ class Rendezvous:
         files = [far.fileno(), *(each.fileno() for each in listener)]
         arguments = [place.host, str(place.port), str(self._silence_seconds), *map(str, files)]
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, *arguments],
+            [*python(__name__), *arguments],
+            env={**os.environ, **own_variables()},
             pass_fds=files,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -93,6 +95,8 @@ def _listen(place: Place) -> socket.socket:
         socket.create_server((str(address[0]), 0), family=family).close()  # only where it is this machine's address
         # On all of them: many hosts know their own name as a loopback address, where nobody else could come.
         return socket.create_server(("", place.port), family=family)
+    except UnicodeError:
+        reason = "is no name of a host"
     except OSError as error:
         reason = {
             errno.EADDRINUSE: "the port is in use; end what listens there, or choose another port",
@@ -108,7 +112,7 @@ def own_address(other: str) -> str | None:
         with socket.socket(family, kind) as way:  # sends nothing
             way.connect(address)
             return way.getsockname()[0]
-    except OSError:
+    except (OSError, UnicodeError):
         return None
 
 
@@ -153,7 +157,7 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                 try:
                     facts = json.loads(store.get(f"said/{node}"))
                     now = facts["beat"]
-                except (ValueError, KeyError, TypeError):  # of a stranger
+                except (ValueError, KeyError, TypeError, RecursionError):  # of a stranger
                     continue
                 heard[node] = facts
                 beat, since = beats.get(node, (None, 0.0))
