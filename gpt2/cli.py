@@ -181,8 +181,6 @@ def main() -> None:
     try:
         app(prog_name="gpt2")
     except PermissionError as error:
-        if error.filename is None:  # of something else than a file
-            raise
         code = 2
         typer.echo(f"gpt2: {denied(error)}", err=True)
     except SystemExit as end:

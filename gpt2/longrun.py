@@ -60,8 +60,6 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
     except MENDABLE as error:
         return _say(str(error), REFUSED)
     except PermissionError as error:
-        if error.filename is None:  # of something else than a file
-            raise
         return _say(denied(error), REFUSED)
     except KeyboardInterrupt:  # before the leg's own signal handlers are in place
         return _say("interrupted before the first step", 130)

@@ -62,8 +62,6 @@ def main() -> None:
     try:
         app(prog_name="bench")
     except PermissionError as error:
-        if error.filename is None:  # of something else than a file
-            raise
         typer.echo(f"bench: {denied(error)}", err=True)
         raise SystemExit(2) from None
     except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
@@ -189,7 +187,3 @@ def plan(
 
 for each in (sweep.sweep, turns.turns, show.report, show.compare, trainings.trainings, here.doctor, here.roofline):
     command(each)
-
-
-if __name__ == "__main__":
-    main()
