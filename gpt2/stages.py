@@ -180,6 +180,8 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
     if toggles.adamw == "compiled":
         copies = model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
         return CompiledAdamW(groups, **options, copies=copies)
+    if toggles.launch == "graph":  # a recorded step finds the learning rate in memory
+        options |= {"lr": torch.tensor(workload.lr, device=parameters[0].device), "capturable": True}
     make = parallel.sharded_adamw if toggles.sharding == "zero1" else torch.optim.AdamW
     return make(groups, **options, foreach=toggles.adamw == "foreach", fused=toggles.adamw == "fused")
 

@@ -66,10 +66,25 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
         if toggles.world_size > 1:
             reason = "several ranks cut the graph where they exchange; choose model"
             return "compile_region", toggles.compile_region, reason
+    if toggles.launch == "graph" and (reason := _unrecorded(toggles)):
+        return "launch", toggles.launch, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:
         return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
+    return None
+
+
+def _unrecorded(toggles: Toggles) -> str | None:
+    """Return why a whole step with these toggles cannot be one CUDA graph; None if it can."""
+    if toggles.cuda_graphs:
+        return "torch.compile records CUDA graphs of its own in this mode; set compile to default"
+    if toggles.adamw != "fused":
+        return "a recorded step needs an AdamW that asks nothing of the host: set adamw to fused"
+    if toggles.autocast == "float16":
+        return "float16's scaler asks the device in each step; set autocast to bfloat16"
+    if toggles.world_size > 1:
+        return "exchanges between ranks are not recorded; choose ops"
     return None
 
 

@@ -138,6 +138,11 @@ class Toggles:
         "for all layers.",
         only={"block": Only(EAGER, "XLA compiles every step by itself; choose model")},
     )
+    launch: Literal["ops", "graph"] = choice(
+        "ops",
+        "How the host launches a step: op by op, or the whole step at once, as one CUDA graph recorded before.",
+        only={"graph": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose ops")},
+    )
     adamw: Literal["for_loop", "foreach", "fused", "compiled"] = choice(
         "for_loop",
         "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or compiled.",
@@ -289,7 +294,7 @@ class Toggles:
 
     @property
     def cuda_graphs(self) -> bool:
-        """True if steps are recorded as CUDA graphs and replayed."""
+        """True if torch.compile records forward and backward pass as CUDA graphs and replays them."""
         return self.compile in ("reduce-overhead", "max-autotune")
 
     @property

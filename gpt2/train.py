@@ -18,6 +18,7 @@ from gpt2 import parallel, stages
 from gpt2.device import Device
 from gpt2.model import build
 from gpt2.optimizer import clip_gradients, leaves
+from gpt2.step_graph import StepGraph
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -80,15 +81,35 @@ class Training(Iterator[Step]):
         """Called with a step's loss and gradient norm; where it returns False, the weights stay unchanged."""
         self._batches = iter(batches)
         self._first = True
+        self.graph = StepGraph(self._compute) if toggles.launch == "graph" else None
+        """The recording of a whole step; None where the host launches its ops one by one."""
+        self.replay = True
+        """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops."""
 
     def __next__(self) -> Step:
         for group in self.optimizer.param_groups:
-            group["lr"] = self.workload.lr_at(self.number)
+            if isinstance(group["lr"], Tensor):  # which a recorded step reads, where it always lies
+                group["lr"].fill_(self.workload.lr_at(self.number))
+            else:
+                group["lr"] = self.workload.lr_at(self.number)
+        if self.graph:
+            batches = [next(self._batches) for _ in range(self.toggles.grad_accum_steps)]
+            loss, grad_norm = self.graph(batches, replay=self.replay)
+        else:
+            loss, grad_norm = self._compute((self.device.put(x), self.device.put(y)) for x, y in self._batches)
+        if self._first and self.device.compilations():
+            self.device.give_back()
+        self._first = False
+        self.number += 1
+        self.device.end_step()
+        return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
+
+    def _compute(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+        """Train on the next micro-batches, as many as a step has; return the step's loss and gradient norm."""
         accumulated = self.toggles.grad_accum_steps
         losses = []
         for micro_step in range(accumulated):
-            x, y = (self.device.put(tokens) for tokens in next(self._batches))
-            self.micro_batch = x, y
+            self.micro_batch = x, y = next(batches)
             with parallel.gradient_sync(self.wrapped, last=micro_step == accumulated - 1):
                 with self.autocast():
                     micro_loss = self.wrapped(x, y)
@@ -105,12 +126,7 @@ class Training(Iterator[Step]):
             self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=not parallel.keeps_gradients(self.wrapped))
-        if self._first and self.device.compilations():
-            self.device.give_back()
-        self._first = False
-        self.number += 1
-        self.device.end_step()
-        return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
+        return loss, grad_norm
 
 
 def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]) -> Training:

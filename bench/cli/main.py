@@ -91,6 +91,9 @@ def run(
     set_: Overrides = None,
     peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
+    compile_ahead: Annotated[
+        int, typer.Option(min=0, metavar="N", help="First compile all rungs, N at a time; then none is measured cold.")
+    ] = 0,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
     rdzv: Rendezvous = None,
@@ -130,6 +133,7 @@ def run(
             resume=resume,
             peak_tflops=peak_tflops,
             price_per_hour=price_per_hour,
+            compile_ahead=compile_ahead,
             place=place(nnodes, node_rank, rdzv),
         )
         with Progress() as progress:

@@ -32,6 +32,8 @@ class Options:
     """Whether to go on with the newest results file of this ladder."""
     peak_tflops: float | None = None
     price_per_hour: float | None = None
+    compile_ahead: int = 0
+    """How many rungs compile at once before the first round; 0: each when it is first measured."""
     place: Place | None = None
     """Among several nodes; None where there is one."""
 

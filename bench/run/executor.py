@@ -7,6 +7,8 @@ import re
 import shlex
 import sys
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -136,17 +138,7 @@ class Processes:
     def observe(self, task: Task, stop: Ending, part: Part | None = None) -> Observed:
         """Run this node's processes of a task, and see how they end and what the machine does meanwhile."""
         toggles, nodes = task.rung.toggles, part.nodes if part else 1
-        out = self._out(task)
-        environ = {
-            **os.environ,
-            **(own_path() if task.rung.external else own_variables()),
-            **environment(toggles, nodes),
-            **(part.environment if part else {}),
-            # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
-            CACHE: str(self.scratch / f"inductor-{task.kind}-{task.rung.index}"),
-            "BENCH_RUNNER_PID": str(os.getpid()),
-            "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
-        }
+        out, environ = self._out(task), self._environ(task, part)
         timeout = self.ladder.protocol.timeout_seconds
         before, times, others = state(), cpu_times(), other_cores()
         during: list[State] = []
@@ -192,6 +184,41 @@ class Processes:
             after=after,
             seconds=ended.seconds,
         )
+
+    def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
+        """The environment of a task's processes on this node."""
+        # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
+        kind = "cumulative" if task.kind == "control" else task.kind
+        return {
+            **os.environ,
+            **(own_path() if task.rung.external else own_variables()),
+            **environment(task.rung.toggles, part.nodes if part else 1),
+            **(part.environment if part else {}),
+            CACHE: str(self.scratch / f"inductor-{kind}-{task.rung.index}"),
+            "BENCH_RUNNER_PID": str(os.getpid()),
+            "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
+        }
+
+    def compile_ahead(self, tasks: Iterable[Task], together: int) -> None:
+        """Fill the compiler caches of rungs, of several at once, by a few steps each that count nowhere.
+
+        What fails here is not reported: the rung then compiles when it is measured, and says itself how it went.
+        """
+
+        def compile_one(task: Task) -> None:
+            out = self.scratch / f"ahead-{task.kind}-{task.rung.index}.json"
+            command = worker_command(self.ladder, task, self.options)
+            argv = [sys.executable, SAFE_PATH, *command, "--losses", "--out", str(out)]
+            supervise(argv, self._environ(task), out, self.ladder.protocol.timeout_seconds, lambda *_: None, self.stop)
+
+        chosen = [task for task in tasks if task.compiles]
+        for done, group in enumerate(chosen[at : at + together] for at in range(0, len(chosen), together)):
+            if self.stop.asked:
+                return
+            names = ", ".join(task.name for task in group)
+            self.watcher.waiting(f"compiling ahead, {done * together + len(group)} of {len(chosen)}: {names}")
+            with ThreadPoolExecutor(together) as pool:
+                list(pool.map(compile_one, group))
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
         """What the ranks here need."""

@@ -240,12 +240,15 @@ def _interruptions(window: Window) -> list[str]:
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
     from gpt2.breakdown import breakdown
-    from gpt2.ops import attention_kernel, ops_of, record
+    from gpt2.ops import attention_kernel, ops_of, profile, record
     from gpt2.proofs import prove
 
     seen: list[Step] = []
     recorded = record(lambda: seen.append(next(steps)), steps.device)
     ops = ops_of(recorded)
+    if steps.graph:  # a replay shows kernels but not the ops that they belong to
+        steps.replay = False
+        ops = profile(lambda: seen.append(next(steps)), steps.device)
     if not steps.device.lazy:
         window.history.extend(seen)
     proofs = {

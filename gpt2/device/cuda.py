@@ -33,7 +33,7 @@ class Cuda(Device):
             raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
         self.torch_device = torch.device("cuda", local_rank)
         self.ddp_device_ids = [local_rank]
-        self._cuda_graphs = toggles.cuda_graphs
+        self._cuda_graphs = toggles.cuda_graphs or toggles.launch == "graph"
         torch.cuda.set_device(local_rank)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:

@@ -47,6 +47,12 @@ def compile_region(seen: Seen) -> Finding:
     return Finding(not repeated or layers == 1, f"{counted(repeated, 'compiled graph')} ran for each layer")
 
 
+def launch(seen: Seen) -> Finding:
+    replays = seen.training.graph.replays if seen.training.graph else 0
+    evidence = f"{replays} of {counted(seen.training.number, 'step')} ran as one CUDA graph"
+    return Finding((replays > 0) == (seen.toggles.launch == "graph"), evidence)
+
+
 def adamw(seen: Seen) -> Finding:
     fused = len(seen.named("aten::_fused_adamw_"))
     foreach = len(seen.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
