@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, **call_seconds
         device.queue.append(call_seconds.get(str(x.dtype).removeprefix("torch."), 1e-3))
 
     monkeypatch.setattr(torch, "mm", mm)
+    monkeypatch.setattr(ceiling, "_attention", lambda *_: "not timed here")
     monkeypatch.setattr(torch.Tensor, "copy_", lambda *_: device.queue.append(1e-3))
     monkeypatch.setattr(torch.Tensor, "mul_", lambda *_: device.queue.append(1e-3))
     return seen
@@ -121,7 +123,7 @@ def test_every_format_measured_on_this_cpu_has_positive_finite_rates(quick: None
 
 
 def test_the_shapes_are_those_of_the_model_with_its_vocabulary_padded(quick: None) -> None:
-    shapes = {m.name: (m.m, m.k, m.n) for m in small(Cpu()).matmuls if m.name != "square"}
+    shapes = {m.name: (m.m, m.k, m.n) for m in small(Cpu()).matmuls if m.role == "forward"}
     assert shapes == {
         "qkv": (8, 16, 48),
         "attention projection": (8, 16, 16),
@@ -129,6 +131,70 @@ def test_the_shapes_are_those_of_the_model_with_its_vocabulary_padded(quick: Non
         "MLP down": (8, 64, 16),
         "lm_head": (8, 16, 64),
     }
+
+
+@pytest.mark.parametrize("number_format", ["float32", "bfloat16"])
+def test_the_gradients_products_are_measured_in_the_format_to_train_in_only(
+    number_format: str, quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = FakeDevice()
+    stand_in(monkeypatch, device, bfloat16=2e-3 if number_format == "float32" else 0.5e-3)
+    found = small(device, clock=lambda: device.now, seconds=0.1)
+    gradients = [m for m in found.matmuls if m.role not in (None, "forward")]
+    assert {m.number_format for m in gradients} == {number_format}
+    assert {(m.m, m.k, m.n) for m in gradients if m.name == "qkv"} == {(8, 48, 16), (48, 8, 16)}
+    assert len(gradients) == 2 * 5
+
+
+def test_the_gradients_products_are_those_of_autograd_in_its_layout() -> None:
+    x, w = torch.randn(8, 16, requires_grad=True), torch.randn(48, 16, requires_grad=True)
+    out = torch.nn.functional.linear(x, w)
+    wanted = torch.autograd.grad(out, (x, w), out.detach())
+    for role, expected in zip(("input_gradient", "weight_gradient"), wanted, strict=True):
+        a, b = ceiling._factors(role, x.detach(), w.detach())
+        torch.testing.assert_close(a @ b, expected)
+        assert (a @ b).stride() == expected.stride()
+
+
+def test_attention_is_measured_forward_and_backward_on_the_causal_half(quick: None) -> None:
+    found = measure_ceiling(Cpu(), 20, SMALL, seconds=1e-3, copy_bytes=2**18).attention
+    assert found is not None
+    assert (found.B, found.n_head, found.seq_len, found.head_dim) == (2, 1, 8, 16)
+    assert found.flops == 3 * 4 * 16 * 2 * sum(range(1, 8 + 1))
+    assert found.flops_per_second == pytest.approx(found.flops / found.training_seconds)
+    assert found.kernel == "flash"
+
+
+def test_attention_that_fails_is_absent_with_its_reason(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> torch.Tensor:
+        raise RuntimeError("no kernel for this device")
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", fails)
+    found = small(Cpu())
+    assert found.attention is None
+    assert found.absent["attention"] == "RuntimeError: no kernel for this device"
+
+
+def test_attentions_result_is_held_until_a_lazy_device_has_run_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    held: list[bool] = []
+    real = torch.nn.functional.scaled_dot_product_attention
+
+    def attend(*qkv: torch.Tensor, is_causal: bool) -> torch.Tensor:
+        q, k, v = qkv
+        out = real(q, k, v, is_causal=is_causal)
+        made.append(weakref.ref(out))
+        return out
+
+    def run(work: Callable[[], object], *_: object) -> float:
+        work()
+        held.append(made[-1]() is not None)
+        return 1.0
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
+    monkeypatch.setattr(ceiling, "sustained", run)
+    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Cpu(), 1.0, Steady())
+    assert held[0]
 
 
 def test_a_product_is_the_linear_layers_own(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:

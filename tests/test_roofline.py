@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
@@ -28,9 +29,9 @@ from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import load_boards
 from bench.host.environment import describe
 from bench.ladder.ladder import load
-from bench.records.machine import Ceiling, Matmul
+from bench.records.machine import Attention, Ceiling, Matmul
 from bench.records.record import Record, ToggleValues, append, read
-from bench.report.roofline import bound_table, ladder_lines, measured_ms
+from bench.report.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
 from gpt2.device import Cpu
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -87,6 +88,96 @@ def test_a_layers_own_shape_counts_where_it_is_faster_than_the_squares() -> None
 def test_a_layers_own_shape_does_not_count_where_a_square_is_faster() -> None:
     slow = ceiling(matmul("square", 1e12), matmul("lm_head", 0.5e12, k=768, n=50304))
     assert bound(GPT2, Toggles(), slow) == bound(GPT2, Toggles(), FLAT)
+
+
+LAYERS = linear_layers(GPT2.config)
+ROLES = ("forward", "input_gradient", "weight_gradient")
+
+
+def by_shape(rates: Sequence[float] = (1e12, 0.5e12, 0.25e12), **changes: Any) -> Ceiling:
+    """Each layer's products at these rates, and a square that is faster."""
+    own = [
+        Matmul(name=layer.name, role=role, number_format="float32", m=m, k=k, n=n, flops_per_second=rate)
+        for layer in LAYERS
+        for role, rate in zip(ROLES, rates, strict=False)
+        for m, k, n in [layer.shape(role, 512)]
+    ]
+    return ceiling(matmul("square", 4e12), *own, **changes)
+
+
+def test_measured_gradients_count_at_their_own_rates_though_squares_are_faster() -> None:
+    found = bound(GPT2, Toggles(), by_shape())
+    forward = 2 * 1024 * 123_532_032 / 1e9
+    assert found.products_by_shape
+    assert found.products_ms == pytest.approx(forward * (1 + 2 + 4))
+
+
+@pytest.mark.parametrize(
+    ("toggles", "rates"),
+    [(Toggles(products="tuned"), (1e12, 0.5e12, 0.25e12)), (Toggles(), (1e12, 0.5e12)), (Toggles(), (1e12,))],
+)
+def test_the_squares_count_where_products_are_split_or_gradients_were_not_measured(
+    toggles: Toggles, rates: tuple[float, ...]
+) -> None:
+    found = bound(GPT2, toggles, by_shape(rates))
+    assert not found.products_by_shape
+    assert found.products_ms == bound(GPT2, toggles, ceiling(matmul("square", 4e12))).products_ms
+
+
+def attention(**changes: Any) -> Attention:
+    facts = {"number_format": "float32", "B": 2, "n_head": 12, "seq_len": 1024, "head_dim": 64, "kernel": "flash"}
+    facts |= {"forward_seconds": 0.1, "training_seconds": 0.4, "flops": 10**11, "flops_per_second": 0.25e12}
+    return Attention(**{**facts, **changes})
+
+
+def test_torchs_attention_counts_at_its_measured_rate() -> None:
+    found = bound(GPT2, Toggles(attention="sdpa"), ceiling(matmul("square", 1e12), attention=attention()))
+    assert found.attention_by_kernel
+    assert found.attention_ms == pytest.approx(4 * 3 * 4 * 12 * 768 * 1024 * 512.5 / 1e9)
+
+
+@pytest.mark.parametrize(
+    ("kernel", "changes"),
+    [
+        ("brgemm", {}),
+        ("explicit", {}),
+        ("sdpa", {"number_format": "bfloat16"}),
+        ("sdpa", {"head_dim": 128}),
+        ("sdpa", {"seq_len": 512}),
+    ],
+)
+def test_attention_unlike_the_measured_one_counts_at_the_best_rate_of_all(
+    kernel: Any, changes: dict[str, Any]
+) -> None:
+    measured = ceiling(matmul("square", 1e12), attention=attention(**changes))
+    assert bound(GPT2, Toggles(attention=kernel), measured) == bound(GPT2, Toggles(attention=kernel), FLAT)
+
+
+def printed(table: object) -> str:
+    shown = StringIO()
+    Console(file=shown, width=200).print(table)
+    return shown.getvalue()
+
+
+def test_the_ceiling_shows_a_layers_gradients_in_its_own_line() -> None:
+    shown = printed(ceiling_table(by_shape(attention=attention())))
+    (line,) = [line for line in shown.splitlines() if "qkv" in line]
+    assert line.split() == ["qkv", "512", "x", "768", "x", "2,304", "1.00", "0.5", "0.25"]
+    assert "input gradient, float32" in shown
+    assert "Attention by flash in float32, 2 x 12 x 1,024 x 64" in shown
+    assert "gradient" not in printed(ceiling_table(FLAT))
+
+
+def test_the_fastest_product_of_a_ceiling_is_named_by_its_role() -> None:
+    (fastest,) = [m for m in by_shape((1e12, 9e12)).matmuls if (m.name, m.role) == ("qkv", "input_gradient")]
+    assert fastest.title == "input gradient of qkv"
+    assert FLAT.best.title == "square"
+
+
+def test_the_bound_says_which_parts_count_at_their_own_rates() -> None:
+    least = bound(GPT2, Toggles(attention="sdpa"), by_shape(attention=attention()))
+    assert "products, attention" in printed(bound_table("t", [("a", least, None)], []))
+    assert "At own rates" not in printed(bound_table("t", [("a", bound(GPT2, Toggles(), FLAT), None)], []))
 
 
 def test_the_shape_of_another_model_says_nothing() -> None:
@@ -210,9 +301,7 @@ def test_a_share_above_all_that_can_be_is_said_to_be_of_another_hour() -> None:
     least = Bound(number_format="float32", products_ms=10.0, attention_ms=0.0, optimizer_ms=0.0)
     said = []
     for measured in (20.0, 5.0):
-        shown = StringIO()
-        Console(file=shown, width=200).print(bound_table("t", [("a", least, measured)], []))
-        said.append(shown.getvalue())
+        said.append(printed(bound_table("t", [("a", least, measured)], [])))
     assert ["A share above 100 % is none" in text for text in said] == [False, True]
 
 

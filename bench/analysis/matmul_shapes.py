@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bench.records.machine import Role
 from gpt2.workload import GPT2Config
 
 VOCAB_MULTIPLE = 64
@@ -21,6 +22,14 @@ class Linear:
     """As it is measured; n but for lm_head."""
     count: int
 
+    def shape(self, role: Role, tokens: int) -> tuple[int, int, int]:
+        """(m, k, n) of one of the layer's three products, as it is measured."""
+        return {
+            "forward": (tokens, self.k, self.padded_n),
+            "input_gradient": (tokens, self.padded_n, self.k),
+            "weight_gradient": (self.padded_n, tokens, self.k),
+        }[role]
+
 
 def linear_layers(config: GPT2Config) -> list[Linear]:
     """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.workload counts."""
@@ -33,3 +42,11 @@ def linear_layers(config: GPT2Config) -> list[Linear]:
         Linear(name="MLP down", k=4 * d, n=d, padded_n=d, count=layers),
         Linear(name="lm_head", k=d, n=config.vocab_size, padded_n=padded, count=1),
     ]
+
+
+def attention_flops(n_embd: int, tokens: int, seq_len: int) -> int:
+    """Of one layer's scores and averages, forward and backward, on the causal half.
+
+    That is the (seq_len + 1) / 2 positions that a token attends to on average.
+    """
+    return 3 * 2 * n_embd * tokens * (seq_len + 1)

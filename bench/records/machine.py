@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -154,17 +154,55 @@ class State(Plain):
     gpus: list[GpuState] = []
 
 
+Role = Literal["forward", "input_gradient", "weight_gradient"]
+"""Which of a linear layer's three matrix products in a training step."""
+
+
 class Matmul(Plain):
     """The sustained rate of one matrix product, (m, k) by (k, n)."""
 
     name: str
     """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
+    role: Role | None = None
+    """Of a layer's product; null for squares, and in older records, whose layers' products are all forward."""
     number_format: str
     """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
     m: AtLeastOne
     k: AtLeastOne
     n: AtLeastOne
     flops_per_second: Rate
+
+    @property
+    def title(self) -> str:
+        """Its name as people read it: qkv, input gradient of qkv."""
+        if self.role in (None, "forward"):
+            return self.name
+        return f"{self.role.replace('_', ' ')} of {self.name}"
+
+
+class Attention(Plain):
+    """The sustained rate of one layer's causal attention by torch's own choice of kernel.
+
+    q, k, v: (B, n_head, seq_len, head_dim).
+    """
+
+    number_format: str
+    """bfloat16 or float32: that of q, k and v."""
+    B: AtLeastOne
+    """Sequences."""
+    n_head: AtLeastOne
+    seq_len: AtLeastOne
+    head_dim: AtLeastOne
+    forward_seconds: Rate
+    """Of the forward pass."""
+    training_seconds: Rate
+    """Of the forward and backward pass."""
+    flops: AtLeastOne
+    """Of the forward and backward pass, on the causal half of the scores; a third of them is the forward pass's."""
+    flops_per_second: Rate
+    """Over training_seconds."""
+    kernel: str | None = None
+    """flash, efficient, cudnn, math or other; null where none was recognised."""
 
 
 class Ceiling(Plain):
@@ -174,8 +212,10 @@ class Ceiling(Plain):
     threads: int | None
     """On a CPU."""
     matmuls: list[Matmul] = Field(min_length=1)
+    attention: Attention | None = None
+    """Null in older records, too."""
     absent: dict[str, str] = {}
-    """Number formats that were not measured, with the reason."""
+    """Number formats that were not measured, with the reason; attention likewise."""
     copy_bytes_per_second: Rate
     """Read plus written, copying a tensor larger than any cache."""
     update_bytes_per_second: Rate | None = None

@@ -245,7 +245,7 @@ def _ceilings(board: Scoreboard) -> list[str]:
         when = {1: "once", 2: "in the first and the last round"}.get(many, f"in {many} processes")
         when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else when
         lines.append(
-            f"Measured ceiling of this {device}: {each} TFLOP/s, {when}, sustained by {best.name} "
+            f"Measured ceiling of this {device}: {each} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):

@@ -13,7 +13,7 @@ from bench.analysis.bound import ASSUMPTIONS, Bound, bound, share
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, number, plain
 from bench.ladder.ladder import Ladder
-from bench.records.machine import Ceiling
+from bench.records.machine import Attention, Ceiling
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -50,12 +50,19 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
 
 
 def ceiling_table(ceiling: Ceiling) -> Group:
-    """TFLOP/s by product and number format, and the speed of a copy."""
-    formats = list(dict.fromkeys(m.number_format for m in ceiling.matmuls))
-    rates = {(m.name, m.m, m.k, m.n, m.number_format): m.flops_per_second for m in ceiling.matmuls}
-    table = _table("TFLOP/s sustained", ["Product", "m x k x n"], formats)
-    for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in ceiling.matmuls):
+    """TFLOP/s by product and number format, and of its gradients' products where measured; the speed of a copy."""
+    forward = [m for m in ceiling.matmuls if m.role in (None, "forward")]
+    gradients = [m for m in ceiling.matmuls if m.role not in (None, "forward")]
+    formats = list(dict.fromkeys(m.number_format for m in forward))
+    rates = {(m.name, m.m, m.k, m.n, m.number_format): m.flops_per_second for m in forward}
+    more = list(dict.fromkeys((m.role, m.number_format) for m in gradients))
+    of_gradients = {(m.name, m.role, m.number_format): m.flops_per_second for m in gradients}
+    titles = [f"{str(role).replace('_', ' ')}, {number_format}" for role, number_format in more]
+    table = _table("TFLOP/s sustained", ["Product", "m x k x n"], [*formats, *titles])
+    for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in forward):
         found = [rates.get((name, m, k, n, number_format)) for number_format in formats]
+        if name != "square":
+            found += [of_gradients.get((name, *column)) for column in more]
         shown = [number(rate / 1e12) if rate is not None else DASH for rate in found]
         table.add_row(*map(_text, [name, f"{m:,} x {k:,} x {n:,}", *shown]))
     threads = f" on {ceiling.threads} threads" if ceiling.threads is not None else ""
@@ -64,21 +71,35 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     notes = [
         f"{ceiling.chip}{threads}; {ceiling.seconds:.0f} s of measuring. Each rate is of all blocks, not of the best.",
         f"Memory, read plus written: copy {number(ceiling.copy_bytes_per_second / 1e9)} GB/s{update}.",
+        *([_attention(ceiling.attention)] if ceiling.attention else []),
         *(f"{number_format} was not measured: {reason}" for number_format, reason in ceiling.absent.items()),
     ]
     return Group(table, *map(_note, notes))
 
 
+def _attention(found: Attention) -> str:
+    forward = found.flops / 3 / found.forward_seconds
+    kernel = f" by {found.kernel}" if found.kernel else ""
+    return (
+        f"Attention{kernel} in {found.number_format}, {found.B} x {found.n_head} x {found.seq_len:,} x "
+        f"{found.head_dim}, on the causal half: {number(found.flops_per_second / 1e12)} TFLOP/s forward and backward "
+        f"({number(1e3 * found.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
+    )
+
+
 def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Group:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
     figures = ["Products (ms)", "Attention (ms)", "Optimiser (ms)", "Bound (ms/step)", "Measured (ms/step)"]
-    table = _table(title, ["Rung", "Number format"], [*figures, "Share of bound"])
+    told = any(_by_own_rate(least) for _, least, _ in lines)
+    words = ["Rung", "Number format", *(["At own rates"] if told else [])]
+    table = _table(title, words, [*figures, "Share of bound"])
     for rung, least, measured in lines:
         parts = [least.products_ms, least.attention_ms, least.optimizer_ms, least.total_ms, measured]
         reached = share(least, measured)
         percent = f"{reached:.1%}" if reached is not None else DASH
         shown = [number(part) if part is not None else DASH for part in parts]
-        table.add_row(*map(_text, [rung, least.number_format, *shown, percent]))
+        own = [_by_own_rate(least) or DASH] if told else []
+        table.add_row(*map(_text, [rung, least.number_format, *own, *shown, percent]))
     reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
     if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
         reasons.append(
@@ -86,6 +107,12 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
             "nothing else running."
         )
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
+
+
+def _by_own_rate(least: Bound) -> str:
+    """Which parts of the bound count at a rate measured for themselves."""
+    parts = {"products": least.products_by_shape, "attention": least.attention_by_kernel}
+    return ", ".join(name for name, own in parts.items() if own)
 
 
 def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:

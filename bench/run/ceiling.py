@@ -11,21 +11,23 @@ import contextlib
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
-from bench.analysis.matmul_shapes import linear_layers
+from bench.analysis.matmul_shapes import attention_flops, linear_layers
 from bench.host.standstill import Instant, pulse_beside, standstills
 from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
-from bench.records.machine import Ceiling, Matmul
+from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
 from gpt2 import stages
 from gpt2.device import Device, check, find
 from gpt2.launch import enter_environment
+from gpt2.ops import attention_kernel, profile
 from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.workload import PRESETS, GPT2Config
 
@@ -48,6 +50,8 @@ HOPELESS = 4.0
 """float16 is left out where it is this many times slower than float32: such a CPU has no units for it."""
 BLOCKS = 5
 """About as many blocks make up `seconds`."""
+LONGEST_SEQUENCE = 1024
+"""Tokens of a sequence of the attention that is measured, where the micro-batch and the model have as many."""
 COPY_BYTES = 2**30
 """Of the tensor copied, where a sixteenth of memory is as much: two of them fit into hardly any cache."""
 
@@ -66,7 +70,10 @@ def measure_ceiling(
     progress: Tell = lambda phase, steps, tps: None,
     clock: Clock = time.perf_counter,
 ) -> Ceiling:
-    """Sustained rates of GPT-2's products, of large squares and of memory, each heated up and timed for `seconds`.
+    """Sustained rates of GPT-2's products and attention, of large squares and of memory.
+
+    Each is heated up and timed for `seconds`. Forward products and squares are measured in each number format; the
+    gradients' products and attention only in the one to train in, which would else take a CPU several times as long.
 
     tokens: of one micro-batch, the products' m. threads: only noted. copy_bytes: of one tensor.
     The squares follow from `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12
@@ -75,6 +82,7 @@ def measure_ceiling(
     start = time.perf_counter()
     with _precision_restored(device):
         rates, absent = _probe(device, seconds, clock)
+        trained_in = _training_format(rates)
         matmuls: list[Matmul] = []
         for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
             # The weight lies as torch.nn.Linear keeps it, (n, k). Normal values: zeros would draw less power, and
@@ -84,20 +92,23 @@ def measure_ceiling(
             for number_format, rate in rates.items():
                 if 2 * m * k * n > rate * LONGEST_SECONDS * seconds:
                     continue
-                progress("ceiling", len(matmuls), None)
-                measured = _rate(x, w, number_format, device, seconds, clock)
-                matmuls.append(
-                    Matmul(name=name, number_format=number_format, m=m, k=k, n=n, flops_per_second=measured)
-                )
+                for role in _roles(name, gradients=number_format == trained_in):
+                    progress("ceiling", len(matmuls), None)
+                    matmuls.append(_matmul(name, role, x, w, number_format, device, seconds, clock))
+        longest = rates[trained_in] * LONGEST_SECONDS * seconds
+        attention = _attention(tokens, config, trained_in, longest, device, seconds, clock)
     for number_format in rates.keys() - {product.number_format for product in matmuls}:
         absent[number_format] = "each product would take too long here"
     progress("ceiling", len(matmuls), None)
     size = copy_bytes or min(COPY_BYTES, (device.memory_bytes() or 16 * 2**30) // 16)
     copy, update = _memory_rates(size, device, seconds, clock)
+    if isinstance(attention, str):
+        absent["attention"] = attention
     return Ceiling(
         chip=device.chip(),
         threads=threads,
         matmuls=matmuls,
+        attention=None if isinstance(attention, str) else attention,
         absent=absent,
         copy_bytes_per_second=copy,
         update_bytes_per_second=update,
@@ -139,14 +150,117 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
     return sum(each.seconds for each in timed) / (calls * len(timed))
 
 
-def _rate(x: torch.Tensor, w: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:
-    """FLOP/s of x (m, k) by the transpose of w (n, k) in a number format."""
+def _training_format(rates: Mapping[str, float]) -> str:
+    """The number format to train in: bfloat16 where the device has units for it, else float32."""
+    return "bfloat16" if rates.get("bfloat16", 0.0) > rates["float32"] else "float32"
+
+
+def _roles(name: str, *, gradients: bool) -> tuple[Role | None, ...]:
+    """Which products of a shape to measure."""
+    if name == "square":
+        return (None,)
+    return ("forward", "input_gradient", "weight_gradient") if gradients else ("forward",)
+
+
+def _matmul(
+    name: str,
+    role: Role | None,
+    x: torch.Tensor,
+    w: torch.Tensor,
+    number_format: str,
+    device: Device,
+    seconds: float,
+    clock: Clock,
+) -> Matmul:
+    """Measure a linear layer's product. x: (tokens, k), its input; w: (n, k), its weight."""
+    a, b = _factors(role, x.to(_dtype(number_format)), w.to(_dtype(number_format)))
+    rate = _rate(a, b, number_format, device, seconds, clock)
+    m, k, n = *a.shape, b.shape[1]
+    return Matmul(name=name, role=role, number_format=number_format, m=m, k=k, n=n, flops_per_second=rate)
+
+
+def _factors(role: Role | None, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a linear layer multiplies, as autograd has it: a transposed factor is a view."""
+    if role in (None, "forward"):
+        return x, w.t()
+    gradient = F.linear(x, w)  # that of the layer's output, (tokens, n), has its shape and layout
+    return (gradient, w) if role == "input_gradient" else (gradient.t(), x)
+
+
+def _dtype(number_format: str) -> torch.dtype:
+    return torch.float32 if number_format == "tf32" else getattr(torch, number_format)
+
+
+def _rate(a: torch.Tensor, b: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:
+    """FLOP/s of a (m, k) by b (k, n) in a number format."""
     device.set_matmul_precision("high" if number_format == "tf32" else "highest")
-    dtype = torch.float32 if number_format == "tf32" else getattr(torch, number_format)
-    x, w = x.to(dtype), w.to(dtype)
+    a, b = a.to(_dtype(number_format)), b.to(_dtype(number_format))
     # Made once and filled by each product: fresh memory would be faulted in page by page each time.
-    out = torch.empty(len(x), len(w), dtype=dtype, device=x.device)
-    return 2 * len(x) * w.numel() / sustained(lambda: torch.mm(x, w.t(), out=out), device, seconds, clock)
+    out = torch.empty(len(a), b.size(1), dtype=a.dtype, device=a.device)
+    return 2 * len(a) * b.numel() / sustained(lambda: torch.mm(a, b, out=out), device, seconds, clock)
+
+
+def _attention(
+    tokens: int,
+    config: GPT2Config,
+    number_format: str,
+    longest_flops: float,
+    device: Device,
+    seconds: float,
+    clock: Clock,
+) -> Attention | str:
+    """Measure one layer's causal attention by torch's own choice of kernel; returns why not where that fails."""
+    T = min(LONGEST_SEQUENCE, tokens, config.n_ctx)
+    B, head_dim = tokens // T, config.n_embd // config.n_head
+    flops = attention_flops(config.n_embd, B * T, T)
+    if flops > longest_flops:
+        return "it would take too long here"
+    try:
+        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, device, seconds, clock)
+    except RuntimeError as error:  # such as out of memory; the products' rates are worth keeping
+        return cause(error)
+
+
+def _timed_attention(
+    B: int,
+    T: int,
+    n_head: int,
+    head_dim: int,
+    flops: int,
+    number_format: str,
+    device: Device,
+    seconds: float,
+    clock: Clock,
+) -> Attention:
+    """Time attention on q, k, v as the model has them, views of one tensor."""
+    device.set_matmul_precision("highest")
+    qkv = torch.randn(B, T, 3, n_head, head_dim, dtype=_dtype(number_format), device=device.torch_device)
+    q, k, v = (each.transpose(1, 2).detach().requires_grad_() for each in qkv.unbind(2))
+    held: list[object] = []  # a lazy device computes only what somebody still holds
+
+    def forward() -> torch.Tensor:
+        held[:] = [out := F.scaled_dot_product_attention(q, k, v, is_causal=True)]
+        return out
+
+    gradient = torch.randn_like(forward())
+
+    def training() -> None:
+        held[:] = torch.autograd.grad(forward(), (q, k, v), gradient)
+
+    forward_seconds = sustained(forward, device, seconds, clock)
+    training_seconds = sustained(training, device, seconds, clock)
+    return Attention(
+        number_format=number_format,
+        B=B,
+        n_head=n_head,
+        seq_len=T,
+        head_dim=head_dim,
+        forward_seconds=forward_seconds,
+        training_seconds=training_seconds,
+        flops=flops,
+        flops_per_second=flops / training_seconds,
+        kernel=attention_kernel(profile(training, device)),
+    )
 
 
 @contextlib.contextmanager
