@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test test-slow test-xla benchmark reports clean
+.PHONY: bench test test-slow test-xla benchmark reports gpu wheels clean
 
 # Runs that a later one repeats: in reports/scoreboard.md, but neither drawn nor on the page.
 REPEATED := $(addprefix results/,$(addsuffix .jsonl,\
@@ -59,5 +59,35 @@ reports: .venv/.ready
 	.venv-xla/bin/pip install --quiet --editable '.[test,xla]'
 	touch $@
 
+# Half an hour on a rented GPU (docs/gpu.md), by the torch that PYTHON has. WHEELS: a folder of packages, for machines
+# without a network; DATA: the corpus, or synthetic; FOLDER: where the results go.
+MINUTES ?= 30
+WHEELS ?=
+gpu: .venv-gpu/.ready
+	.venv-gpu/bin/python -m bench.campaign --minutes $(MINUTES) $(if $(DATA),--data $(DATA)) $(if $(FOLDER),--out $(FOLDER))
+
+# The environment sees PYTHON's packages by a .pth file, which holds where PYTHON is itself of a virtual environment,
+# too; the constraint keeps pip from taking another torch.
+INSTALL = .venv-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
+  --constraint .venv-gpu/torch.txt
+.venv-gpu/.ready: pyproject.toml
+	$(PYTHON) -c 'import torch' || { echo "make gpu takes the torch that is there: make gpu PYTHON=..."; exit 1; }
+	$(PYTHON) -m venv .venv-gpu
+	$(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' > .venv-gpu/torch.pth
+	mv .venv-gpu/torch.pth "$$(.venv-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+	.venv-gpu/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > .venv-gpu/torch.txt
+	$(INSTALL) --editable .
+	-$(INSTALL) pytest
+	touch $@
+
+# Whatever make gpu installs, into the folder WHEELS.
+NAMES = import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+  names = project["project"]["dependencies"] + project["build-system"]["requires"] + ["pytest"]; \
+  print("\n".join(name for name in names if not name.startswith("torch")))
+wheels:
+	test -n "$(WHEELS)" || { echo "name the folder: make wheels WHEELS=wheels"; exit 1; }
+	mkdir -p $(WHEELS) && $(PYTHON) -c '$(NAMES)' > $(WHEELS)/names.txt
+	$(PYTHON) -m pip download --quiet --dest $(WHEELS) --requirement $(WHEELS)/names.txt
+
 clean:
-	rm -rf .venv .venv-xla
+	rm -rf .venv .venv-xla .venv-gpu

@@ -35,6 +35,10 @@ MAY_IMPORT = {
     "bench.host": ("bench.records", "bench.ladder", "bench.format", "gpt2"),
     "bench.records": ("bench.ladder", "gpt2.lock", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
     "bench.ladder": ("gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
+    "bench.campaign": (
+        *("bench.campaign_parts", "bench.process", "bench.records", "bench.format", "gpt2.lock", "gpt2.terminal"),
+    ),
+    "bench.campaign_parts": (),
     "bench.format": ("bench.stats", "gpt2.figures"),
     "bench.stats": (),
 }

@@ -96,11 +96,14 @@ def _end_of(log: Path) -> str:
         return file.read().decode(errors="replace")
 
 
-def end_marked(mark: str) -> None:
-    """Kill every other process that carries a rung's mark: torchrun's workers and compilers outlive their parents."""
+def end_marked(mark: str, variable: str = MARK) -> None:
+    """Kill every other process that carries a mark in this environment variable, by default a rung's.
+
+    torchrun's workers and compilers outlive their parents.
+    """
     for _ in range(5):  # a process may start another while it is being killed
         others = (process for process in psutil.process_iter() if process.pid != os.getpid())
-        left = [process for process in others if _mark(process) == mark]
+        left = [process for process in others if _mark(process, variable) == mark]
         if not left:
             return
         for process in left:
@@ -109,9 +112,9 @@ def end_marked(mark: str) -> None:
         psutil.wait_procs(left, timeout=10)
 
 
-def _mark(process: psutil.Process) -> str | None:
+def _mark(process: psutil.Process, variable: str) -> str | None:
     try:
-        return process.environ().get(MARK) if process.status() != psutil.STATUS_ZOMBIE else None
+        return process.environ().get(variable) if process.status() != psutil.STATUS_ZOMBIE else None
     except (psutil.Error, OSError):  # gone, or somebody else's
         return None
 
