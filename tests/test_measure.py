@@ -117,6 +117,12 @@ def test_warm_up_goes_on_while_another_rank_compiles() -> None:
     assert window.warmup_steps == 6
 
 
+def test_warm_up_lasts_for_the_protocol_s_seconds_after_the_first_step() -> None:
+    device = FakeDevice(0.125)
+    window = run(device, replace(PROTOCOL, min_warmup_seconds=8.0))
+    assert (window.warmup_steps - 1) * 0.125 == 8.25  # two single steps, and eight blocks of a second
+
+
 def test_warm_up_ends_even_if_compiling_does_not() -> None:
     assert run(FakeDevice(2.0, compiling_steps=10**9)).warmup_steps == MOST_WARMUP_STEPS
 

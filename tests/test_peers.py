@@ -355,6 +355,11 @@ def test_a_window_begins_one_block_after_the_warm_up_and_has_the_protocol_s_bloc
     assert arrivals.step_seconds == [1.0] * 6
 
 
+def test_a_peer_s_warm_up_lasts_for_the_protocol_s_seconds_after_its_first_line() -> None:
+    arrivals = arrive(Protocol(min_warmup_steps=3, min_warmup_seconds=8.0, blocks=5), list(range(100)))
+    assert arrivals.warmup_steps == 1 + 8 + 1
+
+
 def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
     arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
     assert arrivals.block_steps == 8

@@ -486,9 +486,8 @@ def look(**gpu) -> State:
 
 
 def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afterwards() -> None:
-    at_work: list[State] = []
-    for reasons in (["heat"], [], ["power"]):
-        at_work[:] = [processes._with_reasons(look(sm_clock_mhz=1000, throttle_reasons=reasons), at_work)]
+    at_work = [look(sm_clock_mhz=mhz, throttle_reasons=reasons) for mhz, reasons in ((990, ["heat"]), (1010, []))]
+    at_work.append(look(throttle_reasons=["power"]))  # a look that the driver did not answer in full
     judged = processes._under_load(at_work, look(sm_clock_mhz=200, other_processes=1)).gpus[0]
     assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (["heat", "power"], 1000, 1)
 

@@ -38,6 +38,9 @@ class Protocol:
     """Instead of `repeats`: rounds until the interval of every speed-up is this narrow (0.02: +-2 %)."""
     min_warmup_steps: int = 3
     """Fewest untimed optimiser steps before the clock starts; warm-up goes on while anything compiles."""
+    min_warmup_seconds: float = 0.0
+    """Fewest seconds of untimed steps after the first: clocks of a GPU that idled while code was compiled settle in
+    about ten."""
     block_seconds: float = 1.0
     """About how long a block is; the device is waited for at block ends only."""
     blocks: int = 10
@@ -58,8 +61,9 @@ class Protocol:
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} {getattr(self, name)} is not above 0")
-        if self.ceiling_seconds < 0:
-            raise ValueError(f"ceiling_seconds {self.ceiling_seconds} is less than 0")
+        for name in ("ceiling_seconds", "min_warmup_seconds"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} {getattr(self, name)} is less than 0")
         if self.until is not None and not 0.001 <= self.until <= 1:
             raise ValueError(f"until {self.until:g} is outside 0.001 to 1, that is 0.1 % to 100 %")
 

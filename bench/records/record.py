@@ -162,7 +162,8 @@ class Record(Plain):
     """Of a record of that kind alone."""
     before: State | None = None
     during: State | None = None
-    """Within the window, when it was last looked at; its throttle reasons are all that were seen within it."""
+    """Within the window, when it was last looked at; a GPU's throttle reasons are all that were seen within it, its
+    clocks and power the means of one look a second (the last look's in older records)."""
     after: State | None = None
     price_per_hour: Amount | None = None
     """Of the whole machine, in the user's currency."""

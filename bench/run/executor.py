@@ -149,7 +149,7 @@ class Processes:
             self.watcher.working(phase, steps, tps)
             if phase == "window" and time.monotonic() - looked > GPU_SECONDS:
                 looked = time.monotonic()  # at work a device shows what an idle one does not
-                during[:] = [_with_reasons(state(), during)]
+                during.append(state())
 
         argv = [sys.executable, SAFE_PATH, *self._command(task, part), "--out", str(out)]
         ended = supervise(argv, environ, out, timeout, working, stop)
@@ -180,7 +180,7 @@ class Processes:
             ),
             exit_code=ended.exit_code,
             before=before,
-            during=during[0] if during else None,
+            during=_together(during) if during else None,
             after=after,
             seconds=ended.seconds,
         )
@@ -310,15 +310,25 @@ def _under_load(during: list[State], after: State) -> State:
     if not during:
         return after
     others = {gpu.index: gpu.other_processes for gpu in after.gpus}
-    gpus = [gpu.model_copy(update={"other_processes": others.get(gpu.index)}) for gpu in during[0].gpus]
+    gpus = [gpu.model_copy(update={"other_processes": others.get(gpu.index)}) for gpu in _together(during).gpus]
     return after.model_copy(update={"gpus": gpus})
 
 
-def _with_reasons(now: State, earlier: list[State]) -> State:
-    """A look at the GPUs, with the reasons to throttle of the looks before."""
-    seen = {gpu.index: gpu.throttle_reasons for state in earlier for gpu in state.gpus}
-    gpus = [
-        gpu.model_copy(update={"throttle_reasons": sorted({*seen.get(gpu.index, ()), *gpu.throttle_reasons})})
-        for gpu in now.gpus
-    ]
-    return now.model_copy(update={"gpus": gpus})
+def _together(looks: list[State]) -> State:
+    """The last of several looks, with the mean of each GPU's clocks and power, and all reasons to throttle."""
+    gpus = []
+    for gpu in looks[-1].gpus:
+        each = [seen for look in looks for seen in look.gpus if seen.index == gpu.index]
+        reasons = {reason for seen in each for reason in seen.throttle_reasons}
+        means = {name: _mean([getattr(seen, name) for seen in each]) for name in AVERAGED}
+        gpus.append(gpu.model_copy(update={"throttle_reasons": sorted(reasons), **means}))
+    return looks[-1].model_copy(update={"gpus": gpus})
+
+
+AVERAGED = ("sm_clock_mhz", "memory_clock_mhz", "power_watts")
+"""Fields of GpuState that change from moment to moment."""
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

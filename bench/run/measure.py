@@ -134,17 +134,21 @@ def measure(
     tell("first step", 0, None)
     first_step_seconds = pull(1)[0].seconds
     step_seconds = first_step_seconds
-    compiling = True
+    compiling, warmed = True, 0.0
     while (len(history) < protocol.min_warmup_steps or compiling) and len(history) < MOST_WARMUP_STEPS:
         tell("warm-up", len(history), None)
         compiled = device.compilations()
         step_seconds = pull(1)[0].seconds
+        warmed += step_seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
-    # One block more, untimed: clocks settle, and one step alone is a poor measure of many.
+    # One block more, untimed, or several: clocks settle, and one step alone is a poor measure of many.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
-    if block_steps > 1:
-        step_seconds = pull(block_steps)[0].seconds / block_steps
-        block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
+    while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:
+        seconds = pull(block_steps)[0].seconds
+        warmed += seconds
+        block_steps = max(1, round(protocol.block_seconds / agree(seconds / block_steps)))
+        if agree(warmed) >= protocol.min_warmup_seconds:
+            break
 
     def window(set_aside: list[Instant]) -> Window:
         warmup_steps = len(history)

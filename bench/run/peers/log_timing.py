@@ -47,10 +47,15 @@ class Arrivals:
             self._timed(self._mark, line)
         elif self._settling:
             self._settle(self._settling, line)
-        elif line.step - self.lines[0].step >= self._protocol.min_warmup_steps:
+        elif self._is_warm(line):
             interval = line.step - before.step
             self.block_steps = self._block_steps(line.at - before.at, interval, interval)
             self._settling = line
+
+    def _is_warm(self, line: Line) -> bool:
+        """Whether the steps since the first line are as many, and took as long, as the protocol asks."""
+        steps, seconds = line.step - self.lines[0].step, line.at - self.lines[0].at
+        return steps >= self._protocol.min_warmup_steps and seconds >= self._protocol.min_warmup_seconds
 
     def _block_steps(self, seconds: float, steps: int, interval: int) -> int:
         """As many as take about a block's seconds, in whole intervals between two lines."""
