@@ -22,6 +22,9 @@ class CompiledAdamW(torch.optim.Optimizer):
     and receive the gradients; all copies are rewritten in each step. Weights that are themselves bfloat16 are rounded
     stochastically, up or down with probabilities that preserve the mean, so that small updates are not lost; their
     averages are float32, and there is no float32 master (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
+
+    The biases and LayerNorms of a group, which must have one dtype, become views of one buffer, and so do their
+    averages. A CUDA graph cannot capture a step, because the host computes with the step number and the learning rate.
     """
 
     grad_scale: Tensor | None = None
@@ -39,49 +42,61 @@ class CompiledAdamW(torch.optim.Optimizer):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps})
         self.copies = copies
         self._weights = [weight for group in self.param_groups for weight in group["params"]]
-        for weight in self._weights:
-            average = torch.zeros_like(weight, memory_format=torch.preserve_format, dtype=torch.float32)
-            self.state[weight] = {"step": torch.tensor(0.0), "exp_avg": average, "exp_avg_sq": average.clone()}
         self.leaves = [copies[w] if w in copies and copies[w].requires_grad else w for w in self._weights]
         """The tensors that receive gradients: each weight, or the copy that replaces it in the model."""
         self._leaf = dict(zip(self._weights, self.leaves, strict=True))
         self._parts = list(_parts(self.param_groups))
-        self._update = torch.compile(_update, fullgraph=True, dynamic=False)
+        rows = [_views_of_one(part) for part, _ in self._parts]
+        averages, squares = ([torch.zeros_like(row, dtype=torch.float32) for row in rows] for _ in range(2))
+        self._rows = rows, averages, squares
+        self._steps = torch.zeros(len(self._weights))
+        steps = dict(zip(self._weights, self._steps.unbind(), strict=True))
+        for (part, _), average, square in zip(self._parts, averages, squares, strict=True):
+            for weight, *views in zip(part, _parted(average, part), _parted(square, part), strict=True):
+                self.state[weight] = {"step": steps[weight], "exp_avg": views[0], "exp_avg_sq": views[1]}
+        on_cuda = rows[0].is_cuda
+        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel of its own.
+        options: Any = {"combo_kernels": True} if on_cuda else None
+        self._update = torch.compile(_update, fullgraph=True, dynamic=False, options=options)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
+        self.norm_is_compiled = not on_cuda
+        """Whether norm() is a compiled function: on CUDA that would be two kernels for each gradient."""
 
     def norm(self) -> Tensor:
         """Return the norm of all gradients together, a float32 scalar."""
-        return self._norm(self._gradients())
+        return self._norm(self._gradients()) if self.norm_is_compiled else _norm_of_lists(_gradients(self.leaves))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the weights, their averages and their copies; closure is ignored."""
         group = self.param_groups[0]
-        for weight in self._weights:
-            self.state[weight]["step"] += 1
-        number = self.state[self._weights[0]]["step"].item()
+        self._steps += 1
+        number = self._steps[0].item()
         first, second = group["betas"]
         size, root = group["lr"] / (1 - first**number), (1 - second**number) ** -0.5
-        parts = [part for part, _ in self._parts]
-        averages, squares = (
-            [[self.state[weight][name] for weight in part] for part in parts] for name in ("exp_avg", "exp_avg_sq")
-        )
-        changed = parts, averages, squares
-        weights, first_moments, second_moments = joined = [[_joined(part) for part in each] for each in changed]
+        keeps = _scalars(*(1 - group["lr"] * each["weight_decay"] for each in self.param_groups))
         self._update(
-            weights,
-            first_moments,
-            second_moments,
+            *self._rows,
             self._gradients(),
-            [self.copies[part[0]].detach().view(-1) if part[0] in self.copies else None for part in parts],
-            _scalars(*(1 - group["lr"] * decay for _, decay in self._parts)),
+            [self.copies[part[0]].detach().view(-1) if part[0] in self.copies else None for part, _ in self._parts],
+            [keeps[index] for _, index in self._parts],
             torch.ones(()) if self.grad_scale is None else self.grad_scale.reciprocal(),
             torch.tensor(int(number), dtype=torch.int32),
             _scalars(size, root, 1 - first, second, 1 - second, group["eps"]),
         )
-        for of_parts, rows in zip(changed, joined, strict=True):
-            for tensors, row in zip(of_parts, rows, strict=True):
-                _part_again(row, tensors)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Copy an AdamW's averages and step numbers into this one's buffers, and adopt the options of its groups.
+
+        Raises KeyError where a weight has no state.
+        """
+        saved = [state_dict["state"][index] for group in state_dict["param_groups"] for index in group["params"]]
+        buffers = self.state
+        super().load_state_dict(state_dict)
+        self.state = buffers  # in whose place torch has put tensors of the weights' dtype
+        for weight, loaded in zip(self._weights, saved, strict=True):
+            for name, buffer in buffers[weight].items():
+                buffer.copy_(loaded[name])
 
     def _gradients(self) -> list[Tensor]:
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]
@@ -126,12 +141,12 @@ def _scalars(*values: float) -> list[Tensor]:
     return [torch.tensor(value, dtype=torch.float32) for value in values]
 
 
-def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], float]]:
-    """Yield the weights that are updated together, with their decay: each matrix alone, a group's vectors at once."""
-    for group in groups:
-        yield from (([weight], group["weight_decay"]) for weight in group["params"] if weight.dim() > 1)
+def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], int]]:
+    """Yield the weights that are updated together and their group: each matrix alone, a group's vectors at once."""
+    for index, group in enumerate(groups):
+        yield from (([weight], index) for weight in group["params"] if weight.dim() > 1)
         if small := [weight for weight in group["params"] if weight.dim() <= 1]:
-            yield small, group["weight_decay"]
+            yield small, index
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
@@ -140,11 +155,18 @@ def _joined(tensors: Sequence[Tensor]) -> Tensor:
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
-def _part_again(joined: Tensor, tensors: Sequence[Tensor]) -> None:
-    """Copy a row that _joined() made of several tensors back into them."""
-    if len(tensors) > 1:
-        for tensor, row in zip(tensors, joined.split([each.numel() for each in tensors]), strict=True):
-            tensor.detach().view(-1).copy_(row)
+def _parted(row: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a row's consecutive parts, shaped as `tensors`."""
+    parts = row.split([tensor.numel() for tensor in tensors])
+    return [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+
+
+def _views_of_one(tensors: Sequence[Tensor]) -> Tensor:
+    """Return all elements in one row, of which the tensors are views from now on."""
+    row = _joined(tensors)
+    for tensor, part in zip(tensors, _parted(row, tensors), strict=True):
+        tensor.data = part
+    return row
 
 
 def _update(
@@ -180,6 +202,14 @@ def _update(
 
 def _norm(gradients: Sequence[Tensor]) -> Tensor:
     return torch.stack([gradient.float().square().sum() for gradient in gradients]).sum().sqrt()
+
+
+def _norm_of_lists(gradients: Sequence[Tensor]) -> Tensor:
+    """Return the norm by torch's kernel for a list of tensors of one dtype, whose sums are float32."""
+    dtypes = dict.fromkeys(each.dtype for each in gradients)  # in order: all ranks must add up alike
+    lists = [[each for each in gradients if each.dtype == dtype] for dtype in dtypes]
+    norms = [norm for each in lists for norm in torch._foreach_norm(each, 2, torch.float32)]  # type: ignore[attr-defined]
+    return torch.linalg.vector_norm(torch.stack(norms))
 
 
 MIX = -1640531535

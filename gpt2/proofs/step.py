@@ -13,8 +13,9 @@ from gpt2.seen import Seen
 
 def compile(seen: Seen) -> Finding:
     regions, of_optimizer = seen.compiled_regions
-    if of_optimizer and isinstance(seen.training.optimizer, CompiledAdamW):
-        regions -= 1  # the compiled gradient norm, which belongs to the optimiser
+    optimizer = seen.training.optimizer
+    if of_optimizer and isinstance(optimizer, CompiledAdamW) and optimizer.norm_is_compiled:
+        regions -= 1  # the gradient norm, which belongs to the optimiser
     if seen.toggles.compile == "eager":
         return Finding(not regions, f"{regions} compiled regions ran" if regions else "nothing compiled ran")
     if not regions:
