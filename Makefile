@@ -66,28 +66,30 @@ WHEELS ?=
 gpu: .venv-gpu/.ready
 	.venv-gpu/bin/python -m bench.campaign --minutes $(MINUTES) $(if $(DATA),--data $(DATA)) $(if $(FOLDER),--out $(FOLDER))
 
-# The environment sees PYTHON's packages by a .pth file, which holds where PYTHON is itself of a virtual environment,
-# too; the constraint keeps pip from taking another torch.
+# The environment sees PYTHON's packages by a .pth file, which also holds where PYTHON is itself of a virtual environment.
+# torch is not among what pip is asked for, and the constraint keeps it from taking another one.
 INSTALL = .venv-gpu/bin/pip install --quiet --disable-pip-version-check $(if $(WHEELS),--no-index --find-links $(WHEELS)) \
   --constraint .venv-gpu/torch.txt
+NAMES = import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
+  names = project["project"]["dependencies"] + project["build-system"]["requires"]; \
+  print("\n".join(name for name in names if not name.startswith("torch")))
 .venv-gpu/.ready: pyproject.toml
 	$(PYTHON) -c 'import torch' || { echo "make gpu takes the torch that is there: make gpu PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv-gpu
 	$(PYTHON) -c 'import pathlib, torch; print(pathlib.Path(torch.__file__).parents[1])' > .venv-gpu/torch.pth
 	mv .venv-gpu/torch.pth "$$(.venv-gpu/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 	.venv-gpu/bin/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))' > .venv-gpu/torch.txt
-	$(INSTALL) --editable .
+	.venv-gpu/bin/python -c '$(NAMES)' > .venv-gpu/names.txt
+	$(INSTALL) --requirement .venv-gpu/names.txt
+	$(INSTALL) --no-deps --no-build-isolation --editable .
 	-$(INSTALL) pytest
 	touch $@
 
 # Whatever make gpu installs, into the folder WHEELS.
-NAMES = import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
-  names = project["project"]["dependencies"] + project["build-system"]["requires"] + ["pytest"]; \
-  print("\n".join(name for name in names if not name.startswith("torch")))
 wheels:
 	test -n "$(WHEELS)" || { echo "name the folder: make wheels WHEELS=wheels"; exit 1; }
 	mkdir -p $(WHEELS) && $(PYTHON) -c '$(NAMES)' > $(WHEELS)/names.txt
-	$(PYTHON) -m pip download --quiet --dest $(WHEELS) --requirement $(WHEELS)/names.txt
+	$(PYTHON) -m pip download --quiet --dest $(WHEELS) --requirement $(WHEELS)/names.txt pytest
 
 clean:
 	rm -rf .venv .venv-xla .venv-gpu
