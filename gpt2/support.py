@@ -60,6 +60,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
             )
             return name, getattr(toggles, name), reason
+    if toggles.reductions == "apart" and toggles.compile == "eager":
+        return "reductions", toggles.reductions, "nothing is compiled; set compile"
     if toggles.compile_region == "block":
         if toggles.compile == "eager":
             return "compile_region", toggles.compile_region, "nothing is compiled; set compile"

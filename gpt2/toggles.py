@@ -110,11 +110,19 @@ class Toggles:
         },
     )
     compile: Literal[
-        "eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"
+        "eager",
+        "default",
+        "reduce-overhead",
+        "gemm",
+        "coordinate-descent",
+        "gemm+coordinate-descent",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
     ] = choice(
         "eager",
-        "Mode of torch.compile for the model's forward and backward pass; max-autotune is torch's without coordinate "
-        "descent; coordinate-descent is default, each Triton kernel's settings tuned one after another.",
+        "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each matmul by "
+        "timing, long sums cut in parts where that is faster; coordinate-descent tunes the settings of each Triton "
+        "kernel one after another; max-autotune is torch's, without that.",
         note=lambda toggles, workload: (
             "each block apart; embeddings and lm_head eager"
             if toggles.compile != "eager" and toggles.shards_gradients
@@ -126,11 +134,20 @@ class Toggles:
             "max-autotune": Only(
                 {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
-            "coordinate-descent": Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
+            **dict.fromkeys(
+                ("gemm", "coordinate-descent", "gemm+coordinate-descent"),
+                Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
+            ),
             "max-autotune-no-cudagraphs": Only(
                 {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, or eager on xla"
             ),
         },
+    )
+    reductions: Literal["mixed", "apart"] = choice(
+        "mixed",
+        "Sums over rows and over columns of one tensor, as in LayerNorm's backward pass, by one kernel where "
+        "torch.compile can (from torch 2.10 on), or by two.",
+        only={"apart": Only({"cuda"}, "torch.compile mixes them on CUDA only; choose mixed")},
     )
     compile_region: Literal["model", "block"] = choice(
         "model",

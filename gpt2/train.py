@@ -81,7 +81,7 @@ class Training(Iterator[Step]):
         """Called with a step's loss and gradient norm; where it returns False, the weights stay unchanged."""
         self._batches = iter(batches)
         self._first = True
-        self.graph = StepGraph(self._compute) if toggles.launch == "graph" else None
+        self.graph = StepGraph(self._compute, device.torch_device) if toggles.launch == "graph" else None
         """The recording of a whole step; None where the host launches its ops one by one."""
         self.replay = True
         """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops."""

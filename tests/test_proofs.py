@@ -331,6 +331,13 @@ def test_cuda_graphs_that_were_asked_for_but_not_launched_are_found_out(plain: t
     assert "no CUDA graph was launched" in found.evidence
 
 
+def test_columns_summed_by_kernels_of_their_own_prove_reductions_apart(plain: tuple) -> None:
+    name = "triton_red_fused__to_copy_native_layer_norm_backward_view_2"
+    found = [graphed(plain, ops, reductions="apart")["reductions"] for ops in (kernels(name, name), [])]
+    assert [each.took_effect for each in found] == [True, False]
+    assert found[0].evidence.startswith("2 kernels")
+
+
 def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:
     op = Op("aten::linear", ["c10::Half", "c10::Half", "c10::Half"], [[4, 64, 32], [128, 32], [128]])
     (product,) = products([op])

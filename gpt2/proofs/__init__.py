@@ -27,6 +27,7 @@ from gpt2.proofs.step import (
     micro_batch_size,
     products,
     recompute,
+    reductions,
     tied_gradient,
     vocab_multiple,
 )
@@ -45,6 +46,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         attention,
         compile,
         compile_region,
+        reductions,
         launch,
         adamw,
         sharding,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 
@@ -46,6 +47,14 @@ def compile_region(seen: Seen) -> Finding:
     if seen.toggles.world_size > 1:  # the pieces between exchanges may be alike by chance
         return Finding(True, "ranks cut the graph where they exchange")
     return Finding(not repeated or layers == 1, f"{counted(repeated, 'compiled graph')} ran for each layer")
+
+
+def reductions(seen: Seen) -> Finding:
+    """A kernel that sums over columns alone is a loop over rows, which Inductor's name for it tells."""
+    apart = sum(op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in seen.ops)
+    wanted = seen.toggles.reductions == "apart"
+    evidence = f"{counted(apart, 'kernel')} of LayerNorms' backward pass only summed over columns"
+    return Finding(apart > 0 if wanted else True, evidence)
 
 
 def launch(seen: Seen) -> Finding:
