@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -152,6 +153,15 @@ def test_compiled_adamw_that_ran_uncompiled_is_found_out(monkeypatch: pytest.Mon
     training = start(replace(FOUR, adamw="compiled"))
     found = prove(training, profile(lambda: next(training), training.device))
     assert found["adamw"] == Finding(False, "no update was seen")
+    assert found["compile"] == Finding(True, "nothing compiled ran")
+
+
+def test_compiled_adamw_whose_norm_is_not_compiled_is_the_only_compiled_code() -> None:
+    training = start(replace(FOUR, adamw="compiled"))
+    optimizer: Any = training.optimizer
+    optimizer.norm_is_compiled = False  # as on CUDA
+    found = prove(training, profile(lambda: next(training), training.device))
+    assert found["adamw"].took_effect
     assert found["compile"] == Finding(True, "nothing compiled ran")
 
 
