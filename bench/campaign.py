@@ -131,7 +131,10 @@ def run(part: Part, folder: Path, deadline: float | None, stop: Stop) -> Outcome
     exit_code = process.returncode if status is None else None
     if status is None:
         status = "done" if exit_code == 0 and not part.killed_at else "failed"
-    seconds, found = round(time.monotonic() - begun, 1), _found(part, folder, log)
+    seconds, found = (
+        round(time.monotonic() - begun, 1),
+        _last_line(log) if status == "failed" else _found(part, folder, log),
+    )
     return Outcome(part=part.name, status=status, seconds=seconds, exit_code=exit_code, found=found)
 
 
@@ -168,7 +171,7 @@ def _found(part: Part, folder: Path, log: Path) -> str:
     if not speeds:
         return _last_line(log)
     tps, rung = max(speeds)
-    return f"{len(speeds)} processes measured, the fastest {number(tps)} tokens/s ({plain(rung)})"
+    return f"{len(speeds)} measured, the fastest {number(tps)} tokens/s ({plain(rung)})"
 
 
 def _last_line(log: Path) -> str:
