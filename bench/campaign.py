@@ -210,7 +210,7 @@ def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
 
 
 def archive(folder: Path) -> Path:
-    """All of the folder but checkpoints, which are large, as FOLDER.tar.gz beside it."""
+    """All of the folder but checkpoints and compiled code, which are large, as FOLDER.tar.gz beside it."""
     path = folder.with_name(f"{folder.name}.tar.gz")
     with tarfile.open(path, "w:gz") as file:
         file.add(folder, folder.name, filter=lambda each: None if Path(each.name).name == "checkpoints" else each)
