@@ -1,6 +1,6 @@
 """The stages that apply the toggles, in order:
 
-    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision
+    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision -> step_graph
 
 Importing this module loads no torch, so that a process's environment can be set before torch is loaded.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpt2.device import Device
     from gpt2.model import GPT2
+    from gpt2.step_graph import Compute, StepGraph
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
@@ -211,6 +212,15 @@ def precision(
     if dtype == torch.float32:
         return contextlib.nullcontext, scaler
     return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler
+
+
+def step_graph(toggles: Toggles, device: Device, compute: Compute) -> StepGraph | None:
+    """Return what takes steps by a recording of `compute`; None where the host launches each op."""
+    if toggles.launch == "ops":
+        return None
+    from gpt2.step_graph import StepGraph
+
+    return StepGraph(compute, device.torch_device)
 
 
 def resolved(toggles: Toggles, workload: Workload) -> dict[str, int]:

@@ -52,7 +52,7 @@ LOADS_TORCH = (
     *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
     *("gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
     *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),
-    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.train", "gpt2.weight_files"),
+    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.step_graph", "gpt2.train", "gpt2.weight_files"),
 )
 """Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
 LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")

@@ -171,9 +171,11 @@ def test_each_value_of_compile_tunes_what_its_name_says_and_no_more(
 
 
 def test_reductions_apart_is_an_option_beside_those_of_the_mode() -> None:
+    from torch._inductor.config import get_config_copy  # type: ignore[attr-defined]
+
     toggles = Toggles(device="cuda", compile="reduce-overhead", reductions="apart")
     assert compile_options(toggles) == {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
-    torch._inductor.config.get_config_copy()["triton.mix_order_reduction"]  # that this torch knows it
+    assert "triton.mix_order_reduction" in get_config_copy()  # or this torch does not know it
 
 
 def test_torch_s_own_modes_are_still_those_that_ours_are_made_of() -> None:
