@@ -112,6 +112,7 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
         tied_gradient=toggles.tied_gradient,
         gelu=toggles.gelu,
         products=toggles.products,
+        bias_gradient=toggles.bias_gradient,
         residual=toggles.residual,
     )
 

@@ -99,6 +99,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     if toggles.float8 != "none":
         whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
         found["float8"] = bfloat16 | whole
+    if toggles.bias_gradient == "triton":
+        found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":

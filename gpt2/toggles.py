@@ -239,6 +239,15 @@ class Toggles:
         "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their shape here.",
         only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
     )
+    bias_gradient: Literal["torch", "triton"] = choice(
+        "torch",
+        "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the gradients they "
+        "sum, of GELU's input and of q, k and v.",
+        only={"triton": Only({"cuda"}, "they are kernels for GPUs; choose torch")},
+        note=lambda toggles, workload: (
+            "same gradients, summed in another order" if toggles.bias_gradient == "triton" else ""
+        ),
+    )
     clip: Literal["separate", "in_step"] = choice(
         "separate",
         "Gradients clipped in a pass of their own, or by AdamW as it reads them.",

@@ -48,7 +48,8 @@ ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
 LOADS_TORCH = (
     *("bench.ceiling", "bench.cli.dry_run", "bench.host.environment", "bench.host.feasibility"),
     *("bench.run.aggregate", "bench.run.ceiling", "bench.run.measure"),
-    *("gpt2.attention", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert", "gpt2.device", "gpt2.evaluate"),
+    *("gpt2.attention", "gpt2.bias_gradients", "gpt2.bias_kernels", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert"),
+    *("gpt2.device", "gpt2.evaluate"),
     *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
     *("gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
     *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),

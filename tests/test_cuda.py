@@ -167,6 +167,15 @@ def test_the_loss_by_triton_is_refused_without_triton(monkeypatch: pytest.Monkey
         find(Toggles(device="cuda", cross_entropy="triton"))
 
 
+def test_biases_by_triton_are_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"):
+        find(Toggles(device="cuda", bias_gradient="triton"))
+
+
 def test_ranks_on_other_nodes_take_no_device_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpt2.device import find
 

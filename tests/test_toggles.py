@@ -48,6 +48,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"attention": "cudnn"}, "attention: cudnn: cuDNN exists on CUDA only; choose sdpa"),
         ({"attention": "efficient"}, "choose sdpa"),
         ({"cross_entropy": "triton"}, "cross_entropy: triton: it is a kernel for GPUs; choose closed_form"),
+        ({"bias_gradient": "triton"}, "bias_gradient: triton: they are kernels for GPUs; choose torch"),
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
         ({"device": "cuda", "threads": 2}, "leave it at default"),

@@ -17,6 +17,7 @@ from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.step import (
     adamw,
+    bias_gradient,
     clip,
     compile,
     compile_region,
@@ -59,6 +60,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         tied_gradient,
         gelu,
         products,
+        bias_gradient,
         clip,
         weight_casts,
         residual,

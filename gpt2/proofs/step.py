@@ -128,7 +128,10 @@ def grad_accum_steps(seen: Seen) -> Finding:
 
 LOSSES = {"torch": "NllLossBackward0", "closed_form": "CrossEntropyBackward", "triton": "FusedCrossEntropyBackward"}
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
-"""Autograd's name of the backward function, by value of the toggle (cross_entropy and gelu)."""
+BIASED_GELUS = GELUS | {"tanh": "BiasedGeluBackward"}
+"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where bias_gradient is
+triton.
+"""
 
 
 def cross_entropy(seen: Seen) -> Finding:
@@ -141,7 +144,7 @@ def cross_entropy(seen: Seen) -> Finding:
 
 
 def gelu(seen: Seen) -> Finding:
-    return _differentiated(seen, "gelu", GELUS)
+    return _differentiated(seen, "gelu", GELUS if seen.toggles.bias_gradient == "torch" else BIASED_GELUS)
 
 
 def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding:
@@ -160,6 +163,16 @@ def tied_gradient(seen: Seen) -> Finding:
     added = len(seen.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
     return Finding(added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence)
+
+
+def bias_gradient(seen: Seen) -> Finding:
+    if seen.graph_launches:  # a CUDA graph's replay does not name its ops
+        return built_for(seen, "bias_gradient")
+    gelus, joins = (len(seen.named(f"gpt2::{name}")) for name in ("gelu_backward", "join_gradients"))
+    layers = seen.training.model.config.n_layer * seen.toggles.grad_accum_steps
+    wanted = layers if seen.toggles.bias_gradient == "triton" else 0
+    evidence = f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
+    return Finding(gelus == joins == wanted, evidence)
 
 
 def products(seen: Seen) -> Finding:
