@@ -139,6 +139,20 @@ def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
     assert warning.startswith("nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took ")
 
 
+@pytest.mark.parametrize(("name", "told"), [("nanogpt", False), ("gollem", True)])
+def test_nanogpt_s_own_time_of_one_step_among_several_is_neither_kept_nor_warned_of(
+    name: str, told: bool, peer
+) -> None:
+    lines = {
+        "nanogpt": "iter {step}: loss 9.0, time 1.00ms",
+        "gollem": "Step {step}: train_loss: 9.0, norm: 1.0, time_per_step: 1.00",
+    }
+    text = f"import time\nfor step in range(0, 1000, 5):\n    time.sleep(0.02)\n    print(f'{lines[name]}')\n"
+    outcome, _ = timed(peer(text, peer=name))
+    assert outcome.measurement is not None, outcome.error
+    assert bool(outcome.measurement.claimed_step_seconds) == any("own log says" in w for w in outcome.warnings) == told
+
+
 def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:
     outcome, _ = timed(peer(program(steps=12, seconds=0.1), blocks=10, block_seconds=0.001))
     assert outcome.status == "ok", outcome.error
