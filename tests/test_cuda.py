@@ -36,6 +36,25 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     assert found.method.startswith("reserved" if cuda_graphs else "allocated")
 
 
+def test_a_cuda_graph_that_is_recorded_again_counts_as_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cudagraph_trees as trees
+
+    Turing.install(monkeypatch)
+    device = Cuda()
+    before = device.compilations()  # no graph yet, and so no manager
+    manager = SimpleNamespace(debug_fail_counter=1)
+    monkeypatch.setattr(trees, "get_manager", lambda index, create_if_none_exists: manager if index == 0 else None)
+    first = device.compilations()
+    manager.debug_fail_counter += 2
+    assert (first - before, device.compilations() - before) == (1, 3)
+
+
+def test_torch_still_counts_its_cuda_graph_recordings_by_that_name() -> None:
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    assert "debug_fail_counter" in CUDAGraphTreeManager._run.__code__.co_names
+
+
 def test_a_gpu_gives_back_what_its_allocator_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:
     Turing.install(monkeypatch)
     given: list[str] = []

@@ -120,7 +120,7 @@ class Measurement(Plain):
     """Of the whole process, initialisation and compilation included."""
     alloc_retries: Count | None
     recompiles: Count | None
-    """Compilations during the window."""
+    """Compilations during the window, and CUDA graphs recorded in it; those are not in older records."""
     gc_collections: Count | None = None
     """Of Python's garbage collector during the window, on the rank where they took longest."""
     gc_seconds: Amount | None = None

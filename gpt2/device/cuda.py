@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
@@ -93,6 +94,12 @@ class Cuda(Device):
     def give_back(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
+
+    def compilations(self) -> int:
+        # Inductor records a CUDA graph anew where an input's address changes, which compiles nothing.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")  # if it is not imported, nothing was recorded
+        manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
+        return super().compilations() + (manager.debug_fail_counter if manager else 0)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))
