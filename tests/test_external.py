@@ -15,6 +15,7 @@ from standin import SILENT, children_of, program, timed
 from test_runner import Silent
 
 from bench.analysis.scoreboard import scoreboard
+from bench.host import telemetry
 from bench.ladder.ladder import load
 from bench.ladder.peers import PEERS
 from bench.process import pty_process as foreign
@@ -64,7 +65,7 @@ def test_the_peak_memory_is_that_of_the_window(peer) -> None:
 
 def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([1000, 5000, 7000, 6000])
-    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(told))
+    monkeypatch.setattr(telemetry, "gpu_memory_used", lambda place: next(told))
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=True)
         usage.begin()
@@ -86,7 +87,7 @@ def test_on_a_gpu_a_peer_s_own_account_of_its_memory_counts_and_is_called_so(
     on_gpu: bool, told: list[int | None], peak: int | None, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = iter([1000, 7000])
-    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(seen))
+    monkeypatch.setattr(telemetry, "gpu_memory_used", lambda place: next(seen))
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=on_gpu)
         if on_gpu:

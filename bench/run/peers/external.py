@@ -236,6 +236,7 @@ def _measurement(
         grad_norms=norms,
         peak_memory_bytes=peak,
         peak_memory_method=usage.method,
+        gpu_memory_bytes=usage.peak_memory_bytes if usage.on_gpu else None,
         reserved_memory_bytes=None,
         run_peak_memory_bytes=usage.told_bytes or usage.run_peak_memory_bytes,
         alloc_retries=None,
