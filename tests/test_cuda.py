@@ -1,5 +1,6 @@
 """What a GPU is asked and refuses, where there is none: torch.cuda and NVML are fakes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -131,6 +132,26 @@ def test_a_gpu_s_batches_are_pinned_ahead_by_a_thread_that_works_on_this_rank_s_
     assert found == [(0, 1), (1, 2), (2, 3)]
     assert len(pinned_by) == 6
     assert threading.get_ident() not in pinned_by
+
+
+@pytest.mark.parametrize(("rows", "ahead"), [(1, 64), (1024, 2)])
+def test_a_gpu_s_small_micro_batches_are_many_ahead(rows: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tokens: tokens)
+    made = threading.Semaphore(0)
+
+    def endless() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = torch.zeros(rows, 1024, dtype=torch.int64)
+        while True:
+            yield tokens, tokens
+            made.release()
+
+    batches = Cuda().feed(endless())
+    assert all(made.acquire(timeout=20) for _ in range(ahead))
+    assert not made.acquire(timeout=0.2)
+    next(batches)
 
 
 def test_ranks_on_gpus_join_by_nccl_each_bound_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import Prefetched, how_many
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
@@ -84,7 +84,7 @@ class Cuda(Device):
             torch.cuda.set_device(self.torch_device)  # per thread; else the first device gets a context
             return _pinned(batch[0]), _pinned(batch[1])
 
-        return Prefetched(batches, pinned)
+        return Prefetched(batches, pinned, ahead=lambda batch: how_many(sum(tokens.nbytes for tokens in batch)))
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
