@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
@@ -12,7 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import Prefetched, how_many
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
@@ -92,7 +93,7 @@ class Cuda(Device):
             torch.cuda.set_device(self.torch_device)  # per thread; else the first device gets a context
             return _pinned(batch[0]), _pinned(batch[1])
 
-        return Prefetched(batches, pinned)
+        return Prefetched(batches, pinned, ahead=lambda batch: how_many(sum(tokens.nbytes for tokens in batch)))
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
@@ -102,6 +103,12 @@ class Cuda(Device):
     def give_back(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
+
+    def compilations(self) -> int:
+        # Inductor records a CUDA graph anew where an input's address changes, which compiles nothing.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")  # if it is not imported, nothing was recorded
+        manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
+        return super().compilations() + (manager.debug_fail_counter if manager else 0)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))
