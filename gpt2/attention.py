@@ -28,9 +28,18 @@ def flex_causal(q: Tensor, k: Tensor, v: Tensor, blocks: BlockMask) -> Tensor:
     from torch.nn.attention.flex_attention import flex_attention
 
     T = q.size(-2)
-    out = flex_attention(q, k, v, block_mask=blocks if blocks.shape[-1] == T else blocks._adjust(T, T))
+    out = flex_attention(q, k, v, block_mask=blocks if blocks.shape[-1] == T else _shorter(blocks, T))
     assert isinstance(out, Tensor)
     return out
+
+
+def _shorter(blocks: BlockMask, T: int) -> BlockMask:
+    """Return the mask for T tokens, of a mask for more."""
+    from torch.nn.attention.flex_attention import BlockMask
+
+    cut = blocks._adjust(T, T)  # which takes it to be for whole blocks
+    parts = cut.kv_num_blocks, cut.kv_indices, cut.full_kv_num_blocks, cut.full_kv_indices
+    return BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=cut.BLOCK_SIZE, mask_mod=cut.mask_mod, seq_lengths=(T, T))
 
 
 def causal_blocks(T: int, device: torch.device) -> BlockMask:

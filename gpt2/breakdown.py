@@ -9,8 +9,9 @@ from typing import Any
 from gpt2.ops import FIRST_FACTOR, Recorded, attention_kernel_kind, is_matmul_kernel, on_accelerator
 
 KINDS: tuple[str, ...] = ("products", "attention", "compiled", "optimizer", "copies", "exchange", "other", "rest")
-"""Kinds of work: matmuls; attention; kernels that torch.compile generated; the optimiser's step; casts and copies;
-exchange between ranks; any other operation; and the rest, during which no operation ran (Python, launches, waiting).
+"""Kinds of work: matmuls; attention; kernels that torch.compile generated, and ours in Triton; the optimiser's step;
+casts and copies; exchange between ranks; any other operation; and the rest, during which no operation ran (Python,
+launches, waiting).
 """
 
 HOST_KINDS = {
@@ -23,7 +24,7 @@ HOST_KINDS = {
 DEVICE_KINDS = {
     "exchange": r"nccl",
     "optimizer": r"adam",
-    "compiled": r"triton_",
+    "compiled": r"triton_|^(cross_entropy|gelu_backward|join_gradients)$",
     "copies": r"mem(cpy|set)",
 }
 """Patterns searched for in a kernel's name, if it is neither attention nor a matmul."""

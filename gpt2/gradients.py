@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,10 +50,30 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     """
     x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
     trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
-    eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
+    with _exact_sums():
+        eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
     norms = torch.stack([whole(gradient.norm()) for gradient in eager])
     differences = torch.stack([whole((a - b).norm()) for a, b in zip(trained, eager, strict=True)])
     return (differences / torch.where(norms > 0, norms, norms.norm())).max().item()
+
+
+@contextlib.contextmanager
+def _exact_sums() -> Iterator[None]:
+    """Context in which CUDA's matmuls add up the parts of a long sum in float32.
+
+    By default cuBLAS may add them in the inputs' format, as it does where a vocabulary that is a multiple of nothing
+    leaves it only kernels that cut the sum over the vocabulary in many parts: that costs digits of the reference.
+    """
+    matmul: Any = torch.backends.cuda.matmul
+    names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")
+    before = {name: getattr(matmul, name) for name in names}
+    try:
+        for name in names:
+            setattr(matmul, name, False)
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(matmul, name, value)
 
 
 def gradients(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int) -> Sequence[Tensor]:

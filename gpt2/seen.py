@@ -169,14 +169,16 @@ class Seen:
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         model = self.training.model
         with self.training.autocast(), torch.compiler.set_stance("force_eager"):
-            last = model(x, y).grad_fn
-        found, left = set(), [last]
+            loss = model(x, y)  # kept, because a function written in Python tells nothing once its result is gone
+        found, left = set(), [loss.grad_fn]
         while left:
             if (node := left.pop()) is not None and node not in found:
                 found.add(node)
                 left += [before for before, _ in node.next_functions]
+        names = frozenset(node.name() for node in found)
+        del loss
         release(model)
-        return frozenset(node.name() for node in found)
+        return names
 
     @cached_property
     def product_error(self) -> float:

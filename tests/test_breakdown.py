@@ -108,6 +108,11 @@ def test_on_an_accelerator_spans_named_by_the_program_are_no_kernels() -> None:
     assert found == {"products": 4, "compiled": 1, "optimizer": 2, "rest": 3}
 
 
+@pytest.mark.parametrize("name", ["cross_entropy", "gelu_backward", "join_gradients"])
+def test_our_kernels_in_triton_count_with_those_that_torch_compile_generated(name: str) -> None:
+    assert milliseconds(4, Event(name, 0, 4, "CUDA")) == {"compiled": 4}
+
+
 def test_on_an_accelerator_kernels_count_and_the_host_does_not() -> None:
     found = milliseconds(
         10,

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import pytest
@@ -57,6 +57,26 @@ def trained(scale: float, autocast: str = "float32", place: int = -1) -> Trainin
     next(training)
     next(training)
     return training
+
+
+def test_eager_gradients_are_taken_with_sums_in_float32_and_the_setting_is_put_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: dict[str, list[object]] = {}
+    taken = gradients
+
+    def noted(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int) -> Sequence[Tensor]:
+        matmul = torch.backends.cuda.matmul
+        seen[stance] = [
+            matmul.allow_bf16_reduced_precision_reduction,
+            matmul.allow_fp16_reduced_precision_reduction,
+        ]
+        return taken(training, model, x, y, stance, sequences)
+
+    monkeypatch.setattr("gpt2.gradients.gradients", noted)
+    difference(trained(1.0))
+    assert seen == {"fail_on_recompile": [True, True], "force_eager": [False, False]}
+    assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16"])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -272,6 +274,38 @@ def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
     training = SimpleNamespace(toggles=toggles, model=build(config, 0, torch.device("cpu")))
     found = PROOFS["vocab_multiple"](Seen(training, []))  # type: ignore[arg-type]
     assert found == Finding(False, "128 is already a multiple: nothing to pad")
+
+
+def test_the_functions_of_a_loss_are_read_while_the_loss_is_there() -> None:
+    """A function written in Python tells of others only as long as its result lives: seen with torch 2.11 on CUDA."""
+
+    class Loss:
+        grad_fn: object
+
+    class Node:
+        def __init__(self, loss: Loss) -> None:
+            self.loss = weakref.ref(loss)
+
+        @property
+        def next_functions(self) -> list[tuple[object, int]]:
+            assert self.loss() is not None
+            return []
+
+        def name(self) -> str:
+            return "CrossEntropyBackward"
+
+    class Model:
+        def modules(self) -> list[object]:
+            return []
+
+        def __call__(self, x: torch.Tensor, y: torch.Tensor) -> Loss:
+            loss = Loss()
+            loss.grad_fn = Node(loss)
+            return loss
+
+    batch = torch.zeros(1, 1), torch.zeros(1, 1)
+    training = SimpleNamespace(micro_batch=batch, model=Model(), autocast=contextlib.nullcontext)
+    assert Seen(training, []).functions == {"CrossEntropyBackward"}  # type: ignore[arg-type]
 
 
 # --- CUDA, by hand: the names are those that its profiler shows

@@ -68,7 +68,8 @@ WORK_NOTES = (
 
 GPU_NOTE = Method(
     "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; kernels that "
-    "take longer than that overlap, and leave no rest."
+    "take longer than that overlap, and leave no rest. Where power holds the clock down, the profiled step, which "
+    "follows a pause, is faster than those of the window, and the rest holds that, too."
 )
 
 
