@@ -192,14 +192,19 @@ class Toggles:
             else "SPMD, one process"
         ),
     )
-    cross_entropy: Literal["torch", "closed_form", "linear"] = choice(
+    cross_entropy: Literal["torch", "closed_form", "linear", "triton"] = choice(
         "torch",
-        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; or "
-        "together with the lm_head, in chunks, by torch's linear_cross_entropy.",
+        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; "
+        "together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton kernel of ours, whose "
+        "forward pass overwrites the logits with their gradient.",
         only={
+            "triton": Only({"cuda"}, "it is a kernel for GPUs; choose closed_form"),
             "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
             "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
         },
+        note=lambda toggles, workload: (
+            "same loss and gradients, summed in another order" if toggles.cross_entropy == "triton" else ""
+        ),
     )
     tied_gradient: Literal["scatter", "rows"] = choice(
         "scatter",

@@ -52,6 +52,8 @@ class Cuda(Device):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
             if not find_spec("torchao"):
                 return "torchao is not here; pip install torchao, or choose none"
+        if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
+            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"
