@@ -21,6 +21,7 @@ from gpt2.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.brgemm import BrgemmAttention
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.fused_loss import FusedCrossEntropy
+from gpt2.kernel_libraries import cut_cross_entropy
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -221,8 +222,11 @@ class GPT2(nn.Module):
         x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
             return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), self.pad_bias)
-        if self.config.cross_entropy == "triton":
-            return FusedCrossEntropy.apply(x.flatten(0, 1), head, self.pad_bias, targets.flatten())
+        if self.config.cross_entropy == "cut":
+            return cut_cross_entropy(x.flatten(0, 1), head[: self.config.vocab_size], targets.flatten())
+        if self.config.cross_entropy in ("triton", "liger", "quack"):
+            kernel = self.config.cross_entropy
+            return FusedCrossEntropy.apply(x.flatten(0, 1), head, self.pad_bias, targets.flatten(), kernel)
         logits = self._scores(x, head).flatten(0, 1)
         if self.config.cross_entropy == "closed_form":
             return CrossEntropy.apply(logits, targets.flatten())

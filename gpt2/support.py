@@ -68,6 +68,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
             return "compile_region", toggles.compile_region, reason
     if toggles.launch == "graph" and (reason := _unrecorded(toggles)):
         return "launch", toggles.launch, reason
+    if reason := _unfit_loss(toggles):
+        return "cross_entropy", toggles.cross_entropy, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:
@@ -85,6 +87,18 @@ def _unrecorded(toggles: Toggles) -> str | None:
         return "float16's scaler asks the device in each step; set autocast to bfloat16"
     if toggles.world_size > 1:
         return "exchanges between ranks are not recorded; choose ops"
+    return None
+
+
+def _unfit_loss(toggles: Toggles) -> str | None:
+    """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
+    loss = toggles.cross_entropy
+    if loss in ("liger", "quack") and toggles.autocast == "float16":
+        return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
+    if loss == "quack" and toggles.vocab_multiple == 1:
+        return "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
+    if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
+        return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
     return None
 
 

@@ -192,18 +192,23 @@ class Toggles:
             else "SPMD, one process"
         ),
     )
-    cross_entropy: Literal["torch", "closed_form", "linear", "triton"] = choice(
+    cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
         "torch",
         "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; "
         "together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton kernel of ours, whose "
-        "forward pass overwrites the logits with their gradient.",
+        "forward pass overwrites the logits with their gradient. liger and quack are Liger Kernel's and QuACK's "
+        "kernels, which do the same; cut is Cut Cross-Entropy, exact, which keeps no logits.",
         only={
-            "triton": Only({"cuda"}, "it is a kernel for GPUs; choose closed_form"),
+            **dict.fromkeys(
+                ("triton", "liger", "quack", "cut"), Only({"cuda"}, "it is a kernel for GPUs; choose closed_form")
+            ),
             "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
             "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
         },
         note=lambda toggles, workload: (
-            "same loss and gradients, summed in another order" if toggles.cross_entropy == "triton" else ""
+            "same loss and gradients, summed in another order"
+            if toggles.cross_entropy in ("triton", "liger", "quack", "cut")
+            else ""
         ),
     )
     tied_gradient: Literal["scatter", "rows"] = choice(

@@ -216,6 +216,7 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
         ({"gelu": "sigmoid"}, "eager code differentiates by GeluBackward0"),
         ({"cross_entropy": "closed_form"}, "eager code differentiates by NllLossBackward0"),
         ({"cross_entropy": "triton"}, "eager code differentiates by NllLossBackward0; the kernel ran 0 times"),
+        ({"cross_entropy": "quack"}, "eager code differentiates by NllLossBackward0; the kernel ran 0 times"),
         ({"compile_region": "block"}, "0 of 0 compiled graphs ran for each layer"),
         ({"residual": "bfloat16"}, "the model is built for float32"),
         ({"weights": "bfloat16"}, "0 of 10 matrices are bfloat16"),

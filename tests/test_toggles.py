@@ -46,6 +46,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"device": "cuda", "matmul_precision": "medium"}, "on CUDA choose high"),
         ({"attention": "cudnn"}, "attention: cudnn: cuDNN exists on CUDA only; choose sdpa"),
         ({"attention": "efficient"}, "choose sdpa"),
+        ({"cross_entropy": "liger"}, "cross_entropy: liger: it is a kernel for GPUs; choose closed_form"),
         ({"cross_entropy": "triton"}, "cross_entropy: triton: it is a kernel for GPUs; choose closed_form"),
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),

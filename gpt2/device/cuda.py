@@ -12,6 +12,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
+from gpt2.kernel_libraries import missing
 from gpt2.prefetch import Prefetched
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
@@ -54,6 +55,10 @@ class Cuda(Device):
                 return "torchao is not here; pip install torchao, or choose none"
         if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
             return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
+        if toggle == "cross_entropy" and value in ("quack", "cut") and not ampere:
+            return f"{self.chip()} is older than this kernel (Ampere and later); choose triton"
+        if reason := missing(toggle, value):
+            return reason
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"
