@@ -38,6 +38,8 @@ class MemoryEstimate:
 def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     """Estimate one rank's memory for one micro-batch, in bytes."""
     config = stages.model_config(toggles, workload.config)
+    # Packages may be absent: these keep the same tensors as torch's functions.
+    config = replace(config, layer_norm="torch", int8="none")
     if config.attention == "flex":  # FlexAttention takes no fake tensors; it keeps the same tensors as SDPA
         config = replace(config, attention="sdpa")
     if config.cross_entropy == "cut":  # without the library, the closest is a loss whose logits can be taken off

@@ -21,7 +21,8 @@ def check(toggles: Toggles) -> None:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
     if reason := _unmet(toggles):
         raise UnsupportedToggle(*reason)
-    if toggles.attention in ("flash", "cudnn", "flash3") and toggles.autocast == "float32" and toggles.device != HOST:
+    narrow = toggles.attention in ("flash", "cudnn", "flash3", "flash4") and toggles.device != HOST
+    if narrow and toggles.autocast == "float32":
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.sharding != "none" and toggles.world_size == 1:
@@ -111,6 +112,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     if toggles.float8 != "none":
         whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
         found["float8"] = bfloat16 | whole
+    if toggles.int8 != "none":
+        found["int8"] = bfloat16 | {"float8": "none"}
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":

@@ -27,8 +27,8 @@ from gpt2.device import Cpu
 from gpt2.gradients import gradient_difference
 from gpt2.kernel_libraries import missing
 from gpt2.memory import estimate
-from gpt2.model import PRESETS, build
-from gpt2.ops import profile
+from gpt2.model import PRESETS, LayerNorm, build
+from gpt2.ops import attention_kernel, profile
 from gpt2.proofs import prove
 from gpt2.proofs.step import LOSS_OPS
 from gpt2.support import check
@@ -79,6 +79,83 @@ class LinearCrossEntropyFunction(torch.autograd.Function):
         return ((to_logits @ c) * factor).to(e.dtype), ((to_logits.t() @ e) * factor).to(c.dtype), None
 
 
+class LigerLayerNormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        assert weight.dtype == bias.dtype == torch.float32
+        rows, width = x.flatten(0, -2), [x.size(-1)]
+        out, mean, reciprocal = torch.ops.aten.native_layer_norm(rows.float(), width, weight, bias, eps)
+        ctx.save_for_backward(rows, weight, bias, mean, reciprocal)
+        return out.to(x.dtype).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        (gradient,) = grad_outputs
+        to_x, to_weight, to_bias = normed_backward(gradient.flatten(0, -2), *ctx.saved_tensors)
+        return to_x.view(gradient.shape), to_weight, to_bias, None
+
+
+def normed_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, bias: Tensor, mean: Tensor, reciprocal: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    to_x, to_weight, to_bias = torch.ops.aten.native_layer_norm_backward(
+        gradient.float(), x.float(), [x.size(-1)], mean, reciprocal, weight, bias, [True, True, True]
+    )
+    return to_x.to(x.dtype), to_weight, to_bias
+
+
+def layernorm_fwd(
+    x: Tensor, weight: Tensor, bias: Tensor, eps: float, *, return_rstd: bool, return_mean: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert x.dim() == 2
+    assert weight.dtype == bias.dtype == torch.float32
+    assert return_rstd
+    assert return_mean
+    out, mean, reciprocal = torch.ops.aten.native_layer_norm(x.float(), [x.size(1)], weight, bias, eps)
+    return out.to(x.dtype), reciprocal.flatten(), mean.flatten()
+
+
+def layernorm_bwd(
+    x: Tensor, weight: Tensor, dout: Tensor, rstd: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    assert dout.dtype == x.dtype
+    assert dout.is_contiguous()
+    return normed_backward(dout, x, weight, torch.zeros_like(weight), mean[:, None], rstd[:, None])
+
+
+def scores(q: Tensor, k: Tensor) -> Tensor:
+    T = q.size(1)
+    future = torch.ones(T, T, dtype=torch.bool).triu(1)
+    found = torch.einsum("bqhd,bkhd->bhqk", q.float(), k.float()) / q.size(-1) ** 0.5
+    return found.masked_fill(future, -torch.inf)
+
+
+def _flash_attn_fwd(
+    q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool
+) -> tuple[Tensor, Tensor, None, None]:
+    assert causal
+    assert return_lse
+    assert q.shape == k.shape == v.shape
+    found = scores(q, k)
+    out = torch.einsum("bhqk,bkhd->bqhd", found.softmax(-1), v.float()).to(q.dtype).contiguous()
+    return out, found.logsumexp(-1), None, None
+
+
+def _flash_attn_bwd(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, dout: Tensor, lse: Tensor, *, causal: bool, **places: Tensor
+) -> tuple[Tensor, ...]:
+    assert causal
+    assert dout.is_contiguous()
+    assert dout.dtype == q.dtype
+    share, gradient = (scores(q, k) - lse[..., None]).exp(), dout.float()
+    of_share = torch.einsum("bqhd,bkhd->bhqk", gradient, v.float())
+    of_scores = share * (of_share - (gradient * out.float()).sum(-1).transpose(1, 2)[..., None]) / q.size(-1) ** 0.5
+    places["dq"].copy_(torch.einsum("bhqk,bkhd->bqhd", of_scores, k.float()))
+    places["dk"].copy_(torch.einsum("bhqk,bqhd->bkhd", of_scores, q.float()))
+    places["dv"].copy_(torch.einsum("bhqk,bqhd->bkhd", share, gradient))
+    return places["dq"], places["dk"], places["dv"]
+
+
 def cut_forward(e: Tensor, c: Tensor, targets: Tensor, *, impl: str) -> Tensor:
     assert impl == "cce_exact"
     assert targets.max() < len(c) == 509, "padding rows"
@@ -91,7 +168,12 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     functions: dict[str, dict[str, Callable[..., Any]]] = {
         "liger_kernel": {},
         "liger_kernel.ops": {"cross_entropy_forward": liger_forward},
+        "liger_kernel.ops.layer_norm": {"LigerLayerNormFunction": LigerLayerNormFunction},
         "quack": {},
+        "quack.rmsnorm": {"layernorm_fwd": layernorm_fwd, "layernorm_bwd": layernorm_bwd},
+        "flash_attn": {},
+        "flash_attn.cute": {},
+        "flash_attn.cute.interface": {"_flash_attn_fwd": _flash_attn_fwd, "_flash_attn_bwd": _flash_attn_bwd},
         "quack.cross_entropy": {"cross_entropy_fwd": quack_forward},
         "cut_cross_entropy": {"linear_cross_entropy": cut_forward},
     }
@@ -215,9 +297,81 @@ def test_its_memory_is_estimated_without_its_package(loss: Any, monkeypatch: pyt
     assert triton - mine == (logits if loss == "cut" else 0)
 
 
+APART = [{"layer_norm": "liger"}, {"layer_norm": "quack"}, {"attention": "flash4"}]
+
+
+@pytest.mark.parametrize("change", APART, ids=lambda change: " ".join(change.values()))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"autocast": "bfloat16", "residual": "bfloat16", "recompute": "block"},
+        pytest.param({"autocast": "bfloat16", "compile": "default"}, marks=pytest.mark.slow),
+    ],
+    ids=lambda changes: " ".join(map(str, changes.values())),
+)
+def test_it_trains_as_torchs_kernel_does(changes: dict, change: Any) -> None:
+    torchs = replace(FOUR, **{**changes, "compile": "eager"})
+    assert_trains_alike(replace(FOUR, **changes, **change), torchs)
+
+
+@pytest.mark.parametrize("change", APART, ids=lambda change: " ".join(change.values()))
+def test_its_gradients_are_held_to_torchs(change: Any) -> None:
+    training = start(replace(FOUR, **change, autocast="bfloat16"))
+    next(training)
+    assert training.micro_batch is not None
+    difference = gradient_difference(training, *training.micro_batch)
+    assert difference < GRADIENT_TOLERANCE["bfloat16"]
+    assert training.model.config.plain.layer_norm == "torch"
+    assert training.model.config.plain.attention in ("explicit", "sdpa")
+
+
+@pytest.mark.parametrize("change", APART, ids=lambda change: " ".join(change.values()))
+def test_its_proof_sees_it_in_a_step(change: Any) -> None:
+    training = start(replace(FOUR, **change))
+    next(training)
+    ops = profile(lambda: next(training), training.device)
+    found = prove(training, ops)
+    assert all(finding.took_effect for finding in found.values()), found
+    (toggle,) = change
+    if toggle == "attention":
+        assert found[toggle].evidence == "2 calls of it forward, 2 backward"
+        assert attention_kernel(ops) == "flash4"
+    training.toggles = replace(training.toggles, **{toggle: {"layer_norm": "torch", "attention": "sdpa"}[toggle]})
+    assert not prove(training, ops)[toggle].took_effect
+
+
+@pytest.mark.parametrize("kernel", ["liger", "quack"])
+def test_layer_norms_of_a_narrow_residual_stream_stay_narrow_and_sum_in_float32(kernel: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = (torch.randn(4, 1024, 64, generator=generator) + 1).bfloat16().requires_grad_()
+    gradient = (torch.randn(4, 1024, 64, generator=generator) + 1).bfloat16()
+    wide, mine = torch.nn.LayerNorm(64).double(), LayerNorm(64, kernel)
+    wide(x.detach().double()).backward(gradient.double())
+    out = mine(x)
+    assert out.dtype == torch.bfloat16
+    out.backward(gradient)
+    for a, b in zip(mine.parameters(), wide.parameters(), strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-3)  # of sums of some thousands
+
+
+@pytest.mark.parametrize("change", [*APART, {"int8": "rowwise"}], ids=lambda change: " ".join(change.values()))
+def test_memory_is_estimated_without_any_package(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("liger_kernel.ops.layer_norm", "quack.rmsnorm", "flash_attn.cute.interface", "torchao"):
+        monkeypatch.setitem(sys.modules, name, None)
+    toggles = Toggles(device="cuda", autocast="bfloat16", attention="flash", micro_batch_size=2)
+    mine, torchs = (estimate(WORKLOAD, each).activations for each in (replace(toggles, **change), toggles))
+    assert mine == pytest.approx(torchs, rel=0.02)
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
+        ({"attention": "flash4"}, "set autocast"),
+        ({"int8": "rowwise"}, "it takes autocast: bfloat16"),
+        ({"int8": "rowwise", "autocast": "bfloat16", "float8": "rowwise"}, "it takes float8: none"),
         ({"cross_entropy": "liger", "autocast": "float16"}, "overflow in float16; choose triton"),
         ({"cross_entropy": "quack"}, "rows of 50257 are not aligned; set vocab_multiple"),
         ({"cross_entropy": "liger", "compile": "reduce-overhead"}, "a CUDA graph cannot record; choose triton"),
@@ -226,7 +380,8 @@ def test_its_memory_is_estimated_without_its_package(loss: Any, monkeypatch: pyt
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
 )
 def test_what_a_library_cannot_do_is_refused(changes: dict, reason: str) -> None:
-    with pytest.raises(UnsupportedToggle, match=f"^cross_entropy: {changes['cross_entropy']}: .*{reason}"):
+    toggle, value = next(iter(changes.items()))
+    with pytest.raises(UnsupportedToggle, match=f"^{toggle}: {value}: .*{reason}"):
         check(Toggles(device="cuda", **changes))
 
 
@@ -235,6 +390,8 @@ def test_what_a_library_cannot_do_is_refused(changes: dict, reason: str) -> None
     [
         ("cross_entropy", "liger", "its package liger_kernel is not here; pip install liger-kernel, or choose triton"),
         ("cross_entropy", "quack", 'pip install "quack-kernels[cu13]"'),
+        ("layer_norm", "liger", "pip install liger-kernel, or choose torch"),
+        ("attention", "flash4", 'pip install "flash-attn-4[cu13]>=4.0.0b30"'),
         ("cross_entropy", "cut", "git+https://github.com/apple/ml-cross-entropy"),
     ],
 )
@@ -257,6 +414,32 @@ def test_a_cut_cross_entropy_without_its_exact_form_is_refused(
 
 def test_other_values_need_no_package() -> None:
     assert missing("cross_entropy", "triton") is None
+
+
+@pytest.mark.parametrize("autocast", ["float32", "bfloat16"])
+def test_linear_layers_of_8_bit_integers_learn_nearly_what_the_baseline_learns(autocast: Any) -> None:
+    pytest.importorskip("torchao")
+    narrow, wide = start(replace(FOUR, int8="rowwise", autocast=autocast)), start(FOUR)
+    tolerance = LOSS_TOLERANCE[narrow.toggles.precision_class()]
+    for number in range(8):
+        a, b = next(narrow), next(wide)
+        assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.losses)
+        assert a.loss.item() != b.loss.item()
+        if not number:
+            assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.first_loss)
+            assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=tolerance.first_grad_norm)
+    found = prove(narrow, profile(lambda: next(narrow), narrow.device))["int8"]
+    assert (found.took_effect, found.evidence) == (True, "24 products of 8-bit integers")  # three for each of 8 layers
+
+
+@pytest.mark.slow
+def test_compiled_linear_layers_of_8_bit_integers_have_the_eager_ones_gradients() -> None:
+    pytest.importorskip("torchao")
+    training = start(replace(FOUR, int8="rowwise", autocast="bfloat16", compile="default"))
+    next(training)
+    assert training.micro_batch is not None
+    assert gradient_difference(training, *training.micro_batch) < GRADIENT_TOLERANCE["float8"]
+    assert training.model.config.plain.int8 == "rowwise"
 
 
 LIGER = """

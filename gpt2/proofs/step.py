@@ -124,7 +124,12 @@ LOSSES = {
     "cut": "LinearCrossEntropyFunctionBackward",
 }
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
-"""Autograd's name of the backward function, by value of the toggle (cross_entropy and gelu)."""
+LAYER_NORMS = {
+    "torch": "NativeLayerNormBackward0",
+    "liger": "LigerLayerNormFunctionBackward",
+    "quack": "QuackLayerNormBackward",
+}
+"""Autograd's name of the backward function, by value of the toggle (cross_entropy, gelu and layer_norm)."""
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
     "liger": "gpt2::liger_cross_entropy_",
@@ -146,6 +151,10 @@ def cross_entropy(seen: Seen) -> Finding:
 
 def gelu(seen: Seen) -> Finding:
     return _differentiated(seen, "gelu", GELUS)
+
+
+def layer_norm(seen: Seen) -> Finding:
+    return _differentiated(seen, "layer_norm", LAYER_NORMS)
 
 
 def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding:
