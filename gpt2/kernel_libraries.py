@@ -6,6 +6,7 @@ What torch.compile cannot look into is an operator of ours here, so that compile
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -16,40 +17,44 @@ from torch.autograd import Function
 
 from gpt2.functions import OWN, product_dtype
 
-LIGER = "liger_kernel", "pip install liger-kernel"
-QUACK = "quack", 'pip install "quack-kernels[cu13]" (on CUDA 12 without [cu13])'
+CUTE = ("cutlass", "tvm_ffi")
+"""What kernels in CuTe DSL are compiled and called by; an installation of parts may lack it."""
+LIGER = ("liger_kernel", "triton"), "pip install liger-kernel"
+QUACK = ("quack", *CUTE), 'pip install "quack-kernels[cu13]" (on CUDA 12 without [cu13])'
+FLASH4 = ("flash_attn.cute", *CUTE), 'pip install "flash-attn-4[cu13]>=4.0.0b30" (on CUDA 12 without [cu13])'
+CUT = (
+    ("cut_cross_entropy", "triton"),
+    'pip install "cut-cross-entropy @ git+https://github.com/apple/ml-cross-entropy"',
+)
 PACKAGES = {
-    ("attention", "flash4"): (
-        "flash_attn.cute",
-        'pip install "flash-attn-4[cu13]>=4.0.0b30" (on CUDA 12 without [cu13])',
-        "cudnn",
-    ),
+    ("attention", "flash4"): (*FLASH4, "cudnn"),
     ("cross_entropy", "liger"): (*LIGER, "triton"),
     ("cross_entropy", "quack"): (*QUACK, "triton"),
-    ("cross_entropy", "cut"): (
-        "cut_cross_entropy",
-        'pip install "cut-cross-entropy @ git+https://github.com/apple/ml-cross-entropy"',
-        "linear",
-    ),
+    ("cross_entropy", "cut"): (*CUT, "linear"),
     ("layer_norm", "liger"): (*LIGER, "torch"),
     ("layer_norm", "quack"): (*QUACK, "torch"),
 }
-"""By toggle and value: the package to import, how to install it, and another value of the toggle to choose."""
+"""By toggle and value: the modules to import, how to install them, and another value of the toggle to choose."""
 
 
 def missing(toggle: str, value: object) -> str | None:
     """Return why a package that this value of a toggle needs cannot be used here, and what to do; None if it can."""
     if (toggle, value) not in PACKAGES:
         return None
-    name, install, other = PACKAGES[toggle, str(value)]
-    # Looking for a module within a package imports the package.
-    found = find_spec(name.split(".")[0]) and find_spec(name)
-    if not found:
-        return f"its package {name} is not here; {install}, or choose {other}"
-    if value == "cut" and not (Path(found.origin or "").parent / "cce_utils.py").exists():
+    names, install, other = PACKAGES[toggle, str(value)]
+    found = {name: _spec(name) for name in names}
+    if absent := [name for name, spec in found.items() if spec is None]:
+        return f"its package {absent[0]} is not here; {install}, or choose {other}"
+    spec = found[names[0]]
+    if value == "cut" and not (spec and spec.origin and Path(spec.origin).with_name("cce_utils.py").exists()):
         # As on PyPI: its gradients are sums of hundreds of parts, rounded to bfloat16 after each.
-        return f"this {name} has no exact form; {install}, or choose {other}"
+        return f"this {names[0]} has no exact form; {install}, or choose {other}"
     return None
+
+
+def _spec(name: str) -> ModuleSpec | None:
+    # Looking for a module within a package imports the package, which must be there.
+    return find_spec(name) if find_spec(name.split(".")[0]) else None
 
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:

@@ -412,6 +412,12 @@ def test_a_cut_cross_entropy_without_its_exact_form_is_refused(
     assert missing("cross_entropy", "cut") is None
 
 
+def test_a_library_without_what_it_is_compiled_by_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    here = {"quack": ModuleSpec("quack", None)}
+    monkeypatch.setattr("gpt2.kernel_libraries.find_spec", here.get)
+    assert "its package cutlass is not here; pip install" in str(missing("cross_entropy", "quack"))
+
+
 def test_other_values_need_no_package() -> None:
     assert missing("cross_entropy", "triton") is None
 
