@@ -1,10 +1,13 @@
-"""float8 linear layers by torchao."""
+"""Linear layers in 8-bit formats by torchao."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
-from torch import nn
+from torch import Tensor, nn
+
+from gpt2.functions import product_dtype
 
 
 def to_float8(model: nn.Module, scaling: str, *, emulate: bool = False) -> None:
@@ -17,3 +20,23 @@ def to_float8(model: nn.Module, scaling: str, *, emulate: bool = False) -> None:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     convert_to_float8_training(model, config=replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate))
+
+
+def int8_multiplication() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+    """Return a function for linear layers whose three matmuls, forward and backward, are of 8-bit integers.
+
+    It takes x (..., in), weight (out, in), bias (out,) or None, and returns (..., out) in autocast's dtype. Each row
+    of the first factor and each column of the second has a scale of its own, found as it is rounded. Raises
+    ImportError without torchao.
+    """
+    from torchao.prototype.quantized_training import int8_mixed_precision
+
+    # The module and the tensor subclass that torchao has for it would change the parameters' types.
+    function = int8_mixed_precision._Int8MixedPrecisionTrainingLinearFunction
+    config = int8_mixed_precision.Int8MixedPrecisionTrainingConfig()
+
+    def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        dtype = product_dtype(x)
+        return function.apply(x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype), config)
+
+    return multiply

@@ -1,7 +1,8 @@
 """The lm_head and the loss in one autograd function, whose forward pass computes the gradient of the logits already.
 
 The gradient takes the place of the logits, so that the backward pass consists of two matmuls. The kernel is Triton's
-(gpt2.loss_kernel); on a CPU the same operator is made of torch's functions, which is for tests and estimates alone.
+(gpt2.loss_kernel), or another project's (gpt2.kernel_libraries); on a CPU the same operator is made of torch's
+functions, which is for tests and estimates alone.
 """
 
 from __future__ import annotations
@@ -67,22 +68,29 @@ class FusedCrossEntropy(Function):
     """Mean cross-entropy of x @ head.T + bias, which keeps the gradient of the logits in place of the logits."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, kernel: str = "triton"
+    ) -> Tensor:
         """Return the mean cross-entropy in nats, a float32 scalar.
 
         x: (N, d); head: (V, d); bias: (V,) or None, which gets no gradient, -inf where a class is impossible; targets:
-        (N,) int64.
+        (N,) int64; kernel: triton, or an operator of gpt2.kernel_libraries: liger or quack, not for float16.
         """
         dtype = product_dtype(x)
-        ctx.dtypes, ctx.scale = (x.dtype, head.dtype), HALF_SCALE if dtype == torch.float16 else 1.0
+        ctx.dtypes = x.dtype, head.dtype
         x, head = x.to(dtype), head.to(dtype)
         logits = F.linear(x, head, None if bias is None else bias.to(dtype))
-        losses = torch.ops.gpt2.cross_entropy_(logits, targets, ctx.scale)
+        if kernel == "triton":
+            ctx.scale = HALF_SCALE if dtype == torch.float16 else 1.0
+            losses = torch.ops.gpt2.cross_entropy_(logits, targets, ctx.scale)
+        else:
+            ctx.scale = len(targets)  # it writes the gradient of the sum
+            losses = getattr(torch.ops.gpt2, f"{kernel}_cross_entropy_")(logits, targets)
         ctx.save_for_backward(x, head, logits)  # which hold their gradient now
         return losses.mean()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
         """Return the gradients of x and head, in their shapes and dtypes.
 
         The incoming gradient is known only now. It multiplies these, which are far smaller than the logits.
@@ -91,4 +99,4 @@ class FusedCrossEntropy(Function):
         x, head, to_logits = ctx.saved_tensors
         of_x, of_head = ctx.dtypes
         factor = gradient / ctx.scale
-        return (to_logits @ head).to(of_x) * factor, (to_logits.t() @ x).to(of_head) * factor, None, None
+        return (to_logits @ head).to(of_x) * factor, (to_logits.t() @ x).to(of_head) * factor, None, None, None

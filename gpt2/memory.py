@@ -38,8 +38,12 @@ class MemoryEstimate:
 def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     """Estimate one rank's memory for one micro-batch, in bytes."""
     config = stages.model_config(toggles, workload.config)
+    # Packages may be absent: these keep the same tensors as torch's functions.
+    config = replace(config, layer_norm="torch", int8="none")
     if config.attention == "flex":  # FlexAttention takes no fake tensors; it keeps the same tensors as SDPA
         config = replace(config, attention="sdpa")
+    if config.cross_entropy == "cut":  # without the library, the closest is a loss whose logits can be taken off
+        config = replace(config, cross_entropy="triton")
     kept: dict[int, int] = {}
 
     def keep(tensor: torch.Tensor) -> torch.Tensor:
@@ -60,9 +64,9 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
-    # The Triton kernel's gradient takes the place of the logits, which are among the kept.
+    # The gradient by one of the GPU kernels takes the place of the logits, which are among the kept.
     wide, narrow = elements * 4, elements * dtype.itemsize
-    logits = {"torch": wide, "closed_form": narrow, "linear": 0, "triton": 0}[toggles.cross_entropy]
+    logits = {"torch": wide, "closed_form": narrow, "cut": -narrow}.get(toggles.cross_entropy, 0)
     if toggles.cross_entropy == "torch" and toggles.compile != "eager" and not toggles.shards_gradients:
         # Eager code keeps log-probabilities in float32. Compiled code keeps the logits in the matmul's format, and
         # their gradient has that format too. Where gradients are sharded, the lm_head is not compiled.

@@ -20,8 +20,10 @@ from torch.utils.checkpoint import checkpoint
 from gpt2.attention import BlockAttention, causal_blocks, flex_causal
 from gpt2.bias_gradients import BiasedGelu, BiasedSplit
 from gpt2.brgemm import BrgemmAttention
+from gpt2.float8 import int8_multiplication
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.fused_loss import FusedCrossEntropy
+from gpt2.kernel_libraries import Flash4Attention, cut_cross_entropy, layer_norm
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -62,7 +64,7 @@ class Linear(nn.Linear):
 
     def __init__(self, config: GPT2Config, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
-        self.multiply = multiplication(config)
+        self.multiply = multiplication(config) if config.int8 == "none" else int8_multiplication()
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer. input: (..., in_features). Returns (..., out_features)."""
@@ -76,8 +78,17 @@ class LayerNorm(nn.LayerNorm):
     Compiled code does so in any case.
     """
 
+    def __init__(self, width: int, kernel: str = "torch") -> None:
+        super().__init__(width, eps=1e-5)
+        self.kernel = None if kernel == "torch" else layer_norm(kernel)
+
     def forward(self, input: Tensor) -> Tensor:
-        """Normalise the last dimension. input: (..., d), any dtype. Returns the same shape in float32."""
+        """Normalise the last dimension.
+
+        input: (..., d), any dtype. Returns the same shape in float32, by another kernel than torch's in input's dtype.
+        """
+        if self.kernel is not None:
+            return self.kernel(input, self.weight, self.bias, self.eps)
         # torch's CPU kernel sums the parameters' gradients over all tokens in the input's number format.
         return super().forward(input.float())
 
@@ -97,6 +108,7 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
     "sdpa": by_heads(partial(SDPA, is_causal=True)),
     "blocks": by_heads(BlockAttention.apply),
     "brgemm": BrgemmAttention.apply,
+    "flash4": Flash4Attention.apply,
     "flex": by_heads(flex_causal),
 }
 """Attention functions by name.
@@ -159,9 +171,9 @@ class Block(nn.Module):
 
     def __init__(self, config: GPT2Config) -> None:
         super().__init__()
-        self.ln_1 = LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_1 = LayerNorm(config.n_embd, config.layer_norm)
         self.attn = Attention(config)
-        self.ln_2 = LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_2 = LayerNorm(config.n_embd, config.layer_norm)
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
@@ -186,7 +198,7 @@ class GPT2(nn.Module):
         self.wte = nn.Embedding(config.padded_vocab_size, config.n_embd)
         self.wpe = nn.Embedding(config.n_ctx, config.n_embd)
         self.h = nn.ModuleList(Block(config) for _ in range(config.n_layer))
-        self.ln_f = LayerNorm(config.n_embd, eps=1e-5)
+        self.ln_f = LayerNorm(config.n_embd, config.layer_norm)
         # One mask for all layers, and one bias that masks the padding rows' logits; None where not needed.
         explicit, padded = config.attention == "explicit", config.padded_vocab_size > config.vocab_size
         future = torch.empty(config.n_ctx, config.n_ctx, dtype=torch.bool) if explicit else None
@@ -232,8 +244,11 @@ class GPT2(nn.Module):
         x = self.ln_f(x)
         if self.config.cross_entropy == "linear":
             return chunked_cross_entropy(x.flatten(0, 1), head, targets.flatten(), self.pad_bias)
-        if self.config.cross_entropy == "triton":
-            return FusedCrossEntropy.apply(x.flatten(0, 1), head, self.pad_bias, targets.flatten())
+        if self.config.cross_entropy == "cut":
+            return cut_cross_entropy(x.flatten(0, 1), head[: self.config.vocab_size], targets.flatten())
+        if self.config.cross_entropy in ("triton", "liger", "quack"):
+            kernel = self.config.cross_entropy
+            return FusedCrossEntropy.apply(x.flatten(0, 1), head, self.pad_bias, targets.flatten(), kernel)
         logits = self._scores(x, head).flatten(0, 1)
         if self.config.cross_entropy == "closed_form":
             return CrossEntropy.apply(logits, targets.flatten())

@@ -86,6 +86,8 @@ class Seen:
             config = self.training.model.config
             first = [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]  # of each layer
             return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
+        if self.toggles.cross_entropy == "cut":  # the kernel that has the lm_head's matmul in it
+            return [op.shapes[0][0] for op in self.named("LinearCrossEntropyFunction")]
         if self.heads:
             return [head.m for head in self.heads]
         # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of them.

@@ -106,15 +106,21 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
     return replace(
         config,
         padded_vocab_size=toggles.padded(config.vocab_size),
-        attention=toggles.attention if toggles.attention in ("explicit", "blocks", "brgemm", "flex") else "sdpa",
+        attention=toggles.attention if toggles.attention in MODEL_ATTENTION else "sdpa",
         recompute=toggles.recompute,
         cross_entropy=toggles.cross_entropy,
         tied_gradient=toggles.tied_gradient,
         gelu=toggles.gelu,
         products=toggles.products,
         bias_gradient=toggles.bias_gradient,
+        layer_norm=toggles.layer_norm,
         residual=toggles.residual,
+        int8=toggles.int8,
     )
+
+
+MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
+"""Attentions of the model's own; the others are kernels of scaled_dot_product_attention, which torch is told of."""
 
 
 def compile_options(toggles: Toggles) -> dict[str, Any]:

@@ -21,7 +21,8 @@ def check(toggles: Toggles) -> None:
         raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
     if reason := _unmet(toggles):
         raise UnsupportedToggle(*reason)
-    if toggles.attention in ("flash", "cudnn", "flash3") and toggles.autocast == "float32" and toggles.device != HOST:
+    narrow = toggles.attention in ("flash", "cudnn", "flash3", "flash4") and toggles.device != HOST
+    if narrow and toggles.autocast == "float32":
         reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
         raise UnsupportedToggle("attention", toggles.attention, reason)
     if toggles.sharding != "none" and toggles.world_size == 1:
@@ -70,6 +71,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
             return "compile_region", toggles.compile_region, reason
     if toggles.launch == "graph" and (reason := _unrecorded(toggles)):
         return "launch", toggles.launch, reason
+    if reason := _unfit_loss(toggles):
+        return "cross_entropy", toggles.cross_entropy, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:
@@ -90,6 +93,18 @@ def _unrecorded(toggles: Toggles) -> str | None:
     return None
 
 
+def _unfit_loss(toggles: Toggles) -> str | None:
+    """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
+    loss = toggles.cross_entropy
+    if loss in ("liger", "quack") and toggles.autocast == "float16":
+        return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
+    if loss == "quack" and toggles.vocab_multiple == 1:
+        return "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
+    if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
+        return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
+    return None
+
+
 def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     """Return, for each toggle in use, the values that it requires of other toggles."""
     bfloat16 = {"autocast": "bfloat16"}
@@ -101,6 +116,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
         found["float8"] = bfloat16 | whole
     if toggles.bias_gradient == "triton":
         found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
+    if toggles.int8 != "none":
+        found["int8"] = bfloat16 | {"float8": "none"}
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":

@@ -93,13 +93,14 @@ class Toggles:
         precision={"high": "tf32", "medium": "bfloat16"},
     )
     attention: Literal[
-        "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flex"
+        "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flash4", "flex"
     ] = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one; blocks "
         "is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, flash3 "
-        "FlashAttention-3, flex FlexAttention.",
+        "FlashAttention-3, flash4 FlashAttention-4, flex FlexAttention.",
         only={
+            "flash4": Only({"cuda"}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
             "flash3": Only({"cuda"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
             "flex": Only({"cuda"}, "FlexAttention trains on CUDA only; choose sdpa"),
             "blocks": Only({"cpu"}, "only a CPU's library gains by it; choose flash"),
@@ -209,18 +210,23 @@ class Toggles:
             else "SPMD, one process"
         ),
     )
-    cross_entropy: Literal["torch", "closed_form", "linear", "triton"] = choice(
+    cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
         "torch",
         "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; "
         "together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton kernel of ours, whose "
-        "forward pass overwrites the logits with their gradient.",
+        "forward pass overwrites the logits with their gradient. liger and quack are Liger Kernel's and QuACK's "
+        "kernels, which do the same; cut is Cut Cross-Entropy, exact, which keeps no logits.",
         only={
-            "triton": Only({"cuda"}, "it is a kernel for GPUs; choose closed_form"),
+            **dict.fromkeys(
+                ("triton", "liger", "quack", "cut"), Only({"cuda"}, "it is a kernel for GPUs; choose closed_form")
+            ),
             "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
             "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
         },
         note=lambda toggles, workload: (
-            "same loss and gradients, summed in another order" if toggles.cross_entropy == "triton" else ""
+            "same loss and gradients, summed in another order"
+            if toggles.cross_entropy in ("triton", "liger", "quack", "cut")
+            else ""
         ),
     )
     tied_gradient: Literal["scatter", "rows"] = choice(
@@ -233,6 +239,11 @@ class Toggles:
         "tanh",
         "GELU's tanh approximation by a tanh, or by the exponential that it equals.",
         only={"sigmoid": Only(EAGER, "XLA chooses its own arithmetic; choose tanh")},
+    )
+    layer_norm: Literal["torch", "liger", "quack"] = choice(
+        "torch",
+        "LayerNorm by torch, compiled if the model is, or by the kernels of Liger Kernel or QuACK.",
+        only=dict.fromkeys(("liger", "quack"), Only({"cuda"}, "it is a kernel for GPUs; choose torch")),
     )
     products: Literal["whole", "tuned"] = choice(
         "whole",
@@ -277,6 +288,14 @@ class Toggles:
         precision=dict.fromkeys(("tensorwise", "rowwise"), "float8"),
         only=dict.fromkeys(("tensorwise", "rowwise"), Only({"cuda"}, "only newer GPUs have such units; choose none")),
         note=lambda toggles, workload: "" if toggles.float8 == "none" else "MFU is over bfloat16's peak",
+    )
+    int8: Literal["none", "rowwise"] = choice(
+        "none",
+        "The blocks' linear layers multiply 8-bit integers by torchao, scaled by row; the lm_head does not.",
+        maths={"rowwise": "linear layers keep 8 bits of what they multiply"},
+        precision={"rowwise": "float8"},  # float8's rounding is the coarser one
+        only={"rowwise": Only({"cuda"}, "torchao's kernel is for GPUs; choose none")},
+        note=lambda toggles, workload: "" if toggles.int8 == "none" else "MFU is over bfloat16's peak",
     )
     allocator: Literal["system", "thp", "tcmalloc", "jemalloc", "expandable"] = choice(
         "system",

@@ -41,8 +41,10 @@ class GPT2Config:
     gelu: str = "tanh"
     products: str = "whole"
     bias_gradient: str = "torch"
+    layer_norm: str = "torch"
     residual: str = "float32"
-    """cross_entropy to residual have the values of the toggles of the same names."""
+    int8: str = "none"
+    """cross_entropy to int8 have the values of the toggles of the same names."""
 
     def __post_init__(self) -> None:
         if not self.padded_vocab_size:
@@ -66,8 +68,8 @@ class GPT2Config:
     def plain(self) -> GPT2Config:
         """The same config with torch's own functions, the reference for ours; choices that change the maths stay."""
         attention = "explicit" if self.attention == "explicit" else "sdpa"
-        torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "products": "whole"}
-        return replace(self, attention=attention, bias_gradient="torch", **torchs)
+        torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "layer_norm": "torch"}
+        return replace(self, attention=attention, products="whole", bias_gradient="torch", **torchs)
 
 
 # Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests and smoke

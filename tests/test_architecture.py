@@ -51,7 +51,7 @@ LOADS_TORCH = (
     *("gpt2.attention", "gpt2.bias_gradients", "gpt2.bias_kernels", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert"),
     *("gpt2.device", "gpt2.evaluate"),
     *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
-    *("gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
+    *("gpt2.kernel_libraries", "gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
     *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),
     *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.step_graph", "gpt2.train", "gpt2.weight_files"),
 )
@@ -302,11 +302,13 @@ def test_nothing_imports_an_undeclared_package() -> None:
     import tomllib
 
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    names = ("float8", "corpora", "wandb", "tensorboard", "xla", "tpu")
+    names = ("float8", "kernels", "corpora", "wandb", "tensorboard", "xla", "tpu")
     extras = [each for name in names for each in project["optional-dependencies"][name]]
     declared = {re.split(r"[>=\[]", each)[0].lower() for each in [*project["dependencies"], *extras]}
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info", "pyarrow": "datasets"}
     provided["triton"] = "torch"  # of its CUDA builds
+    provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
+    declared.add("cut_cross_entropy")  # PyPI's has no exact form; gpt2.kernel_libraries tells how to install GitHub's
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

@@ -187,6 +187,9 @@ class Turing:
         ({"autocast": "bfloat16"}, "Tesla T4 has no bfloat16 units .* choose float16"),
         ({"matmul_precision": "high"}, "Tesla T4 has no TF32 units .* choose highest"),
         ({"attention": "flash"}, "choose efficient"),
+        ({"attention": "flash4", "autocast": "float16"}, "older than this kernel .Hopper and later.; choose cudnn"),
+        ({"cross_entropy": "cut"}, "older than this kernel .Ampere and later.; choose triton"),
+        ({"layer_norm": "quack"}, "older than this kernel .Ampere and later.; choose torch"),
         ({"world_size": 2}, "more ranks than the 1 CUDA device.* choose at most 1"),
     ],
 )

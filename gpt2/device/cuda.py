@@ -13,6 +13,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
+from gpt2.kernel_libraries import missing
 from gpt2.prefetch import Prefetched, how_many
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
@@ -58,10 +59,21 @@ class Cuda(Device):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
             if not find_spec("torchao"):
                 return "torchao is not here; pip install torchao, or choose none"
+        if (toggle, value) == ("int8", "rowwise") and not find_spec("torchao"):
+            return "torchao is not here; pip install torchao, or choose none"
         if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
             return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
         if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
             return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
+        if toggle == "cross_entropy" and value in ("quack", "cut") and not ampere:
+            return f"{self.chip()} is older than this kernel (Ampere and later); choose triton"
+        if (toggle, value) == ("layer_norm", "quack") and not ampere:
+            return f"{self.chip()} is older than this kernel (Ampere and later); choose torch"
+        hopper = torch.cuda.get_device_capability(self.torch_device) >= (9, 0)
+        if (toggle, value) == ("attention", "flash4") and not hopper:
+            return f"{self.chip()} is older than this kernel (Hopper and later); choose cudnn or flash"
+        if reason := missing(toggle, value):
+            return reason
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"

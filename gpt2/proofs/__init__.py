@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from gpt2.ops import Op
-from gpt2.proofs.arithmetic import attention, autocast, float8, matmul_precision, residual, weight_casts, weights
+from gpt2.proofs.arithmetic import attention, autocast, float8, int8, matmul_precision, residual, weight_casts, weights
 from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.step import (
@@ -25,6 +25,7 @@ from gpt2.proofs.step import (
     gelu,
     grad_accum_steps,
     launch,
+    layer_norm,
     micro_batch_size,
     products,
     recompute,
@@ -59,6 +60,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         cross_entropy,
         tied_gradient,
         gelu,
+        layer_norm,
         products,
         bias_gradient,
         clip,
@@ -66,6 +68,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         residual,
         weights,
         float8,
+        int8,
         allocator,
         affinity,
         threads,

@@ -70,6 +70,12 @@ def attention(seen: Seen) -> Finding:
         forward, back = (len(seen.named(f"gpt2::attention{which}")) for which in ("", "_backward"))
         ran = f"{counted(forward, 'call')} of it forward, {back} backward" if forward else materialised
         return Finding(forward > 0 and back > 0 and not fused and not scores, ran)
+    if wanted == "flash4":
+        forward, back = (len(seen.named(f"gpt2::flash4_attention{which}")) for which in ("", "_backward"))
+        if seen.graph_launches:  # a CUDA graph's replay does not name its ops
+            return Finding(set(fused) == {"flash"} and seen.training.model.config.attention == wanted, f"ran {ran}")
+        ran = f"{counted(forward, 'call')} of it forward, {back} backward" if forward else ran or materialised
+        return Finding(forward > 0 and back > 0, ran)
     if wanted == "flex":
         kernels = sum(op.on_device and "flex_attention" in op.name for op in seen.ops)
         return Finding(kernels > 0 and not fused, f"{counted(kernels, 'kernel')} of FlexAttention ran")
@@ -97,6 +103,11 @@ def weights(seen: Seen) -> Finding:
 def float8(seen: Seen) -> Finding:
     ran = sum(op.name == "aten::_scaled_mm" or (op.on_device and "e4m3" in op.name) for op in seen.ops)
     return Finding((ran > 0) == (seen.toggles.float8 != "none"), f"{counted(ran, 'product')} in float8")
+
+
+def int8(seen: Seen) -> Finding:
+    ran = sum("int8_mm" in op.name if op.on_device else op.name == "aten::_int_mm" for op in seen.ops)
+    return Finding((ran > 0) == (seen.toggles.int8 != "none"), f"{counted(ran, 'product')} of 8-bit integers")
 
 
 def weight_casts(seen: Seen) -> Finding:

@@ -126,25 +126,46 @@ def grad_accum_steps(seen: Seen) -> Finding:
     return Finding(passes == seen.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step")
 
 
-LOSSES = {"torch": "NllLossBackward0", "closed_form": "CrossEntropyBackward", "triton": "FusedCrossEntropyBackward"}
+LOSSES = {
+    "torch": "NllLossBackward0",
+    "closed_form": "CrossEntropyBackward",
+    **dict.fromkeys(("triton", "liger", "quack"), "FusedCrossEntropyBackward"),
+    "cut": "LinearCrossEntropyFunctionBackward",
+}
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
 BIASED_GELUS = GELUS | {"tanh": "BiasedGeluBackward"}
-"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where bias_gradient is
-triton.
-"""
+"""As GELUS, where bias_gradient is triton."""
+LAYER_NORMS = {
+    "torch": "NativeLayerNormBackward0",
+    "liger": "LigerLayerNormFunctionBackward",
+    "quack": "QuackLayerNormBackward",
+}
+"""Autograd's name of the backward function, by value of the toggle (cross_entropy, gelu and layer_norm)."""
+LOSS_OPS = {
+    "triton": "gpt2::cross_entropy_",
+    "liger": "gpt2::liger_cross_entropy_",
+    "quack": "gpt2::quack_cross_entropy_",
+    "cut": "LinearCrossEntropyFunction",
+}
+"""The op that runs a kernel of the loss, by value of cross_entropy."""
 
 
 def cross_entropy(seen: Seen) -> Finding:
     found = _differentiated(seen, "cross_entropy", LOSSES)
-    if seen.toggles.cross_entropy != "triton" or seen.graph_launches:  # a CUDA graph's replay does not name its ops
+    name = LOSS_OPS.get(seen.toggles.cross_entropy)
+    if name is None or seen.graph_launches:  # a CUDA graph's replay does not name its ops
         return found
-    ran = len(seen.named("gpt2::cross_entropy_"))
+    ran = len(seen.named(name))
     evidence = f"{found.evidence}; the kernel ran {counted(ran, 'time')}"
     return Finding(found.took_effect and ran == seen.toggles.grad_accum_steps, evidence)
 
 
 def gelu(seen: Seen) -> Finding:
     return _differentiated(seen, "gelu", GELUS if seen.toggles.bias_gradient == "torch" else BIASED_GELUS)
+
+
+def layer_norm(seen: Seen) -> Finding:
+    return _differentiated(seen, "layer_norm", LAYER_NORMS)
 
 
 def _differentiated(seen: Seen, name: str, functions: dict[str, str]) -> Finding:
