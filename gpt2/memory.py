@@ -60,7 +60,9 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
             model(tokens, tokens)
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     elements = toggles.micro_batch_size * workload.seq_len * config.padded_vocab_size
-    logits = {"torch": elements * 4, "closed_form": elements * dtype.itemsize, "linear": 0}[toggles.cross_entropy]
+    # The Triton kernel's gradient takes the place of the logits, which are among the kept.
+    wide, narrow = elements * 4, elements * dtype.itemsize
+    logits = {"torch": wide, "closed_form": narrow, "linear": 0, "triton": 0}[toggles.cross_entropy]
     if toggles.cross_entropy == "torch" and toggles.compile != "eager" and not toggles.shards_gradients:
         # Eager code keeps log-probabilities in float32. Compiled code keeps the logits in the matmul's format, and
         # their gradient has that format too. Where gradients are sharded, the lm_head is not compiled.

@@ -60,6 +60,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
             )
             return name, getattr(toggles, name), reason
+    if toggles.reductions == "apart" and toggles.compile == "eager":
+        return "reductions", toggles.reductions, "nothing is compiled; set compile"
     if toggles.compile_region == "block":
         if toggles.compile == "eager":
             return "compile_region", toggles.compile_region, "nothing is compiled; set compile"
@@ -97,6 +99,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
     if toggles.float8 != "none":
         whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
         found["float8"] = bfloat16 | whole
+    if toggles.bias_gradient == "triton":
+        found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":

@@ -40,6 +40,7 @@ class GPT2Config:
     tied_gradient: str = "scatter"
     gelu: str = "tanh"
     products: str = "whole"
+    bias_gradient: str = "torch"
     residual: str = "float32"
     """cross_entropy to residual have the values of the toggles of the same names."""
 
@@ -65,9 +66,8 @@ class GPT2Config:
     def plain(self) -> GPT2Config:
         """The same config with torch's own functions, the reference for ours; choices that change the maths stay."""
         attention = "explicit" if self.attention == "explicit" else "sdpa"
-        return replace(
-            self, attention=attention, cross_entropy="torch", tied_gradient="scatter", gelu="tanh", products="whole"
-        )
+        torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "products": "whole"}
+        return replace(self, attention=attention, bias_gradient="torch", **torchs)
 
 
 # Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests and smoke

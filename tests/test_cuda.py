@@ -198,6 +198,24 @@ def test_a_t4_refuses_what_it_has_no_units_for(changes: dict, remedy: str, monke
         find(Toggles(device="cuda", **changes))
 
 
+def test_the_loss_by_triton_is_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose closed_form"):
+        find(Toggles(device="cuda", cross_entropy="triton"))
+
+
+def test_biases_by_triton_are_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"):
+        find(Toggles(device="cuda", bias_gradient="triton"))
+
+
 def test_ranks_on_other_nodes_take_no_device_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpt2.device import find
 

@@ -48,11 +48,20 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
             return self._too_many_ranks()  # only this machine's ranks count
+        if (toggle, value) == ("reductions", "apart"):
+            from torch._inductor import config
+
+            if not hasattr(config.triton, "mix_order_reduction"):
+                return f"torch {torch.__version__} mixes none; choose mixed, which is the same there"
         if toggle == "float8" and value != "none":
             if torch.cuda.get_device_capability(self.torch_device) < (8, 9):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
             if not find_spec("torchao"):
                 return "torchao is not here; pip install torchao, or choose none"
+        if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
+            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
+        if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
+            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"

@@ -17,6 +17,7 @@ from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.step import (
     adamw,
+    bias_gradient,
     clip,
     compile,
     compile_region,
@@ -27,6 +28,7 @@ from gpt2.proofs.step import (
     micro_batch_size,
     products,
     recompute,
+    reductions,
     tied_gradient,
     vocab_multiple,
 )
@@ -45,6 +47,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         attention,
         compile,
         compile_region,
+        reductions,
         launch,
         adamw,
         sharding,
@@ -57,6 +60,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         tied_gradient,
         gelu,
         products,
+        bias_gradient,
         clip,
         weight_casts,
         residual,
