@@ -96,9 +96,9 @@ def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Es
 def noise_floor(control: Estimate | None) -> float | None:
     """delta: the relative difference below which two rungs count as the same; None where no control tells.
 
-    control: the ratio of the A/A control, that is the first rung run again at the end of each round, to the first
-    rung. The half-width of its interval is what this machine's noise makes of no difference at all; where the
-    interval excludes 1, for the place in the round alone makes a difference, that counts too.
+    control: the ratio of an A/A control, that is a rung run again at the end of each round, to that rung. The
+    half-width of its interval is what this machine's noise makes of no difference at all; where the interval excludes
+    1, for the place in the round alone makes a difference, that counts too.
     """
     if control is None or control.half_width is None or control.low is None or control.high is None:
         return None

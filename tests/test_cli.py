@@ -196,8 +196,8 @@ def test_a_plan_counts_the_processes_that_the_run_will_take(write_ladder) -> Non
     path = write_ladder(rungs, ceiling_seconds=0.01)
     for options, expected in (
         ((), "1 round of 3 processes, without an A/A control, and 1 for loss parity, and 1 for the measured ceiling"),
-        (("--repeats", "3"), "3 rounds of 4 processes, the A/A control included, and 1 for loss parity, and 2 for"),
-        (("--until", "2%", "--ablate"), "5 to 20 rounds of 5 processes"),
+        (("--repeats", "3"), "3 rounds of 5 processes, the A/A controls included, and 1 for loss parity, and 2 for"),
+        (("--until", "2%", "--ablate"), "5 to 20 rounds of 6 processes"),
     ):
         assert expected in " ".join(bench("plan", path, *options).stdout.split())
 

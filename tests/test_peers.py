@@ -196,6 +196,7 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
         ("external", "n"),
         ("cumulative", "b"),
         ("control", "a"),
+        ("control", "b"),
         ("parity", "b"),
     ]
     assert tasks[-1].rung.toggles.attention == "explicit"  # as the rung of ours before it, and not the external one's

@@ -21,7 +21,7 @@ from bench.records.machine import Ceiling, ChipState, Matmul
 from bench.records.record import RecordError, append
 from bench.report.caption import caption
 from bench.report.single_run import tables
-from bench.stats import LOUD
+from bench.stats import LOUD, noise_floor
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -430,6 +430,49 @@ def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     assert "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x" in text
     assert "too high to call anything the same" in to_markdown(noisy((1.1, 0.9, 1.0)))
     assert noisy((1.1, 0.9, 1.0)).rows[1].verdict == "unclear"
+
+
+def with_last(again: tuple[float, float, float], first: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> Scoreboard:
+    """noisy(first), and a control of the last rung of these ratios."""
+    last = [
+        record("fused", 1, n, kind="control", measurement=measurement(1030.0 * ratio))
+        for n, ratio in enumerate(again, start=1)
+    ]
+    return scoreboard([*noisy(first).records, *last])
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "verdict"),
+    [
+        ((1.0, 1.0, 1.0), (1.0, 1.0, 1.0), "faster"),
+        ((1.0, 1.0, 1.0), (1.017, 0.983, 1.0), "same"),
+        ((1.017, 0.983, 1.0), (1.0, 1.0, 1.0), "same"),
+    ],
+)
+def test_the_noise_floor_is_that_of_the_control_that_differs_more(
+    first: tuple[float, float, float], last: tuple[float, float, float], verdict: str
+) -> None:
+    found = with_last(last, first)
+    assert found.rows[1].verdict == verdict
+    assert found.delta == max(noise_floor(found.control) or 0, noise_floor(found.last_control) or 0)
+
+
+def test_the_caption_tells_what_both_controls_did_and_warns_of_either() -> None:
+    assert "(A/A control), ran 1.000x ±0.0% as fast, and the last one 1.000x ±0.0%." in to_markdown(
+        with_last((1.0, 1.0, 1.0))
+    )
+    drifting = to_markdown(with_last((1.05, 1.05, 1.05)))
+    assert "Noise floor: ±5.0%." in drifting
+    assert "the A/A control's interval excludes 1" in drifting
+
+
+def test_a_run_killed_before_its_second_control_was_interrupted() -> None:
+    planned = [
+        each.model_copy(update={"protocol": asdict(Protocol(repeats=3))})
+        for each in with_last((1.0, 1.0, 1.0)).records
+    ]
+    assert not scoreboard(planned).interrupted
+    assert scoreboard(planned[:-1]).interrupted
 
 
 def test_a_control_that_differs_from_itself_is_a_warning() -> None:

@@ -87,13 +87,15 @@ def test_every_process_becomes_a_record_round_by_round(write_ladder, tmp_path: P
         (1, "cumulative", "a", "ok"),
         (1, "cumulative", "b", "ok"),
         (1, "control", "a", "ok"),
+        (1, "control", "b", "ok"),
         (2, "cumulative", "a", "ok"),
         (2, "cumulative", "b", "ok"),
         (2, "control", "a", "ok"),
+        (2, "control", "b", "ok"),
     ]
     assert records[1].toggles.all["attention"] == "sdpa"
     assert records[1].changed == ["attention=sdpa"]
-    first, again = records[0].measurement, records[3].measurement
+    first, again = records[0].measurement, records[4].measurement
     assert first is not None
     assert again is not None
     assert first.losses[:8] == again.losses[:8]

@@ -30,9 +30,9 @@ def ladder(write_ladder) -> Ladder:
     return load(write_ladder(THREE, repeats=3))
 
 
-def test_each_round_ends_with_the_first_rung_again(ladder: Ladder) -> None:
+def test_each_round_ends_with_the_first_and_the_last_rung_again(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
-    expected = ["first", "bf16", "foreach", "fused", "first (control)"]
+    expected = ["first", "bf16", "foreach", "fused", "first (control)", "fused (control)"]
     assert names(schedule.round(1)) == names(schedule.round(2)) == expected
 
 
@@ -41,9 +41,24 @@ def test_one_round_has_no_control_because_it_gives_no_interval(write_ladder) -> 
     assert names(Schedule(ladder, ladder.rungs).round(1)) == ["first", "bf16", "foreach", "fused"]
 
 
-def test_the_control_is_the_first_rung_that_is_run(ladder: Ladder) -> None:
-    schedule = Schedule(ladder, ladder.rungs[2:])
-    assert names(schedule.round(1)) == ["foreach", "fused", "foreach (control)"]
+def test_the_controls_are_of_the_rungs_that_are_run(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs[1:3])
+    assert names(schedule.round(1)) == ["bf16", "foreach", "bf16 (control)", "foreach (control)"]
+
+
+def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write_ladder) -> None:
+    rungs = (
+        "[{name: a}, {name: b, set: {adamw: foreach}}, {name: c, set: {adamw: fused}, expect: out_of_memory}, "
+        "{name: n, external: {peer: own, model: tiny, seq_len: 32, tokens_per_step: 32, folder: x, command: python}}]"
+    )
+    ladder = load(write_ladder(rungs, repeats=3))
+    assert [task.rung.name for task in Schedule(ladder, ladder.rungs).round(1) if task.kind == "control"] == ["a", "b"]
+
+
+def test_a_rung_that_is_not_supported_has_no_control(ladder: Ladder) -> None:
+    schedule = Schedule(ladder, ladder.rungs)
+    schedule.ended(record("fused", 3, status="unsupported"))
+    assert names(schedule.round(1)) == ["first", "bf16", "foreach", "first (control)"]
 
 
 def test_the_ceiling_is_measured_in_the_first_and_the_last_round(write_ladder) -> None:
@@ -82,14 +97,14 @@ def test_what_is_unsupported_is_not_tried_again(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
     for task in list(schedule.round(1)):
         finish(schedule, task, "unsupported" if task.rung.name == "bf16" else "ok")
-    assert names(schedule.round(2)) == ["first", "foreach", "fused", "first (control)"]
+    assert names(schedule.round(2)) == ["first", "foreach", "fused", "first (control)", "fused (control)"]
 
 
 def test_what_failed_is_tried_again_in_the_next_round(ladder: Ladder) -> None:
     schedule = Schedule(ladder, ladder.rungs)
     for task in list(schedule.round(1)):
         finish(schedule, task, "failed")
-    assert len(names(schedule.round(2))) == 5
+    assert len(names(schedule.round(2))) == 6
 
 
 def test_a_resumed_schedule_holds_exactly_what_is_missing(ladder: Ladder) -> None:
@@ -98,19 +113,19 @@ def test_a_resumed_schedule_holds_exactly_what_is_missing(ladder: Ladder) -> Non
     for task in tasks[:3]:
         finish(after, task)
     finish(after, tasks[3], "interrupted")
-    assert names(after.round(1)) == ["fused", "first (control)"]
-    assert len(names(after.round(2))) == 5
+    assert names(after.round(1)) == ["fused", "first (control)", "fused (control)"]
+    assert len(names(after.round(2))) == 6
 
 
 def test_time_left_counts_what_is_still_to_come(write_ladder) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b}]", repeats=2))
     schedule = Schedule(ladder, ladder.rungs)
     assert schedule.seconds_left(1, 2) is None
-    a, b, _ = schedule.round(1)
+    a, b, *_ = schedule.round(1)
     finish(schedule, a, seconds=10.0)
-    assert schedule.seconds_left(1, 2) == 50.0  # b and the control like a, then all three again
+    assert schedule.seconds_left(1, 2) == 70.0  # b and the controls like a, then all four again
     finish(schedule, b, seconds=20.0)
-    assert schedule.seconds_left(1, 2) == 15.0 + 10.0 + 20.0 + 15.0
+    assert schedule.seconds_left(1, 2) == 2 * 15.0 + 10.0 + 20.0 + 2 * 15.0
 
 
 def test_a_resumed_run_of_one_round_measures_the_first_rung_again(write_ladder) -> None:

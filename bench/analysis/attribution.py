@@ -87,8 +87,9 @@ def attribution(board: Scoreboard) -> list[Attribution]:
 
 
 def ratios(board: Scoreboard) -> list[Estimate]:
-    """All that the report shows: speed-ups, gains over the rung before, the A/A control, alone and left out."""
-    shown = [row.speedup for row in board.rows[1:]] + [row.gain for row in board.rows[1:]] + [board.control]
+    """All that the report shows: speed-ups, gains over the rung before, the A/A controls, alone and left out."""
+    shown = [row.speedup for row in board.rows[1:]] + [row.gain for row in board.rows[1:]]
+    shown += [board.control, board.last_control]
     shown += [gain.ratio for each in attribution(board) for gain in each.gains]
     return [ratio for ratio in shown if ratio]
 

@@ -119,7 +119,7 @@ def over(entry: Entry, reference: Entry) -> Estimate | None:
         return None
     speeds = tps_by_round(entry.records)
     if same_run(entry, reference):
-        board, first = reference.board, reference.row is reference.board.rows[0]  # which alone has controls
+        board, first = reference.board, reference.row is reference.board.rows[0]  # whose controls stand in
         theirs = first_by_round(reference.records, board.records) if first else tps_by_round(reference.records)
         return paired_ratio(speeds, theirs)
     return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])

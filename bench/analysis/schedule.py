@@ -189,7 +189,7 @@ class Schedule:
             self._each += _ablation(self.ladder)
         protocol = self.ladder.protocol
         if protocol.repeats > 1 or protocol.until is not None:
-            self._each.append(self._control)
+            self._each += self._controls
         self._once: list[tuple[Kind, Rung]] = []
         first = self.rungs[0]
         # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks itself.
@@ -210,9 +210,13 @@ class Schedule:
         return [rung for rung in self.rungs if not rung.external]
 
     @property
-    def _control(self) -> tuple[Kind, Rung]:
-        """A/A: what the same thing twice differs by."""
-        return "control", self.rungs[0]
+    def _controls(self) -> list[tuple[Kind, Rung]]:
+        """A/A: what the same thing twice differs by, of the first rung and of the last one of ours meant to run.
+
+        Of two, because a first rung at a small batch waits for the host and a last one may not.
+        """
+        again = [self.rungs[0], *full_set(self._own)[-1:]]
+        return [("control", rung) for place, rung in enumerate(again) if rung not in again[:place]]
 
     @property
     def planned_rounds(self) -> int:
@@ -221,12 +225,12 @@ class Schedule:
         return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a control."""
+        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a first rung."""
         for record in records:
             self.ended(record)
         rest = {task.kind for task in self.round(1)}
-        if records and rest.intersection(RUNGS) and self._control not in self._each:
-            self._each.append(self._control)
+        if records and rest.intersection(RUNGS) and self._controls[0] not in self._each:
+            self._each.append(self._controls[0])
 
     def round(self, repetition: int) -> Iterator[Task]:
         """What is still to be run of one round."""
@@ -251,6 +255,8 @@ class Schedule:
                 for rung in self.rungs
                 if rung.toggles.device == task.rung.toggles.device
             )
+        if task.kind == "control":
+            return ("cumulative", task.rung.index) not in self._skipped
         size = task.rung.toggles.tokens_per_step(1)
         alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
         return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)

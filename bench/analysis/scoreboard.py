@@ -32,8 +32,11 @@ class Scoreboard:
     """All of the run, those of controls and of toggles alone included."""
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
+    last_control: Estimate | None
+    """The same of the last rung of ours; None where that is the first, and of older runs."""
     delta: float | None
-    """The noise floor: relative differences below it are no difference. None without a control."""
+    """The noise floor, by the control that differs more: relative differences below it are no difference. None
+    without a control."""
     ceilings: dict[str, Ceiling]
     """By kind of device."""
     loss_step: int | None
@@ -127,10 +130,10 @@ class Scoreboard:
                 return True
             if kind in ABLATION and len(done) < max(done):
                 return True
-        controls = rounds.get(("control", self.rows[0].index), set())
+        controls = [done for (kind, _), done in rounds.items() if kind == "control"]
         # A sweep's candidates may be fewer in each round; its control, the last of a round, is not left out.
         to_be = controls or (wanted > 1 and self.swept and any(row.tps for row in self.rows))
-        return bool(to_be) and len(controls) < wanted
+        return bool(to_be) and min(map(len, controls), default=0) < wanted
 
     @property
     def has_gaps(self) -> bool:
@@ -152,8 +155,12 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     rungs = cumulative(records)
     curves = [len(found.losses) for rung in records.own if (found := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
-    control = paired_ratio(tps_by_round([r for r in records if r.kind == "control"]), tps_by_round(rungs[0]))
-    delta = noise_floor(control)
+    again = {index: tps_by_round(control) for index, control in records.controls.items()}
+    control = paired_ratio(again.pop(rungs[0][0].rung_index, {}), tps_by_round(rungs[0]))
+    last = max(again, default=None)
+    last_control = paired_ratio(again[last], tps_by_round(records.rungs.get(last, ()))) if last is not None else None
+    floors = [floor for each in (control, last_control) if (floor := noise_floor(each)) is not None]
+    delta = max(floors, default=None)
     ceilings = find_ceilings([*records, *elsewhere])
     peaks = find_peaks(records)
     rows: list[Row] = []
@@ -175,6 +182,7 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
         rows=tuple(rows),
         records=records,
         control=control,
+        last_control=last_control,
         delta=delta,
         ceilings=ceilings,
         loss_step=loss_step,

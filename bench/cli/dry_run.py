@@ -106,12 +106,12 @@ def _processes(ladder: Ladder, rungs: Sequence[Rung], ablate: bool) -> str:
     schedule = Schedule(ladder, rungs, ablate)
     rounds = schedule.planned_rounds
     first, each = list(schedule.round(1)), list(schedule.round(2))
-    controlled = any(task.kind == "control" for task in each)
+    controls = sum(task.kind == "control" for task in each)
     parity = sum(task.kind == "parity" for task in first)
     ceilings = sum(task.is_ceiling for task in first) + len(list(schedule.closing(rounds)))
     more = [f"{parity} for loss parity"] if parity else []
     more += [f"{ceilings} for the measured ceiling"] if ceilings else []
-    control = "the A/A control included" if controlled else "without an A/A control"
+    control = f"the A/A control{'s' * (controls > 1)} included" if controls else "without an A/A control"
     return f"{_rounds(ladder)} of {len(each)} processes, {control}{''.join(f', and {part}' for part in more)}"
 
 

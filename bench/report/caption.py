@@ -11,7 +11,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
 from bench.report.table import Method
-from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL
+from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
 from gpt2.toggles import HOST, Toggles
 from gpt2.workload import Workload
 
@@ -148,25 +148,30 @@ def _counting(board: Scoreboard) -> list[str]:
 
 def _verdicts(board: Scoreboard) -> list[str]:
     """How far two figures must lie apart to differ."""
-    control = board.control
+    control, last = board.control, board.last_control
     if board.rounds < LEAST_ROUNDS:
         again = f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
+        again += f" The last rung again ran {last.value:.3f}x as fast." if last else ""
         needed = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more.{again}"
         return [needed] if len(board.rows) > 1 else []
-    if board.delta is None or control is None or control.low is None or control.high is None:
+    if board.delta is None:
         rounds = f"{control.rounds} round{'s are' if control.rounds > 1 else ' is'}" if control else ""
         here = f"of the A/A control only {rounds} here" if control else "there is no A/A control"
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
-    inside = control.low <= 1 <= control.high
+    again = {"first": control, "last": last}
+    ran = {
+        name: with_interval(f"{each.value:.3f}x", each) for name, each in again.items() if noise_floor(each) and each
+    }
+    (name, ratio), *other = ran.items()
     lines = [
-        f"Noise floor: {floor(board.delta)}. The first rung again, at the end of each round (A/A control), ran "
-        f"{with_interval(f'{control.value:.3f}x', control)} as fast.",
+        f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), ran "
+        f"{ratio} as fast{''.join(f', and the {name} one {ratio}' for name, ratio in other)}.",
         Method(
             "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or slower, if it "
             "excludes 1; else unclear."
         ),
     ]
-    if not inside:
+    if any(each and each.low and each.high and not each.low <= 1 <= each.high for each in again.values()):
         lines.append(
             "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than its "
             "intervals allow for; let it settle and run again."

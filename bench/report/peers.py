@@ -130,7 +130,7 @@ def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
     said += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
     said += f"{floor(board.delta)}."
     control = board.rows[0]
-    if control.toggles.product_format() != ours.row.toggles.product_format():
+    if not board.last_control and control.toggles.product_format() != ours.row.toggles.product_format():
         said += f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other formats "
         said += "wander more the intervals tell."
     if missing := [each for each in found if not each.over]:

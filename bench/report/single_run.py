@@ -32,6 +32,7 @@ from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, Method, Table
 from bench.stats import Estimate, beyond, paired_ratio
+from gpt2.toggles import HOST
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
@@ -289,7 +290,7 @@ def spent(board: Scoreboard) -> Table | None:
     ]
     for kind, (title, drop) in WORK.items():
         shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
-    on_gpu = any(row.toggles.device == "cuda" for row in board.rows)
+    on_gpu = any(row.toggles.device != HOST for row in board.rows)
     notes = [*WORK_NOTES, GPU_NOTE] if on_gpu else WORK_NOTES
     return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=notes)
 
@@ -299,7 +300,7 @@ Profiled = dict[tuple[int, str], dict[str, float]]
 
 
 def _profiled(rung: Sequence[Record]) -> Profiled:
-    on_gpu = toggles_of(rung).device == "cuda"
+    on_gpu = toggles_of(rung).device != HOST  # MPS tells no step_seconds, and XLA is not profiled
 
     def kinds(measurement: Measurement) -> dict[str, float] | None:
         found, steps = measurement.profiled_seconds, measurement.step_seconds

@@ -36,7 +36,7 @@ from gpt2.data import Batches, DataError, open_corpus
 from gpt2.launch import check_rank_variables, enter_environment
 from gpt2.stages import environment as process_environment
 from gpt2.stages import model_config, resolved
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.validation import ConfigError
 from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
 
@@ -96,7 +96,7 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
 
     device: Device | None = None
     # Before the device is opened, which takes memory.
-    gpu = GpuMemory(int(os.environ.get("LOCAL_RANK", "0"))) if rung.toggles.device == "cuda" else None
+    gpu = GpuMemory(int(os.environ.get("LOCAL_RANK", "0"))) if rung.toggles.device != HOST else None
     try:
         device = find(rung.toggles)
         with process_group(rung.toggles, device) as rank:
