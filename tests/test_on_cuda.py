@@ -49,7 +49,8 @@ NEEDS = COMPANIONS | {
     ("attention", "flex"): {"compile": "default"},
     ("reductions", "apart"): {"compile": "default"},
     ("launch", "graph"): {"compile": "default", "adamw": "fused"},
-    **{("attention", kernel): {"autocast": "bfloat16"} for kernel in ("flash", "cudnn", "flash3")},
+    **{("attention", kernel): {"autocast": "bfloat16"} for kernel in ("flash", "cudnn", "flash3", "flash4")},
+    ("int8", "rowwise"): {"autocast": "bfloat16"},
     **{("float8", scaling): {"autocast": "bfloat16"} for scaling in ("tensorwise", "rowwise")},
 }
 """What a value of a toggle needs of others on CUDA."""
