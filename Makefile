@@ -2,7 +2,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: bench test test-slow test-xla benchmark reports gpu wheels clean
+.PHONY: bench test test-slow test-cuda test-xla benchmark reports gpu wheels clean
 
 # Runs that a later one repeats: in reports/scoreboard.md, but neither drawn nor on the page.
 REPEATED := $(addprefix results/,$(addsuffix .jsonl,\
@@ -26,6 +26,11 @@ test: .venv/.ready-test
 
 test-slow: .venv/.ready-test
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m slow
+
+# Options of its own: of pytest's plugins it takes pytest-xdist alone. All tests of one value share what it compiles.
+test-cuda: .venv/.ready-test
+	TORCHINDUCTOR_COMPILE_THREADS=4 $(BIN)/python -m pytest -o addopts="-q -rfEs --strict-markers -p no:cacheprovider" \
+	  --numprocesses 4 --dist loadgroup -m cuda tests/test_on_cuda.py
 
 # torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.
 test-xla: .venv-xla/.ready

@@ -58,7 +58,7 @@ class Outcome:
 
 
 def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[Outcome], bool]:
-    """Run in order what is not done yet, then the report and the archive; how each part stands, and if interrupted.
+    """Run in order what is not done yet, then the report; how each part ended, and if interrupted.
 
     folder: absolute; takes logs, parts.ndjson and whatever the parts write. minutes: from now on, for all parts but
     the report. Raises Locked where another campaign uses the folder.
@@ -69,8 +69,8 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
         end_marked(str(folder), MARK)  # what a campaign that was killed has left at work
         outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
         if not stop.asked:
-            outcomes.append(run(report(folder), folder, None, stop))
-            _keep(outcomes[-1], folder)
+            last = report(folder)
+            outcomes.append(_keep(run(last, folder, 60 * last.minutes, stop), folder))
     return outcomes, stop.asked
 
 
@@ -83,31 +83,22 @@ def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outco
     left = deadline - time.monotonic()
     if part.missing or left < 60 * part.least:
         why = part.missing or f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
-        outcome = Outcome(part=part.name, status="skipped", found=why)
-    else:
-        outcome = run(part, folder, deadline, stop)
-    _keep(outcome, folder)
-    return outcome
+        return _keep(Outcome(part=part.name, status="skipped", found=why), folder)
+    return _keep(run(part, folder, min(60 * part.minutes, left), stop), folder)
 
 
-def run(part: Part, folder: Path, deadline: float | None, stop: Stop) -> Outcome:
-    """Run one part in a session of its own, and end all that it started."""
+def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
+    """Run one part in a session of its own for `limit` seconds at most, and end all that it started."""
     command = [*part.command, *(part.go_on if part.result and _there(folder, part.result) else ())]
     log = folder / "logs" / f"{part.name}.log"
     begun = time.monotonic()
-    limit = min(60 * part.minutes, deadline - begun) if deadline is not None else 60 * part.minutes
     status: Status | None = None
     with log.open("ab") as sink:
         sink.write(f"$ {shlex.join(command)}\n".encode())
         sink.flush()
+        environ, nothing = {**os.environ, MARK: str(folder)}, subprocess.DEVNULL
         process = subprocess.Popen(
-            command,
-            cwd=ROOT,
-            env={**os.environ, MARK: str(folder)},
-            stdin=subprocess.DEVNULL,
-            stdout=sink,
-            stderr=sink,
-            start_new_session=True,
+            command, cwd=ROOT, env=environ, stdin=nothing, stdout=sink, stderr=sink, start_new_session=True
         )
         try:
             with _shown(part, log, begun, limit):
@@ -131,7 +122,8 @@ def run(part: Part, folder: Path, deadline: float | None, stop: Stop) -> Outcome
     exit_code = process.returncode if status is None else None
     if status is None:
         status = "done" if exit_code == 0 and not part.killed_at else "failed"
-    seconds, found = round(time.monotonic() - begun, 1), _found(part, folder, log)
+    seconds = round(time.monotonic() - begun, 1)
+    found = _last_line(log) if status == "failed" else _found(part, folder, log)
     return Outcome(part=part.name, status=status, seconds=seconds, exit_code=exit_code, found=found)
 
 
@@ -146,16 +138,19 @@ def earlier(folder: Path) -> dict[str, Outcome]:
     return known
 
 
-def _keep(outcome: Outcome, folder: Path) -> None:
+def _keep(outcome: Outcome, folder: Path) -> Outcome:
     with (folder / "parts.ndjson").open("a", encoding="utf-8") as file:
         file.write(json.dumps(asdict(outcome)) + "\n")
     took = f" after {duration(outcome.seconds)}" if outcome.seconds else ""
     _tell(f"{outcome.part}: {outcome.status}{took}{f': {outcome.found}' if outcome.found else ''}")
+    return outcome
 
 
 def _there(folder: Path, pattern: str) -> bool:
     """Whether something of this name is there and not empty."""
-    return any(path.stat().st_size for path in folder.glob(pattern))
+    with contextlib.suppress(FileNotFoundError):  # a checkpoint that a newer one has just replaced
+        return any(path.stat().st_size for path in folder.glob(pattern))
+    return False
 
 
 def _found(part: Part, folder: Path, log: Path) -> str:
@@ -168,7 +163,7 @@ def _found(part: Part, folder: Path, log: Path) -> str:
     if not speeds:
         return _last_line(log)
     tps, rung = max(speeds)
-    return f"{len(speeds)} processes measured, the fastest {number(tps)} tokens/s ({plain(rung)})"
+    return f"{len(speeds)} measured, the fastest {number(tps)} tokens/s ({plain(rung)})"
 
 
 def _last_line(log: Path) -> str:
@@ -189,12 +184,12 @@ def _tell(line: str) -> None:
 @contextlib.contextmanager
 def _shown(part: Part, log: Path, begun: float, limit: float) -> Iterator[None]:
     """A live line on a terminal; elsewhere a line at the beginning."""
-    console = stderr_console()
 
     def line() -> Text:
         took = f"{duration(time.monotonic() - begun)} of {duration(limit)}"
         return Text(f"{part.name} ({took}): {_last_line(log)}", overflow="ellipsis", no_wrap=True)
 
+    console = stderr_console()
     if not console.is_terminal:
         _tell(f"{part.name} ... at most {duration(limit)}, log in {log}")
         yield
@@ -207,7 +202,7 @@ def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
     """How each part ended; of one that did not end well, where its log is."""
     result = Table(title=Text(plain(str(folder))))
     for name in ("Part", "Status", "Seconds", "Found"):
-        result.add_column(name, justify="right" if name == "Seconds" else "left", overflow="fold")
+        result.add_column(name, overflow="fold")
     for each in outcomes:
         log = f"; see logs/{each.part}.log" if each.status not in ("done", "skipped") else ""
         result.add_row(each.part, each.status, f"{each.seconds:.0f}", Text(f"{each.found or ''}{log}"))
@@ -215,14 +210,10 @@ def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
 
 
 def archive(folder: Path) -> Path:
-    """All of the folder but checkpoints, which are large, as FOLDER.tar.gz beside it."""
+    """All of the folder but checkpoints and compiled code, which are large, as FOLDER.tar.gz beside it."""
     path = folder.with_name(f"{folder.name}.tar.gz")
-
-    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
-        return None if Path(member.name).name in ("checkpoints", ".lock") else member
-
     with tarfile.open(path, "w:gz") as file:
-        file.add(folder, arcname=folder.name, filter=kept)
+        file.add(folder, folder.name, filter=lambda each: None if Path(each.name).name == "checkpoints" else each)
     return path
 
 

@@ -40,7 +40,7 @@ class Part:
 
 def cuda(out: Path, data: str | None) -> list[Part]:
     """For one GPU of 80 GB."""
-    corpus = _corpus(data)
+    options = (*_corpus(data), "--compile-ahead", "3", "--compile-cache", str(out / "compiled"))
     sizes = {"medium": 32, "large": 16, "xl": 8}  # sequences that fit
     train = (
         *("gpt2-tinystories-gpu", "--set", "workload.data=synthetic", "--set", "workload.tokens_per_step=65536"),
@@ -52,12 +52,12 @@ def cuda(out: Path, data: str | None) -> list[Part]:
     return [
         _doctor(out),
         _cuda_tests(),
-        _ladder("65k", "gpu-65k", 14.0, 3.0, out, *corpus),
+        _ladder("65k", "gpu-65k", 14.0, 3.0, out, *options),
         _roofline("gpu-65k", out, "--device", "cuda"),
-        _ladder("batch-1", "gpu-batch-1", 5.0, 2.0, out, *corpus),
+        _ladder("batch-1", "gpu-batch-1", 5.0, 2.0, out, *options),
         *(
             _ladder(
-                *(size, "gpu-sizes", 3.0, 1.5, out, *corpus, "--set", f"workload.model=gpt2-{size}"),
+                *(size, "gpu-sizes", 3.0, 1.5, out, *options, "--set", f"workload.model=gpt2-{size}"),
                 *("--set", f"toggles.micro_batch_size={sequences}"),
             )
             for size, sequences in sizes.items()

@@ -18,11 +18,12 @@ from torch.nn.functional import scaled_dot_product_attention as SDPA
 from torch.utils.checkpoint import checkpoint
 
 from gpt2.attention import BlockAttention, causal_blocks, flex_causal
+from gpt2.bias_gradients import BiasedGelu, BiasedSplit
 from gpt2.brgemm import BrgemmAttention
 from gpt2.float8 import int8_multiplication
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.fused_loss import FusedCrossEntropy
-from gpt2.kernel_libraries import Flash4Attention, cut_cross_entropy, layer_norm
+from gpt2.kernel_libraries import cut_cross_entropy, flash4_attention, layer_norm
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -58,6 +59,8 @@ class Linear(nn.Linear):
     """A linear layer whose weight can be replaced in the matmul by a copy in another number format."""
 
     copy: Tensor | None = None
+    bias_gradient_elsewhere = False
+    """True where the bias gets its gradient from the function that takes the layer's result."""
 
     def __init__(self, config: GPT2Config, in_features: int, out_features: int) -> None:
         super().__init__(in_features, out_features)
@@ -65,7 +68,8 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Apply the layer. input: (..., in_features). Returns (..., out_features)."""
-        return self.multiply(input, self.weight if self.copy is None else self.copy, self.bias)
+        bias = self.bias.detach() if self.bias_gradient_elsewhere else self.bias
+        return self.multiply(input, self.weight if self.copy is None else self.copy, bias)
 
 
 class LayerNorm(nn.LayerNorm):
@@ -92,8 +96,8 @@ class LayerNorm(nn.LayerNorm):
 def by_heads(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Adapt an attention function of separate q, k, v (B, n_head, T, head_dim) to the signature of ATTENTION."""
 
-    def attend(qkv: Tensor, *mask: Tensor | BlockMask) -> Tensor:
-        q, k, v = (each.transpose(1, 2) for each in qkv.unbind(2))
+    def attend(qkv: Tensor | tuple[Tensor, Tensor, Tensor], *mask: Tensor | BlockMask) -> Tensor:
+        q, k, v = (each.transpose(1, 2) for each in (qkv.unbind(2) if isinstance(qkv, Tensor) else qkv))
         return function(q, k, v, *mask).transpose(1, 2)
 
     return attend
@@ -104,12 +108,13 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
     "sdpa": by_heads(partial(SDPA, is_causal=True)),
     "blocks": by_heads(BlockAttention.apply),
     "brgemm": BrgemmAttention.apply,
-    "flash4": Flash4Attention.apply,
+    "flash4": flash4_attention,
     "flex": by_heads(flex_causal),
 }
 """Attention functions by name.
 
 They take packed q, k, v (B, T, 3, n_head, head_dim) and a mask where needed, and return (B, T, n_head, head_dim).
+Those of by_heads() and flash4 also take a tuple of q, k and v, each (B, T, n_head, head_dim).
 """
 
 
@@ -121,6 +126,7 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.c_attn = Linear(config, config.n_embd, 3 * config.n_embd)
         self.c_proj = Linear(config, config.n_embd, config.n_embd)
+        self.c_attn.bias_gradient_elsewhere = config.bias_gradient == "triton"
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
@@ -129,6 +135,8 @@ class Attention(nn.Module):
         """
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
+        if self.c_attn.bias_gradient_elsewhere:
+            qkv = BiasedSplit.apply(qkv, self.c_attn.bias)
         y = self.attend(qkv) if mask is None else self.attend(qkv, mask)
         return self.c_proj(y.reshape(B, T, d))
 
@@ -140,6 +148,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = Linear(config, config.n_embd, 4 * config.n_embd)
         self.c_proj = Linear(config, 4 * config.n_embd, config.n_embd)
+        self.c_fc.bias_gradient_elsewhere = config.bias_gradient == "triton"
         self.recompute_gelu = config.recompute == "gelu"
         self.gelu = SigmoidGelu.apply if config.gelu == "sigmoid" else partial(F.gelu, approximate="tanh")
 
@@ -152,6 +161,8 @@ class MLP(nn.Module):
 
     def project(self, wide: Tensor) -> Tensor:
         """Apply GELU and the output projection. wide: (B, T, 4 d). Returns (B, T, d)."""
+        if self.c_fc.bias_gradient_elsewhere:
+            return self.c_proj(BiasedGelu.apply(wide, self.c_fc.bias))
         return self.c_proj(self.gelu(wide))
 
 

@@ -49,6 +49,7 @@ class CompiledAdamW(torch.optim.Optimizer):
         rows = [_views_of_one(part) for part, _ in self._parts]
         averages, squares = ([torch.zeros_like(row, dtype=torch.float32) for row in rows] for _ in range(2))
         self._rows = rows, averages, squares
+        self._copies = [copies[part[0]].detach().view(-1) if part[0] in copies else None for part, _ in self._parts]
         self._steps = torch.zeros(len(self._weights))
         steps = dict(zip(self._weights, self._steps.unbind(), strict=True))
         for (part, _), average, square in zip(self._parts, averages, squares, strict=True):
@@ -70,15 +71,14 @@ class CompiledAdamW(torch.optim.Optimizer):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Update the weights, their averages and their copies; closure is ignored."""
         group = self.param_groups[0]
-        self._steps += 1
-        number = self._steps[0].item()
+        number = self._steps.add_(1)[0].item()
         first, second = group["betas"]
         size, root = group["lr"] / (1 - first**number), (1 - second**number) ** -0.5
         keeps = _scalars(*(1 - group["lr"] * each["weight_decay"] for each in self.param_groups))
         self._update(
             *self._rows,
             self._gradients(),
-            [self.copies[part[0]].detach().view(-1) if part[0] in self.copies else None for part, _ in self._parts],
+            self._copies,
             [keeps[index] for _, index in self._parts],
             torch.ones(()) if self.grad_scale is None else self.grad_scale.reciprocal(),
             torch.tensor(int(number), dtype=torch.int32),
@@ -150,8 +150,8 @@ def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], int
 
 
 def _joined(tensors: Sequence[Tensor]) -> Tensor:
-    """Return all elements in one row: a view of a single tensor, a copy of several."""
-    rows = [tensor.detach().view(-1) for tensor in tensors]
+    """Return all elements in one row: of a single tensor without a copy where it is contiguous."""
+    rows = [tensor.flatten() for tensor in tensors]
     return rows[0] if len(rows) == 1 else torch.cat(rows)
 
 
@@ -163,7 +163,7 @@ def _parted(row: Tensor, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 def _views_of_one(tensors: Sequence[Tensor]) -> Tensor:
     """Return all elements in one row, of which the tensors are views from now on."""
-    row = _joined(tensors)
+    row = _joined([tensor.detach() for tensor in tensors])
     for tensor, part in zip(tensors, _parted(row, tensors), strict=True):
         tensor.data = part
     return row

@@ -10,23 +10,41 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
+MOST_AHEAD = 64
+"""Items that Prefetched keeps ready at most, by how_many()."""
+SMALL_BYTES = 4 << 20
+"""What these may hold together before there are fewer of them."""
+
+
+def how_many(item_bytes: int) -> int:
+    """Return how many items of this size to keep ready: many where they are small, and at least 2.
+
+    At a small batch a step takes less time than the thread now and then takes for one item, for want of Python's lock
+    or at the start of an epoch.
+    """
+    return max(2, min(MOST_AHEAD, SMALL_BYTES // item_bytes))
+
 
 class Prefetched(Iterator[T], Generic[T]):
     """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them ready.
 
-    Exceptions in the thread, and the end of the items, are raised here after all items before them.
+    ahead: a number, or a function that returns it for the first prepared item. Exceptions in the thread, and the end
+    of the items, are raised here after all items before them.
     """
 
-    def __init__(self, items: Iterable[T], prepare: Callable[[T], T], *, ahead: int = 2) -> None:
-        self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue(maxsize=ahead)
+    def __init__(self, items: Iterable[T], prepare: Callable[[T], T], *, ahead: int | Callable[[T], int] = 2) -> None:
+        self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
         self._end: BaseException | None = None
         # A daemon thread, so that it ends with the process even if items are left.
-        threading.Thread(target=self._work, args=(items, prepare), name="prefetch", daemon=True).start()
+        threading.Thread(target=self._work, args=(items, prepare, ahead), name="prefetch", daemon=True).start()
 
-    def _work(self, items: Iterable[T], prepare: Callable[[T], T]) -> None:
+    def _work(self, items: Iterable[T], prepare: Callable[[T], T], ahead: int | Callable[[T], int]) -> None:
         try:
-            for item in items:
-                self._ready.put((prepare(item), None))
+            for number, item in enumerate(items):
+                prepared = prepare(item)
+                if number == 0:  # before anything is put
+                    self._ready.maxsize = ahead(prepared) if callable(ahead) else ahead
+                self._ready.put((prepared, None))
             self._ready.put((None, StopIteration()))
         except BaseException as error:
             self._ready.put((None, error))

@@ -1,6 +1,6 @@
 """The stages that apply the toggles, in order:
 
-    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision
+    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision -> step_graph
 
 Importing this module loads no torch, so that a process's environment can be set before torch is loaded.
 """
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from gpt2.device import Device
     from gpt2.model import GPT2
+    from gpt2.step_graph import Compute, StepGraph
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
@@ -112,6 +113,7 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
         gelu=toggles.gelu,
         products=toggles.products,
         layer_norm=toggles.layer_norm,
+        bias_gradient=toggles.bias_gradient,
         residual=toggles.residual,
         int8=toggles.int8,
     )
@@ -121,23 +123,35 @@ MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
 """Attentions of the model's own; the others are kernels of scaled_dot_product_attention, which torch is told of."""
 
 
-def compile_options(value: str) -> dict[str, Any]:
-    """Return torch.compile's arguments for a value of the toggle `compile` other than eager.
+def compile_options(toggles: Toggles) -> dict[str, Any]:
+    """Return Inductor's options for the toggles compile, other than eager, and reductions.
 
-    torch's max-autotune modes include coordinate descent, which is a separate value here; and torch accepts a mode or
-    options, not both.
+    torch's max-autotune modes include coordinate descent, which is a separate value here.
     """
-    if value == "coordinate-descent":
-        return {"options": {COORDINATE_DESCENT: True}}
-    if not value.startswith("max-autotune"):
-        return {"mode": value}
     from torch._inductor import list_mode_options
 
-    return {"options": {**list_mode_options(value), COORDINATE_DESCENT: False}}
+    value = toggles.compile
+    if value.split("+")[0] in TUNED:
+        options = {name: setting for part in value.split("+") for name, setting in TUNED[part].items()}
+    else:
+        options = dict(list_mode_options(value))
+    if value.startswith("max-autotune"):
+        options[COORDINATE_DESCENT] = False
+    if toggles.reductions == "apart":
+        options[MIXED_REDUCTIONS] = False
+    return options
 
 
 COORDINATE_DESCENT = "coordinate_descent_tuning"
 """Inductor's option that tunes each Triton kernel's settings one after another."""
+MIXED_REDUCTIONS = "triton.mix_order_reduction"
+"""Inductor's option, from torch 2.10 on, that sums over rows and over columns in one kernel."""
+TUNED: dict[str, dict[str, Any]] = {
+    # Matmuls whose sums are at least 8 times as long as their results are wide are tried in parts, too.
+    "gemm": {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8},
+    "coordinate-descent": {COORDINATE_DESCENT: True},
+}
+"""Values of the toggle `compile` that are options of Inductor and no mode of torch.compile, alone or joined by +."""
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
@@ -154,14 +168,14 @@ def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module
     if toggles.float8 != "none":
         to_float8(model, toggles.float8)
     if toggles.compile != "eager":
-        options = compile_options(toggles.compile)
+        options = compile_options(toggles)
         # Hooks gather and free a block's shards before and after it, outside compiled code.
         by_block = toggles.compile_region == "block" or toggles.shards_gradients
         for part in model.h if by_block else [model]:
-            part.compile(**options)  # in place, so names stay; blocks share the first one's code
+            part.compile(options=options)  # in place, so names stay; blocks share the first one's code
         if by_block and not toggles.shards_gradients:
             for name in ("embed", "loss"):
-                setattr(model, name, torch.compile(getattr(model, name), **options))
+                setattr(model, name, torch.compile(getattr(model, name), options=options))
     if toggles.processes == 1:
         return model
     if toggles.shards_gradients:
@@ -205,6 +219,15 @@ def precision(
     if dtype == torch.float32:
         return contextlib.nullcontext, scaler
     return lambda: torch.autocast(device.torch_device.type, dtype=dtype), scaler
+
+
+def step_graph(toggles: Toggles, device: Device, compute: Compute) -> StepGraph | None:
+    """Return what takes steps by a recording of `compute`; None where the host launches each op."""
+    if toggles.launch == "ops":
+        return None
+    from gpt2.step_graph import StepGraph
+
+    return StepGraph(compute, device.torch_device)
 
 
 def resolved(toggles: Toggles, workload: Workload) -> dict[str, int]:

@@ -27,8 +27,8 @@ class StepGraph:
     rate, must be a tensor on the device.
     """
 
-    def __init__(self, compute: Compute) -> None:
-        self._compute = compute
+    def __init__(self, compute: Compute, device: torch.device) -> None:
+        self._compute, self._device = compute, device
         self._graph: torch.cuda.CUDAGraph | None = None
         self._stream = torch.cuda.Stream()
         self._taken = 0
@@ -58,7 +58,7 @@ class StepGraph:
 
     def _copy(self, batches: Sequence[Batch]) -> None:
         if not self._batches:
-            self._batches = [(x.to("cuda", copy=True), y.to("cuda", copy=True)) for x, y in batches]
+            self._batches = [(x.to(self._device, copy=True), y.to(self._device, copy=True)) for x, y in batches]
         for mine, given in zip(self._batches, batches, strict=True):
             for tensor, source in zip(mine, given, strict=True):
                 tensor.copy_(source, non_blocking=True)

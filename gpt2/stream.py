@@ -22,7 +22,7 @@ from gpt2.cache import DataError
 from gpt2.corpora import Documents, Piece
 from gpt2.encode import encode_one, processors
 from gpt2.files import listed
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import MOST_AHEAD, Prefetched
 from gpt2.shards import TOKEN, Shards
 
 BLOCK_DOCUMENTS = 8192
@@ -30,7 +30,7 @@ BLOCK_CHARS = 64 << 20
 """Largest number of characters in a block; with the blocks read ahead it takes some 250 MB for English."""
 PIECE_CHARS = 1 << 14
 """Approximate characters of the pieces in which a text is shuffled and held out: 4,000 tokens of English."""
-KEPT = 16
+KEPT = MOST_AHEAD + 16
 """Number of recent steps whose position is kept; a loader may be that far ahead of the checkpoint."""
 
 

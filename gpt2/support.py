@@ -61,6 +61,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
             )
             return name, getattr(toggles, name), reason
+    if toggles.reductions == "apart" and toggles.compile == "eager":
+        return "reductions", toggles.reductions, "nothing is compiled; set compile"
     if toggles.compile_region == "block":
         if toggles.compile == "eager":
             return "compile_region", toggles.compile_region, "nothing is compiled; set compile"
@@ -114,6 +116,8 @@ def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
         found["float8"] = bfloat16 | whole
     if toggles.int8 != "none":
         found["int8"] = bfloat16 | {"float8": "none"}
+    if toggles.bias_gradient == "triton":
+        found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
     if toggles.weights == "bfloat16":
         found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
     if toggles.weight_casts == "optimizer":

@@ -111,11 +111,19 @@ class Toggles:
         },
     )
     compile: Literal[
-        "eager", "default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "coordinate-descent"
+        "eager",
+        "default",
+        "reduce-overhead",
+        "gemm",
+        "coordinate-descent",
+        "gemm+coordinate-descent",
+        "max-autotune",
+        "max-autotune-no-cudagraphs",
     ] = choice(
         "eager",
-        "Mode of torch.compile for the model's forward and backward pass; max-autotune is torch's without coordinate "
-        "descent; coordinate-descent is default, each Triton kernel's settings tuned one after another.",
+        "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each matmul by "
+        "timing, long sums cut in parts where that is faster; coordinate-descent tunes the settings of each Triton "
+        "kernel one after another; max-autotune is torch's, without that.",
         note=lambda toggles, workload: (
             "each block apart; embeddings and lm_head eager"
             if toggles.compile != "eager" and toggles.shards_gradients
@@ -127,11 +135,20 @@ class Toggles:
             "max-autotune": Only(
                 {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
-            "coordinate-descent": Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
+            **dict.fromkeys(
+                ("gemm", "coordinate-descent", "gemm+coordinate-descent"),
+                Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
+            ),
             "max-autotune-no-cudagraphs": Only(
                 {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, or eager on xla"
             ),
         },
+    )
+    reductions: Literal["mixed", "apart"] = choice(
+        "mixed",
+        "Sums over rows and over columns of one tensor, as in LayerNorm's backward pass, by one kernel where "
+        "torch.compile can (from torch 2.10 on), or by two.",
+        only={"apart": Only({"cuda"}, "torch.compile mixes them on CUDA only; choose mixed")},
     )
     compile_region: Literal["model", "block"] = choice(
         "model",
@@ -232,6 +249,15 @@ class Toggles:
         "whole",
         "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their shape here.",
         only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
+    )
+    bias_gradient: Literal["torch", "triton"] = choice(
+        "torch",
+        "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the gradients they "
+        "sum, of GELU's input and of q, k and v.",
+        only={"triton": Only({"cuda"}, "they are kernels for GPUs; choose torch")},
+        note=lambda toggles, workload: (
+            "same gradients, summed in another order" if toggles.bias_gradient == "triton" else ""
+        ),
     )
     clip: Literal["separate", "in_step"] = choice(
         "separate",

@@ -18,7 +18,6 @@ from gpt2 import parallel, stages
 from gpt2.device import Device
 from gpt2.model import build
 from gpt2.optimizer import clip_gradients, leaves
-from gpt2.step_graph import StepGraph
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
@@ -81,7 +80,7 @@ class Training(Iterator[Step]):
         """Called with a step's loss and gradient norm; where it returns False, the weights stay unchanged."""
         self._batches = iter(batches)
         self._first = True
-        self.graph = StepGraph(self._compute) if toggles.launch == "graph" else None
+        self.graph = stages.step_graph(toggles, device, self._compute)
         """The recording of a whole step; None where the host launches its ops one by one."""
         self.replay = True
         """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops."""

@@ -41,6 +41,7 @@ class GPT2Config:
     gelu: str = "tanh"
     products: str = "whole"
     layer_norm: str = "torch"
+    bias_gradient: str = "torch"
     residual: str = "float32"
     int8: str = "none"
     """cross_entropy to int8 have the values of the toggles of the same names."""
@@ -67,8 +68,8 @@ class GPT2Config:
     def plain(self) -> GPT2Config:
         """The same config with torch's own functions, the reference for ours; choices that change the maths stay."""
         attention = "explicit" if self.attention == "explicit" else "sdpa"
-        ours = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "layer_norm": "torch"}
-        return replace(self, attention=attention, products="whole", **ours)
+        torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "products": "whole"}
+        return replace(self, attention=attention, bias_gradient="torch", layer_norm="torch", **torchs)
 
 
 # Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests and smoke

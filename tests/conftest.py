@@ -15,6 +15,7 @@ REAL = ROOT.parent / "shared" / "data"
 REAL_TIME = frozenset(
     f"test_{module}"
     for module in (
+        "campaign",
         "cli",
         "endings",
         "external",

@@ -197,6 +197,22 @@ def test_memory_is_not_compared_where_it_was_found_out_otherwise() -> None:
     assert only.memory is None
 
 
+def test_where_the_whole_gpu_s_memory_is_known_of_both_it_is_what_is_compared() -> None:
+    whole = {"peak_memory_method": "whole GPU", "peak_memory_bytes": 5 * 2**30, "gpu_memory_bytes": 5 * 2**30}
+    records = [
+        each.model_copy(update={"measurement": measurement(2000.0, gpu_memory_bytes=4 * 2**30)})
+        if each.rung == "SDPA"
+        else each
+        for each in rounds_of(1500.0, measured=whole)
+    ]
+    _, (only,) = against(scoreboard(records))
+    assert only.memory == 0.8
+    table = peers(scoreboard(records))
+    assert table is not None
+    assert dict(zip(table.head, table.cells[0], strict=True))["Whole GPU (GiB)"] == "5.00"
+    assert any("ours 4.00 GiB" in note for note in table.notes)
+
+
 def test_a_peer_that_is_not_here_is_no_failure_and_is_said() -> None:
     records = [
         record(repetition=1),

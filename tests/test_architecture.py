@@ -48,11 +48,12 @@ ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
 LOADS_TORCH = (
     *("bench.ceiling", "bench.cli.dry_run", "bench.host.environment", "bench.host.feasibility"),
     *("bench.run.aggregate", "bench.run.ceiling", "bench.run.measure"),
-    *("gpt2.attention", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert", "gpt2.device", "gpt2.evaluate"),
+    *("gpt2.attention", "gpt2.bias_gradients", "gpt2.bias_kernels", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert"),
+    *("gpt2.device", "gpt2.evaluate"),
     *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
     *("gpt2.kernel_libraries", "gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
     *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),
-    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.train", "gpt2.weight_files"),
+    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.step_graph", "gpt2.train", "gpt2.weight_files"),
 )
 """Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
 LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gpt2.breakdown import KINDS, breakdown
 from gpt2.hardware.host import missing_brgemm
 from gpt2.ops import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
 from gpt2.ops import record as record_step
+from gpt2.toggles import Toggles
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,22 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
         "Products (ms)": "750",
         "Rest (ms)": "250",
     }
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "rest", "total"),
+    [("cuda", 0.75, "250", "1,000"), ("cuda", 1.5, "-", "1,500"), ("cpu", 0.75, "4,000", "4,750")],
+)
+def test_on_a_gpu_rest_is_of_the_window_s_median_step_and_so_without_the_profiler_s_own_cost(
+    device: Literal["cpu", "cuda"], kernels: float, rest: str, total: str
+) -> None:
+    profiled = {"products": kernels, "rest": 4.0}
+    found = measurement(1e3, profiled_seconds=profiled, step_seconds=[0.9, 1.0, 3.0])
+    table = spent(scoreboard([record(toggles=Toggles(device=device), measurement=found)]))
+    assert table is not None
+    told = dict(zip(table.head, table.cells[0], strict=True))
+    assert (told["Rest (ms)"], told["Sum (ms)"]) == (rest, total)
+    assert any("median step of the window" in note for note in table.notes) == (device == "cuda")
 
 
 def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> None:

@@ -1,5 +1,6 @@
 """What a GPU is asked and refuses, where there is none: torch.cuda and NVML are fakes."""
 
+from collections.abc import Iterator
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -34,6 +35,25 @@ def test_memory_that_cuda_graphs_hide_is_counted_as_reserved_and_said_so(
     found = device.peak_memory()
     assert (found.bytes, found.reserved_bytes, found.alloc_retries) == (peak, 700, 0)
     assert found.method.startswith("reserved" if cuda_graphs else "allocated")
+
+
+def test_a_cuda_graph_that_is_recorded_again_counts_as_a_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._inductor import cudagraph_trees as trees
+
+    Turing.install(monkeypatch)
+    device = Cuda()
+    before = device.compilations()  # no graph yet, and so no manager
+    manager = SimpleNamespace(debug_fail_counter=1)
+    monkeypatch.setattr(trees, "get_manager", lambda index, create_if_none_exists: manager if index == 0 else None)
+    first = device.compilations()
+    manager.debug_fail_counter += 2
+    assert (first - before, device.compilations() - before) == (1, 3)
+
+
+def test_torch_still_counts_its_cuda_graph_recordings_by_that_name() -> None:
+    from torch._inductor.cudagraph_trees import CUDAGraphTreeManager
+
+    assert "debug_fail_counter" in CUDAGraphTreeManager._run.__code__.co_names
 
 
 def test_a_gpu_gives_back_what_its_allocator_keeps_unused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -114,6 +134,26 @@ def test_a_gpu_s_batches_are_pinned_ahead_by_a_thread_that_works_on_this_rank_s_
     assert threading.get_ident() not in pinned_by
 
 
+@pytest.mark.parametrize(("rows", "ahead"), [(1, 64), (1024, 2)])
+def test_a_gpu_s_small_micro_batches_are_many_ahead(rows: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    import threading
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tokens: tokens)
+    made = threading.Semaphore(0)
+
+    def endless() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        tokens = torch.zeros(rows, 1024, dtype=torch.int64)
+        while True:
+            yield tokens, tokens
+            made.release()
+
+    batches = Cuda().feed(endless())
+    assert all(made.acquire(timeout=20) for _ in range(ahead))
+    assert not made.acquire(timeout=0.2)
+    next(batches)
+
+
 def test_ranks_on_gpus_join_by_nccl_each_bound_to_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     Turing.install(monkeypatch)
     joined: list[tuple] = []
@@ -168,6 +208,15 @@ def test_the_loss_by_triton_is_refused_without_triton(monkeypatch: pytest.Monkey
     monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
     with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose closed_form"):
         find(Toggles(device="cuda", cross_entropy="triton"))
+
+
+def test_biases_by_triton_are_refused_without_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpt2.device import find
+
+    Turing.install(monkeypatch)
+    monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
+    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"):
+        find(Toggles(device="cuda", bias_gradient="triton"))
 
 
 def test_ranks_on_other_nodes_take_no_device_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,15 @@ def test_gpus_are_those_that_cuda_would_show(
     assert [gpu.index for gpu in machine.gpus()] == indices
 
 
+def test_memory_taken_of_a_gpu_is_what_it_has_in_use_beyond_what_it_had_before(nvml: Any) -> None:
+    used = {"handle 0": 7, "handle 1": 1000}
+    nvml.nvmlDeviceGetMemoryInfo = lambda handle: SimpleNamespace(used=used[handle])
+    second = machine.GpuMemory(1)
+    assert second.taken() is None
+    used["handle 1"] = 3500
+    assert second.taken() == 2500
+
+
 def test_a_machine_without_nvidia_driver_has_no_gpus(nvml: Any) -> None:
     def absent() -> None:
         raise nvml.NVMLError("library not found")

@@ -15,6 +15,7 @@ from standin import SILENT, children_of, program, timed
 from test_runner import Silent
 
 from bench.analysis.scoreboard import scoreboard
+from bench.host import telemetry
 from bench.ladder.ladder import load
 from bench.ladder.peers import PEERS
 from bench.process import pty_process as foreign
@@ -64,7 +65,7 @@ def test_the_peak_memory_is_that_of_the_window(peer) -> None:
 
 def test_on_a_gpu_the_peak_is_what_is_in_use_beyond_what_was_before(monkeypatch: pytest.MonkeyPatch) -> None:
     told = iter([1000, 5000, 7000, 6000])
-    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(told))
+    monkeypatch.setattr(telemetry, "gpu_memory_used", lambda place: next(told))
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=True)
         usage.begin()
@@ -86,7 +87,7 @@ def test_on_a_gpu_a_peer_s_own_account_of_its_memory_counts_and_is_called_so(
     on_gpu: bool, told: list[int | None], peak: int | None, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = iter([1000, 7000])
-    monkeypatch.setattr(foreign, "gpu_memory_used", lambda: next(seen))
+    monkeypatch.setattr(telemetry, "gpu_memory_used", lambda place: next(seen))
     with Program([sys.executable, "-c", "input()"], ROOT, dict(os.environ)) as program:
         usage = Usage(program, on_gpu=on_gpu)
         if on_gpu:
@@ -137,6 +138,20 @@ def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
     assert outcome.status == "ok", outcome.error
     (warning,) = outcome.warnings
     assert warning.startswith("nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took ")
+
+
+@pytest.mark.parametrize(("name", "told"), [("nanogpt", False), ("gollem", True)])
+def test_nanogpt_s_own_time_of_one_step_among_several_is_neither_kept_nor_warned_of(
+    name: str, told: bool, peer
+) -> None:
+    lines = {
+        "nanogpt": "iter {step}: loss 9.0, time 1.00ms",
+        "gollem": "Step {step}: train_loss: 9.0, norm: 1.0, time_per_step: 1.00",
+    }
+    text = f"import time\nfor step in range(0, 1000, 5):\n    time.sleep(0.02)\n    print(f'{lines[name]}')\n"
+    outcome, _ = timed(peer(text, peer=name))
+    assert outcome.measurement is not None, outcome.error
+    assert bool(outcome.measurement.claimed_step_seconds) == any("own log says" in w for w in outcome.warnings) == told
 
 
 def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:

@@ -1,16 +1,20 @@
 from __future__ import annotations
 
 import gc
+from argparse import Namespace
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
-from bench.ladder.ladder import Protocol
+from bench.ladder.ladder import Protocol, Rung
+from bench.run import worker
 from bench.run.aggregate import combine
 from bench.run.measure import MOST_WARMUP_STEPS, CpuUse, Waiting, first_losses, measure, more_losses, read
 from gpt2.device import Device, PeakMemory
+from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.train import Step
 
 PROTOCOL = Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=10, max_window_seconds=90)
@@ -192,6 +196,32 @@ def test_waiting_for_data_is_counted_in_the_window_only() -> None:
 
     window = measure(steps(), device, PROTOCOL, data, clock=lambda: device.now)
     assert window.data_wait_seconds == 0.25 * 20
+
+
+def test_memory_of_the_whole_gpu_is_looked_at_when_the_window_is_over_and_is_of_the_rank_that_needed_most() -> None:
+    device = FakeDevice(0.25)
+    first = run(device, gpu_memory=lambda: device.steps)
+    assert first.gpu_memory_bytes == len(first.history)
+    windows = [replace(first, gpu_memory_bytes=each) for each in (5, None, 7)]
+    assert combine(windows, [[1.0]] * 3, [1.0], **FACTS).gpu_memory_bytes == 7
+    assert combine([run(FakeDevice(0.25))], [[1.0]], [1.0], **FACTS).gpu_memory_bytes is None
+
+
+def test_what_a_gpu_has_in_use_is_looked_at_before_the_device_is_opened(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen = []
+
+    def opened(toggles: Toggles) -> None:
+        seen.append("opened")
+        raise UnsupportedToggle("device", "cuda", "there is none")
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(worker, "GpuMemory", lambda place: seen.append(f"GPU {place}"))
+    monkeypatch.setattr("gpt2.device.find", opened)
+    rung = Rung(name="a", index=0, changed=[], expect=None, toggles=Toggles(device="cuda"))
+    worker._run(None, rung, Namespace(out=tmp_path / "m.json"))  # type: ignore[arg-type]
+    assert seen == ["GPU 1", "opened"]
 
 
 def test_a_recompilation_in_the_window_is_counted() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from bench.run import measure
 from bench.run.measure import Waiting
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import Prefetched, how_many
 
 PATIENCE = 20.0
 """Seconds until a thread that does nothing counts as stuck."""
@@ -48,6 +48,25 @@ def test_no_more_items_are_made_ahead_than_asked_for() -> None:
     assert not made.acquire(timeout=0.2)  # two are ready, and the third waits for room
     assert next(items) == 0
     assert made.acquire(timeout=PATIENCE)
+
+
+def test_how_many_items_are_made_ahead_may_depend_on_the_first_one() -> None:
+    made = threading.Semaphore(0)
+
+    def endless() -> Iterator[int]:
+        for number in range(3, 10**9):
+            yield number
+            made.release()
+
+    items = Prefetched(endless(), same, ahead=lambda first: first)
+    assert all(made.acquire(timeout=PATIENCE) for _ in range(3))
+    assert not made.acquire(timeout=0.2)
+    assert next(items) == 3
+
+
+@pytest.mark.parametrize(("sequences", "ahead"), [(1, 64), (4, 64), (16, 16), (64, 4), (256, 2), (1024, 2)])
+def test_many_small_micro_batches_are_made_ahead_and_of_large_ones_two(sequences: int, ahead: int) -> None:
+    assert how_many(sequences * 2 * 1024 * 8) == ahead  # inputs and targets of 1,024 tokens, int64
 
 
 @pytest.mark.parametrize("place", ["the items", "their preparation"])

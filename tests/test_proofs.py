@@ -9,6 +9,7 @@ from dataclasses import fields, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,15 @@ def test_compiled_adamw_that_ran_uncompiled_is_found_out(monkeypatch: pytest.Mon
     assert found["compile"] == Finding(True, "nothing compiled ran")
 
 
+def test_compiled_adamw_whose_norm_is_not_compiled_is_the_only_compiled_code() -> None:
+    training = start(replace(FOUR, adamw="compiled"))
+    optimizer: Any = training.optimizer
+    optimizer.norm_is_compiled = False  # as on CUDA
+    found = prove(training, profile(lambda: next(training), training.device))
+    assert found["adamw"].took_effect
+    assert found["compile"] == Finding(True, "nothing compiled ran")
+
+
 @pytest.mark.skipif(AMX, reason="this CPU rounds such products")
 def test_reduced_float32_products_are_found_inert_where_the_cpu_computes_them_exactly_all_the_same() -> None:
     found = findings(matmul_precision="medium")["matmul_precision"]
@@ -220,6 +230,7 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
         ({"layer_norm": "liger"}, "eager code differentiates by NativeLayerNormBackward0"),
         ({"attention": "flash4"}, "scores materialised: 4 products of 64 x 64"),
         ({"int8": "rowwise"}, "0 products of 8-bit integers"),
+        ({"bias_gradient": "triton"}, "biases summed with GELU's gradient 0 times, with those of q, k and v 0"),
         ({"compile_region": "block"}, "0 of 0 compiled graphs ran for each layer"),
         ({"residual": "bfloat16"}, "the model is built for float32"),
         ({"weights": "bfloat16"}, "0 of 10 matrices are bfloat16"),
@@ -334,6 +345,13 @@ def test_cuda_graphs_that_were_asked_for_but_not_launched_are_found_out(plain: t
     found = graphed(plain, [])["compile"]
     assert not found.took_effect
     assert "no CUDA graph was launched" in found.evidence
+
+
+def test_columns_summed_by_kernels_of_their_own_prove_reductions_apart(plain: tuple) -> None:
+    name = "triton_red_fused__to_copy_native_layer_norm_backward_view_2"
+    found = [graphed(plain, ops, reductions="apart")["reductions"] for ops in (kernels(name, name), [])]
+    assert [each.took_effect for each in found] == [True, False]
+    assert found[0].evidence.startswith("2 kernels")
 
 
 def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:

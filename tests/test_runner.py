@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -468,6 +469,18 @@ def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path)
     ladder = load(write_ladder("[{name: a}, {name: b}]"))
     with pytest.raises(RunError, match="leave out --rungs"):
         run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
+
+
+@pytest.mark.slow
+def test_what_was_compiled_ahead_and_kept_is_warm_in_the_first_round_and_in_a_later_run(
+    write_ladder, tmp_path: Path
+) -> None:
+    ladder = load(write_ladder("[{name: a, set: {compile: default}}]", timeout_seconds=600))
+    for options in (Options(compile_ahead=1), Options()):
+        options = replace(options, out=tmp_path / "out", compile_cache=tmp_path / "kept")
+        (record,) = run(ladder, options, Silent()).records
+        assert record.measurement
+        assert record.measurement.compile_cache == "warm"
 
 
 @pytest.mark.slow

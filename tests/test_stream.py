@@ -17,7 +17,7 @@ import streams
 import gpt2.stream
 from gpt2.cache import DataError
 from gpt2.corpora import Documents, open_documents
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import MOST_AHEAD, Prefetched
 from gpt2.stream import KEPT, HeldOut, StreamedBatches, hold_out
 from gpt2.toggles import Toggles
 
@@ -240,6 +240,14 @@ def test_the_position_of_a_step_is_known_while_a_loader_is_ahead(corpus: str) ->
     assert [batches.state(step) for step in range(5, KEPT + 5)] == [before[step] for step in range(5, KEPT + 5)]
     with pytest.raises(AssertionError, match="position before step 4 is not kept"):
         batches.state(4)
+
+
+def test_the_next_step_s_position_is_known_while_a_gpu_s_loader_is_as_far_ahead_as_it_goes(corpus: str) -> None:
+    batches = stream(corpus)
+    before = batches.state(0)
+    for step in range(MOST_AHEAD + 2):  # ready, one that waits for room, and one in the making
+        batches.sequences(step, 0, 1)
+    assert batches.state(0) == before
 
 
 def test_one_step_may_be_left_out(corpus: str) -> None:

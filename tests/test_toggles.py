@@ -9,7 +9,7 @@ import torch
 from gpt2.device import Cpu, check, find
 from gpt2.hardware.host import usable_cores
 from gpt2.model import build
-from gpt2.stages import configure_process, environment, make_optimizer, model_config, wrap_model
+from gpt2.stages import compile_options, configure_process, environment, make_optimizer, model_config, wrap_model
 from gpt2.toggles import Toggles, UnsupportedToggle, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
@@ -21,6 +21,7 @@ CASTS = {
     "tied_gradient": "rows",
     "weight_casts": "optimizer",
 }
+GRAPH = {"device": "cuda", "launch": "graph", "adamw": "fused"}
 
 
 def test_every_toggle_says_what_it_does() -> None:
@@ -51,6 +52,7 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"attention": "flash4"}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
         ({"int8": "rowwise"}, "torchao's kernel is for GPUs; choose none"),
         ({"cross_entropy": "triton"}, "cross_entropy: triton: it is a kernel for GPUs; choose closed_form"),
+        ({"bias_gradient": "triton"}, "bias_gradient: triton: they are kernels for GPUs; choose torch"),
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
         ({"device": "cuda", "threads": 2}, "leave it at default"),
@@ -99,6 +101,13 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"device": "mps", "affinity": "pinned"}, "choose free"),
         ({"allocator": "expandable"}, "only CUDA's memory has segments; choose system"),
         ({"compile": "coordinate-descent"}, "choose default"),
+        ({"compile": "gemm"}, "choose default"),
+        ({"device": "cuda", "reductions": "apart"}, "nothing is compiled; set compile"),
+        ({"launch": "graph"}, "CUDA graphs exist on CUDA only; choose ops"),
+        ({**GRAPH, "adamw": "foreach"}, "asks nothing of the host: set adamw to fused"),
+        ({**GRAPH, "compile": "reduce-overhead"}, "set compile to default"),
+        ({**GRAPH, "autocast": "float16"}, "float16's scaler asks the device in each step; set autocast to bfloat16"),
+        ({**GRAPH, "world_size": 2}, "exchanges between ranks are not recorded; choose ops"),
         ({"attention": "flash3"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
         ({"device": "cuda", "attention": "flash3"}, "set autocast"),
         ({"attention": "flex"}, "FlexAttention trains on CUDA only; choose sdpa"),
@@ -139,6 +148,11 @@ def test_a_refusal_always_says_what_to_do_instead() -> None:
         ("default", {}),
         ("reduce-overhead", {"triton.cudagraphs": True}),
         ("coordinate-descent", {"coordinate_descent_tuning": True}),
+        ("gemm", {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8}),
+        (
+            "gemm+coordinate-descent",
+            {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8, "coordinate_descent_tuning": True},
+        ),
         ("max-autotune-no-cudagraphs", {"max_autotune": True, "coordinate_descent_tuning": False}),
         ("max-autotune", {"max_autotune": True, "triton.cudagraphs": True, "coordinate_descent_tuning": False}),
     ],
@@ -159,6 +173,14 @@ def test_each_value_of_compile_tunes_what_its_name_says_and_no_more(
     toggles = replace(Toggles(device="cuda"), compile=value, compile_region=region)
     wrap_model(toggles, build(model_config(toggles, PRESETS["tiny"]), 0, torch.device("cpu")), Cpu())
     assert told == [config] * (1 if region == "model" else 4)  # two blocks, embedding and loss
+
+
+def test_reductions_apart_is_an_option_beside_those_of_the_mode() -> None:
+    from torch._inductor.config import get_config_copy  # type: ignore[attr-defined]
+
+    toggles = Toggles(device="cuda", compile="reduce-overhead", reductions="apart")
+    assert compile_options(toggles) == {"triton.cudagraphs": True, "triton.mix_order_reduction": False}
+    assert "triton.mix_order_reduction" in get_config_copy()  # or this torch does not know it
 
 
 def test_torch_s_own_modes_are_still_those_that_ours_are_made_of() -> None:

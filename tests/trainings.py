@@ -33,10 +33,12 @@ FAST = Toggles(
 
 
 def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> Training:
+    """A training whose batches the device prepares, as it does for a worker."""
     corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
     tokens = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    return train(workload, toggles, find(toggles), micro_batches(batches, toggles, rank=rank))
+    device = find(toggles)
+    return train(workload, toggles, device, device.feed(micro_batches(batches, toggles, rank=rank)))
 
 
 COMPANIONS: dict[tuple[str, object], dict[str, object]] = {

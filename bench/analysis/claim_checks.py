@@ -150,7 +150,7 @@ def _ranks_differ(rung: Sequence[Record]) -> str | None:
 def _recompiled(rung: Sequence[Record]) -> str | None:
     for record in rung:
         if record.measurement and (graphs := record.measurement.recompiles):
-            return f"compiled {graphs} more graphs within the window of round {record.repetition}"
+            return f"compiled or recorded {graphs} more graphs within the window of round {record.repetition}"
     return None
 
 

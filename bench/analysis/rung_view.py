@@ -68,6 +68,12 @@ class Entry:
         return find_peaks(self.board.records).get((self.row.toggles.device, "bf16"))
 
     @property
+    def gpu_memory_bytes(self) -> int | None:
+        """The most of its rounds that it took of a whole GPU; None where that is not known."""
+        found = [record.measurement.gpu_memory_bytes for record in self.records if record.measurement]
+        return max((each for each in found if each), default=None)
+
+    @property
     def derived(self) -> bool:
         return self.found is not None and self.found.peak_flops_kind == "derived"
 

@@ -94,6 +94,9 @@ def run(
     compile_ahead: Annotated[
         int, typer.Option(min=0, metavar="N", help="First compile all rungs, N at a time; then none is measured cold.")
     ] = 0,
+    compile_cache: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="Keep compiled code there, and use what an earlier run left.")
+    ] = None,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
     rdzv: Rendezvous = None,
@@ -134,6 +137,7 @@ def run(
             peak_tflops=peak_tflops,
             price_per_hour=price_per_hour,
             compile_ahead=compile_ahead,
+            compile_cache=compile_cache,
             place=place(nnodes, node_rank, rdzv),
         )
         with Progress() as progress:

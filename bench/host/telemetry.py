@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -305,6 +306,31 @@ def persistence_modes() -> dict[int, bool | None]:
     """By index: whether the driver stays awake while nobody uses the GPU."""
     modes = {index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()}
     return {index: None if mode is None else bool(mode) for index, mode in modes.items()}
+
+
+class GpuMemory:
+    """What one NVIDIA GPU has in use beyond what it had when this was made, by whomever.
+
+    In a container the driver's process numbers are not ours, so that it cannot tell what one process holds.
+    """
+
+    def __init__(self, place: int = 0) -> None:
+        """place: among the GPUs that CUDA would show to a process started here."""
+        self._place = place
+        self._before = gpu_memory_used(place)
+
+    def taken(self) -> int | None:
+        """Bytes; None where the driver does not tell, or others have given back more."""
+        now, before = gpu_memory_used(self._place), self._before
+        return now - before if now is not None and before is not None and now > before else None
+
+
+def gpu_memory_used(place: int = 0) -> int | None:
+    """Bytes that a whole GPU has in use; None where the driver does not tell."""
+    for nvml, _, handle in islice(nvml_handles(), place, place + 1):
+        with contextlib.suppress(nvml.NVMLError):
+            return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
+    return None
 
 
 def nvml_handles() -> Iterator[tuple[Any, int, Any]]:

@@ -55,6 +55,9 @@ class Peer:
     """Of the environment, that it is given."""
     cache_variable: str | None = None
     """Of the environment, that names the folder in which its compiler keeps what it has compiled."""
+    times_last_step_only: bool = False
+    """Whether its own time is of the one step before a line, with no wait for a GPU: where lines are several steps
+    apart it tells nothing."""
 
     def read(self, text: str, at: float) -> Line | None:
         """What a line of its log says; None where that is no progress line."""
@@ -119,6 +122,7 @@ PEERS: dict[str, Peer] = {
         get="git clone https://github.com/karpathy/nanoGPT",
         lines=(_pattern(r"iter (STEP): loss (LOSS), time (MS)ms"),),
         tokens=r"^tokens per iteration will be: ([\d,]+)",
+        times_last_step_only=True,
     ),
     "llmc": Peer(
         title="llm.c",

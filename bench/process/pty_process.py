@@ -17,13 +17,12 @@ import sys
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from types import TracebackType
 
 import psutil
 
-from bench.host.telemetry import cpu_times, nvml_handles
+from bench.host.telemetry import GpuMemory, cpu_times
 from bench.process.supervisor import MARK, end_marked, kernel_kills
 from gpt2.hardware.host import memory_peak
 
@@ -183,7 +182,8 @@ class Usage:
     """The most that its allocator has had in use so far, by its own log; on a CPU the system tells better."""
 
     def __post_init__(self) -> None:
-        self._gpu_before = gpu_memory_used() if self.on_gpu else None
+        # The first GPU in sight is the one that a peer is given (bench.run.peers.child_env).
+        self._gpu = GpuMemory() if self.on_gpu else None
         self._processes: list[psutil.Process] = []
         self._cleared = False
 
@@ -227,9 +227,8 @@ class Usage:
             self.other_cores = max(0.0, others)
 
     def _memory(self) -> int | None:
-        if self.on_gpu:
-            now, before = gpu_memory_used(), self._gpu_before
-            return now - before if now is not None and before is not None and now > before else None
+        if self._gpu:
+            return self._gpu.taken()
         return self._resident_peak() if self._cleared else None
 
     def _resident_peak(self) -> int | None:
@@ -253,14 +252,3 @@ class Usage:
                 times = process.cpu_times()
                 found.append(sum(times[:4]))  # its own, and its children's that it has waited for
         return sum(found) if found else None
-
-
-def gpu_memory_used() -> int | None:
-    """Bytes, of the first NVIDIA GPU in sight, which is the one that a peer is given (bench.run.peers.child_env).
-
-    By whomever: in a container the driver's process numbers are not ours.
-    """
-    for nvml, _, handle in islice(nvml_handles(), 1):
-        with contextlib.suppress(nvml.NVMLError):
-            return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
-    return None

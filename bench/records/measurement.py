@@ -115,12 +115,16 @@ class Measurement(Plain):
     peak_memory_bytes: AtLeastOne | None
     """Of the window, on the rank that needed most."""
     peak_memory_method: str
+    gpu_memory_bytes: AtLeastOne | None = None
+    """That the whole NVIDIA GPU had in use beyond what it had before the process opened it, CUDA's context and what an
+    allocator keeps unused included: of an external rung the most after a block, of ours at the end of the window. Of
+    the rank that needed most; null in older records and where the driver does not tell."""
     reserved_memory_bytes: Count | None
     run_peak_memory_bytes: Count | None
     """Of the whole process, initialisation and compilation included."""
     alloc_retries: Count | None
     recompiles: Count | None
-    """Compilations during the window."""
+    """Compilations during the window, and CUDA graphs recorded in it; those are not in older records."""
     gc_collections: Count | None = None
     """Of Python's garbage collector during the window, on the rank where they took longest."""
     gc_seconds: Amount | None = None

@@ -46,10 +46,16 @@ def against(board: Scoreboard) -> tuple[Entry | None, list[Against]]:
                 over=times,
                 verdict=verdict(times, board.delta) if times and not doubted else None,
                 clear=surely_ahead(times, board.delta) and not doubted,
-                memory=memory_over(ours, entry) if ours and entry.row.status in GOOD else None,
+                memory=_memory_over(ours, entry) if ours and entry.row.status in GOOD else None,
             )
         )
     return ours, found
+
+
+def _memory_over(ours: Entry, entry: Entry) -> float | None:
+    """Of the whole GPU where both are known, which is found out in one way; else as between rungs of ours."""
+    mine, theirs = ours.gpu_memory_bytes, entry.gpu_memory_bytes
+    return mine / theirs if mine and theirs else memory_over(ours, entry)
 
 
 def peers(board: Scoreboard) -> Table | None:
@@ -65,6 +71,7 @@ def peers(board: Scoreboard) -> Table | None:
         Column("Ours over it", lambda each: judged(each.over, each.verdict)),
         Column("MFU (bf16)", lambda each: each.entry.mfu, drop=1),
         Column("Peak memory (GiB)", lambda each: each.entry.row.peak_memory_bytes, gib),
+        Column("Whole GPU (GiB)", lambda each: each.entry.gpu_memory_bytes, gib, drop=4),
         Column("Memory, ours over its", lambda each: each.memory, times),
         Column("Status", lambda each: each.entry.status, words=True, drop=3),
     ]
@@ -87,6 +94,11 @@ def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> l
         "second are paired within rounds, ± is the 95 % t interval; memory only where it was found out the same way. "
         "After its first step ours gave back what only compilation needed; peers keep that.",
     ]
+    if ours.gpu_memory_bytes:
+        lines.append(
+            f"Whole GPU: what it had in use beyond what it had before, context and unused reserve included; "
+            f"ours {gib(ours.gpu_memory_bytes)} GiB. Where it is known, memory is held to memory by it."
+        )
     if any(each.entry.row.tokens_per_step not in (None, size) for each in found):
         lines.append("Tokens per step differ: larger steps pay for their optimiser less often; ratios include that.")
     return [*lines, _claim(ours, found, board)]

@@ -61,8 +61,7 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     table = _table("TFLOP/s sustained", ["Product", "m x k x n"], [*formats, *titles])
     for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in forward):
         found = [rates.get((name, m, k, n, number_format)) for number_format in formats]
-        if name != "square":
-            found += [of_gradients.get((name, *column)) for column in more]
+        found += [of_gradients.get((name, *column)) for column in more]
         shown = [number(rate / 1e12) if rate is not None else DASH for rate in found]
         table.add_row(*map(_text, [name, f"{m:,} x {k:,} x {n:,}", *shown]))
     threads = f" on {ceiling.threads} threads" if ceiling.threads is not None else ""

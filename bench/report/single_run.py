@@ -8,7 +8,7 @@ from statistics import median
 
 from bench.analysis.attribution import Attribution, Gain, attribution
 from bench.analysis.row import EQUAL, STATUS, Row, status_of
-from bench.analysis.run_records import by_round, measured
+from bench.analysis.run_records import by_round, measured, toggles_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.timing import Timing, timing
 from bench.format import (
@@ -24,6 +24,7 @@ from bench.format import (
     tokens_per_second,
     with_interval,
 )
+from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.caption import caption, derived_peak, other_method, other_step
@@ -63,6 +64,11 @@ WORK_NOTES = (
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
         "between the products of explicit and blocks (softmax, masks, exponentials) is other operations or compiled."
     ),
+)
+
+GPU_NOTE = Method(
+    "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; kernels that "
+    "take longer than that overlap, and leave no rest."
 )
 
 
@@ -282,7 +288,9 @@ def spent(board: Scoreboard) -> Table | None:
     ]
     for kind, (title, drop) in WORK.items():
         shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
-    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=WORK_NOTES)
+    on_gpu = any(row.toggles.device == "cuda" for row in board.rows)
+    notes = [*WORK_NOTES, GPU_NOTE] if on_gpu else WORK_NOTES
+    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=notes)
 
 
 Profiled = dict[tuple[int, str], dict[str, float]]
@@ -290,7 +298,16 @@ Profiled = dict[tuple[int, str], dict[str, float]]
 
 
 def _profiled(rung: Sequence[Record]) -> Profiled:
-    return by_round(rung, lambda measurement: measurement.profiled_seconds or None)
+    on_gpu = toggles_of(rung).device == "cuda"
+
+    def kinds(measurement: Measurement) -> dict[str, float] | None:
+        found, steps = measurement.profiled_seconds, measurement.step_seconds
+        if not found or not on_gpu or not steps:
+            return found or None
+        kernels = {kind: seconds for kind, seconds in found.items() if kind != "rest"}
+        return {**kernels, "rest": max(0.0, median(steps) - sum(kernels.values()))}
+
+    return by_round(rung, kinds)
 
 
 @dataclass(frozen=True)

@@ -39,6 +39,7 @@ def combine(
         grad_norms=grad_norms,
         peak_memory_bytes=_highest(window.memory.bytes for window in windows),
         peak_memory_method=first.memory.method,
+        gpu_memory_bytes=_highest(window.gpu_memory_bytes for window in windows),
         reserved_memory_bytes=_highest(window.memory.reserved_bytes for window in windows),
         run_peak_memory_bytes=_highest(window.memory.run_bytes for window in windows),
         alloc_retries=_highest(window.memory.alloc_retries for window in windows),

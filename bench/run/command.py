@@ -34,6 +34,8 @@ class Options:
     price_per_hour: float | None = None
     compile_ahead: int = 0
     """How many rungs compile at once before the first round; 0: each when it is first measured."""
+    compile_cache: Path | None = None
+    """Folder that keeps compiled code beyond the run; None: it goes with the run."""
     place: Place | None = None
     """Among several nodes; None where there is one."""
 

@@ -187,14 +187,17 @@ class Processes:
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """The environment of a task's processes on this node."""
-        # Each rung has a compiler cache of its own, empty in the first round: no rung profits from another's.
+        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a folder: no
+        # rung profits from another's.
+        kept = self.options.compile_cache
+        caches = kept.absolute() / self.ladder.file_name if kept else self.scratch
         kind = "cumulative" if task.kind == "control" else task.kind
         return {
             **os.environ,
             **(own_path() if task.rung.external else own_variables()),
             **environment(task.rung.toggles, part.nodes if part else 1),
             **(part.environment if part else {}),
-            CACHE: str(self.scratch / f"inductor-{kind}-{task.rung.index}"),
+            CACHE: str(caches / f"inductor-{kind}-{task.rung.index}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }

@@ -80,6 +80,8 @@ class Window:
     history: list[Step]
     """Every step so far, from the first; more_losses() adds to it."""
     memory: PeakMemory
+    gpu_memory_bytes: int | None
+    """That the process had taken of the whole GPU at the end of the window; None where nobody tells."""
     recompiles: int
     gc_collections: int
     gc_seconds: float
@@ -110,11 +112,13 @@ def measure(
     has_time: Callable[[float], bool] = lambda seconds: True,
     keep: Callable[[Window], object] = lambda window: None,
     pulse: Pulse | None = None,
+    gpu_memory: Callable[[], int | None] = lambda: None,
 ) -> Window:
     """Time one rung by pulling `steps`.
 
     A window within which the process stood still, for the system stopped it or slept, is taken once more, if
     has_time() says of its seconds that there are as many left; keep() is given the first one before that.
+    gpu_memory: bytes that the process has taken of the whole GPU by now.
     agree: gives every rank the largest of the ranks' values, so that all take as many steps. pulse: one that is
     entered; without it nobody looks whether the process stood still.
     """
@@ -182,6 +186,7 @@ def measure(
             step_seconds=each_step,
             history=history,
             memory=memory,
+            gpu_memory_bytes=gpu_memory(),  # torch gives nothing back meanwhile, so that this is the most
             recompiles=device.compilations() - compiled,
             gc_collections=collections.count,
             gc_seconds=collections.seconds,
@@ -221,6 +226,7 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
         step_seconds=[],
         history=history,
         memory=PeakMemory(bytes=None, method="not measured"),
+        gpu_memory_bytes=None,
         recompiles=0,
         gc_collections=0,
         gc_seconds=0.0,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from bench.analysis.schedule import variant
 from bench.host.standstill import pulse_beside, uneven
+from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
 from bench.process.worker_side import (
     Progress,
@@ -94,10 +95,12 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
     from gpt2.parallel import process_group
 
     device: Device | None = None
+    # Before the device is opened, which takes memory.
+    gpu = GpuMemory(int(os.environ.get("LOCAL_RANK", "0"))) if rung.toggles.device == "cuda" else None
     try:
         device = find(rung.toggles)
         with process_group(rung.toggles, device) as rank:
-            return _measure(ladder, rung, device, rank, arguments)
+            return _measure(ladder, rung, device, rank, arguments, gpu)
     except UnsupportedToggle as error:
         outcome = Outcome(status="unsupported", error=str(error))
     except DataError as error:
@@ -115,7 +118,9 @@ PARITY_LOSSES = 5
 """Steps of a process that exists for its losses alone."""
 
 
-def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace) -> Outcome:
+def _measure(
+    ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace, gpu: GpuMemory | None
+) -> Outcome:
     from bench.host.environment import describe
     from bench.host.feasibility import check_time
     from bench.run.aggregate import combine
@@ -191,6 +196,7 @@ def _measure(ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: a
             has_time=lambda seconds: age() + 2 * seconds < limit,
             keep=tell,
             pulse=pulse,
+            gpu_memory=gpu.taken if gpu else lambda: None,
         )
     tell(window)  # before all that follows, so that a time limit which ends it does not take the window with it
     if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow

@@ -145,7 +145,7 @@ class Device(ABC):
         return
 
     def compilations(self) -> int:
-        """Return how often torch has tried to compile a function so far; constant once warmed up."""
+        """Return how often torch has tried to compile a function or recorded a graph so far; constant once warm."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # if it is not imported, nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
 

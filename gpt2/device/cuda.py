@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 
@@ -13,7 +14,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2.device.base import Batch, Device, PeakMemory
 from gpt2.kernel_libraries import missing
-from gpt2.prefetch import Prefetched
+from gpt2.prefetch import Prefetched, how_many
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
@@ -48,6 +49,11 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
         if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
             return self._too_many_ranks()  # only this machine's ranks count
+        if (toggle, value) == ("reductions", "apart"):
+            from torch._inductor import config
+
+            if not hasattr(config.triton, "mix_order_reduction"):
+                return f"torch {torch.__version__} mixes none; choose mixed, which is the same there"
         if toggle == "float8" and value != "none":
             if torch.cuda.get_device_capability(self.torch_device) < (8, 9):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
@@ -66,6 +72,8 @@ class Cuda(Device):
             return f"{self.chip()} is older than this kernel (Hopper and later); choose cudnn or flash"
         if reason := missing(toggle, value):
             return reason
+        if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
+            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"
@@ -97,7 +105,7 @@ class Cuda(Device):
             torch.cuda.set_device(self.torch_device)  # per thread; else the first device gets a context
             return _pinned(batch[0]), _pinned(batch[1])
 
-        return Prefetched(batches, pinned)
+        return Prefetched(batches, pinned, ahead=lambda batch: how_many(sum(tokens.nbytes for tokens in batch)))
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
@@ -107,6 +115,12 @@ class Cuda(Device):
     def give_back(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
+
+    def compilations(self) -> int:
+        # Inductor records a CUDA graph anew where an input's address changes, which compiles nothing.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")  # if it is not imported, nothing was recorded
+        manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
+        return super().compilations() + (manager.debug_fail_counter if manager else 0)
 
     def reset_peak_memory(self) -> None:
         self._run_peak = max(self._run_peak, torch.cuda.max_memory_allocated(self.torch_device))

@@ -17,6 +17,7 @@ from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.step import (
     adamw,
+    bias_gradient,
     clip,
     compile,
     compile_region,
@@ -28,6 +29,7 @@ from gpt2.proofs.step import (
     micro_batch_size,
     products,
     recompute,
+    reductions,
     tied_gradient,
     vocab_multiple,
 )
@@ -46,6 +48,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         attention,
         compile,
         compile_region,
+        reductions,
         launch,
         adamw,
         sharding,
@@ -59,6 +62,7 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
         gelu,
         layer_norm,
         products,
+        bias_gradient,
         clip,
         weight_casts,
         residual,

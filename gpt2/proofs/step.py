@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 
@@ -46,6 +47,14 @@ def compile_region(seen: Seen) -> Finding:
     if seen.toggles.world_size > 1:  # the pieces between exchanges may be alike by chance
         return Finding(True, "ranks cut the graph where they exchange")
     return Finding(not repeated or layers == 1, f"{counted(repeated, 'compiled graph')} ran for each layer")
+
+
+def reductions(seen: Seen) -> Finding:
+    """A kernel that sums over columns alone is a loop over rows, which Inductor's name for it tells."""
+    apart = sum(op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in seen.ops)
+    wanted = seen.toggles.reductions == "apart"
+    evidence = f"{counted(apart, 'kernel')} of LayerNorms' backward pass only summed over columns"
+    return Finding(apart > 0 if wanted else True, evidence)
 
 
 def launch(seen: Seen) -> Finding:
@@ -124,12 +133,15 @@ LOSSES = {
     "cut": "LinearCrossEntropyFunctionBackward",
 }
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
+BIASED_GELUS = GELUS | {"tanh": "BiasedGeluBackward"}
 LAYER_NORMS = {
     "torch": "NativeLayerNormBackward0",
     "liger": "LigerLayerNormFunctionBackward",
     "quack": "QuackLayerNormBackward",
 }
-"""Autograd's name of the backward function, by value of the toggle (cross_entropy, gelu and layer_norm)."""
+"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where bias_gradient is
+triton; layer_norm.
+"""
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
     "liger": "gpt2::liger_cross_entropy_",
@@ -150,7 +162,7 @@ def cross_entropy(seen: Seen) -> Finding:
 
 
 def gelu(seen: Seen) -> Finding:
-    return _differentiated(seen, "gelu", GELUS)
+    return _differentiated(seen, "gelu", GELUS if seen.toggles.bias_gradient == "torch" else BIASED_GELUS)
 
 
 def layer_norm(seen: Seen) -> Finding:
@@ -173,6 +185,16 @@ def tied_gradient(seen: Seen) -> Finding:
     added = len(seen.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
     return Finding(added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence)
+
+
+def bias_gradient(seen: Seen) -> Finding:
+    if seen.graph_launches:  # a CUDA graph's replay does not name its ops
+        return built_for(seen, "bias_gradient")
+    gelus, joins = (len(seen.named(f"gpt2::{name}")) for name in ("gelu_backward", "join_gradients"))
+    layers = seen.training.model.config.n_layer * seen.toggles.grad_accum_steps
+    wanted = layers if seen.toggles.bias_gradient == "triton" else 0
+    evidence = f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
+    return Finding(gelus == joins == wanted, evidence)
 
 
 def products(seen: Seen) -> Finding:

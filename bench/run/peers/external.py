@@ -190,7 +190,7 @@ def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limi
 def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
     seconds = arrivals.block_seconds
     found = uneven(seconds, f"{peer.title} was stopped, waited, or did something besides training")
-    steps, claims = arrivals.block_steps, arrivals.claimed_seconds
+    steps, claims = arrivals.block_steps, _claims(peer, arrivals)
     if steps and claims:
         ours = sum(seconds) / len(seconds) / steps
         theirs = sum(claims) / len(claims)
@@ -202,6 +202,13 @@ def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
     if program.exit_code:
         found.append(f"after the window: {peer.title} {program.ending}")
     return found
+
+
+def _claims(peer: Peer, arrivals: Arrivals) -> list[float] | None:
+    """Steps' durations by the peer's own account; None where that tells nothing of the window."""
+    if peer.times_last_step_only and arrivals.step_seconds is None:
+        return None
+    return arrivals.claimed_seconds
 
 
 def _measurement(
@@ -220,7 +227,7 @@ def _measurement(
         block_steps=arrivals.block_steps,
         block_seconds=seconds,
         step_seconds=arrivals.step_seconds,
-        claimed_step_seconds=arrivals.claimed_seconds,
+        claimed_step_seconds=_claims(PEERS[external.peer], arrivals),
         startup_seconds=startup_seconds,
         first_step_seconds=None,
         compile_cache=cache,
@@ -229,6 +236,7 @@ def _measurement(
         grad_norms=norms,
         peak_memory_bytes=peak,
         peak_memory_method=usage.method,
+        gpu_memory_bytes=usage.peak_memory_bytes if usage.on_gpu else None,
         reserved_memory_bytes=None,
         run_peak_memory_bytes=usage.told_bytes or usage.run_peak_memory_bytes,
         alloc_retries=None,
