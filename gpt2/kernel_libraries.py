@@ -187,35 +187,40 @@ class QuackLayerNorm(Function):
         return to_x.view(gradient.shape), *others, None
 
 
-OWN.define("flash4_attention(Tensor qkv) -> (Tensor, Tensor)")
-OWN.define("flash4_attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
+OWN.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
+OWN.define(
+    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> Tensor"
+)
 
 
-def _attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T) float32."""
     from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
 
-    out, log_sum, *_ = _flash_attn_fwd(*qkv.unbind(2), causal=True, return_lse=True)
+    out, log_sum, *_ = _flash_attn_fwd(q, k, v, causal=True, return_lse=True)
     return out, log_sum
 
 
-def _attention_backward(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
-    """Return the gradient of qkv. The kernel writes each third in its place."""
+def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
+    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim). The kernel writes each in its place."""
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
 
-    to_qkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    to_qkv = _attention_backward_shape(gradient, q, k, v, out, log_sum)
     places = dict(zip(("dq", "dk", "dv"), to_qkv.unbind(2), strict=True))
-    _flash_attn_bwd(*qkv.unbind(2), out, gradient.contiguous(), log_sum, causal=True, **places)
+    _flash_attn_bwd(q, k, v, out, gradient.contiguous(), log_sum, causal=True, **places)
     return to_qkv
 
 
-def _attention_shapes(qkv: Tensor) -> tuple[Tensor, Tensor]:
-    B, T, _, n_head, head_dim = qkv.shape
-    return qkv.new_empty(B, T, n_head, head_dim), qkv.new_empty(B, n_head, T, dtype=torch.float32)
+def _attention_shapes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, n_head, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(B, n_head, T, dtype=torch.float32)
 
 
-def _attention_backward_shape(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
-    return qkv.new_empty(qkv.shape)
+def _attention_backward_shape(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+) -> Tensor:
+    B, T, n_head, head_dim = q.shape
+    return q.new_empty(B, T, 3, n_head, head_dim)
 
 
 OWN.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
@@ -224,25 +229,26 @@ torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=OWN
 torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=OWN)
 
 
-class Flash4Attention(Function):
-    """Causal attention by FlashAttention-4, on one packed tensor of q, k and v.
+def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Compute causal attention with FlashAttention-4.
 
-    torch could run it as scaled_dot_product_attention, but unpacks two results where the package returns four today;
-    and a packed gradient needs no copying together.
+    qkv: packed, (B, T, 3, n_head, head_dim), or three of (B, T, n_head, head_dim); bfloat16 or float16. Returns (B, T,
+    n_head, head_dim). torch could run it as scaled_dot_product_attention, but unpacks two results where the package
+    returns four today; and of packed q, k and v, gradients are packed without copying.
     """
+    return _Flash4Attention.apply(*((qkv,) if isinstance(qkv, Tensor) else qkv))
 
+
+class _Flash4Attention(Function):
     @staticmethod
-    def forward(ctx: Any, qkv: Tensor) -> Tensor:
-        """Attend to earlier positions only.
-
-        qkv: (B, T, 3, n_head, head_dim), bfloat16 or float16. Returns (B, T, n_head, head_dim).
-        """
-        out, log_sum = torch.ops.gpt2.flash4_attention(qkv)
-        ctx.save_for_backward(qkv, out, log_sum)
+    def forward(ctx: Any, *qkv: Tensor) -> Tensor:
+        out, log_sum = torch.ops.gpt2.flash4_attention(*(qkv if len(qkv) == 3 else qkv[0].unbind(2)))
+        ctx.save_for_backward(*qkv, out, log_sum)
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor:
-        """Return the gradient of qkv, in its shape."""
-        (gradient,) = grad_outputs
-        return torch.ops.gpt2.flash4_attention_backward(gradient, *ctx.saved_tensors)
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        *qkv, out, log_sum = ctx.saved_tensors
+        q, k, v = qkv if len(qkv) == 3 else qkv[0].unbind(2)
+        to_qkv = torch.ops.gpt2.flash4_attention_backward(*grad_outputs, q, k, v, out, log_sum)
+        return to_qkv if len(qkv) == 1 else to_qkv.unbind(2)

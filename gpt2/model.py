@@ -23,7 +23,7 @@ from gpt2.brgemm import BrgemmAttention
 from gpt2.float8 import int8_multiplication
 from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
 from gpt2.fused_loss import FusedCrossEntropy
-from gpt2.kernel_libraries import Flash4Attention, cut_cross_entropy, layer_norm
+from gpt2.kernel_libraries import cut_cross_entropy, flash4_attention, layer_norm
 from gpt2.products import TunedLinear
 from gpt2.workload import PRESETS, GPT2Config, flops_per_token
 
@@ -108,13 +108,13 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
     "sdpa": by_heads(partial(SDPA, is_causal=True)),
     "blocks": by_heads(BlockAttention.apply),
     "brgemm": BrgemmAttention.apply,
-    "flash4": Flash4Attention.apply,
+    "flash4": flash4_attention,
     "flex": by_heads(flex_causal),
 }
 """Attention functions by name.
 
 They take packed q, k, v (B, T, 3, n_head, head_dim) and a mask where needed, and return (B, T, n_head, head_dim).
-Those of by_heads() also take a tuple of q, k and v, each (B, T, n_head, head_dim).
+Those of by_heads() and flash4 also take a tuple of q, k and v, each (B, T, n_head, head_dim).
 """
 
 

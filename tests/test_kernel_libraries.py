@@ -306,12 +306,16 @@ APART = [{"layer_norm": "liger"}, {"layer_norm": "quack"}, {"attention": "flash4
     [
         {},
         {"autocast": "bfloat16", "residual": "bfloat16", "recompute": "block"},
+        {"autocast": "bfloat16", "bias_gradient": "triton"},
         pytest.param({"autocast": "bfloat16", "compile": "default"}, marks=pytest.mark.slow),
+        pytest.param(
+            {"autocast": "bfloat16", "compile": "default", "bias_gradient": "triton"}, marks=pytest.mark.slow
+        ),
     ],
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
 def test_it_trains_as_torchs_kernel_does(changes: dict, change: Any) -> None:
-    torchs = replace(FOUR, **{**changes, "compile": "eager"})
+    torchs = replace(FOUR, **{**changes, "compile": "eager", "bias_gradient": "torch"})
     assert_trains_alike(replace(FOUR, **changes, **change), torchs)
 
 

@@ -51,6 +51,7 @@ NEEDS = COMPANIONS | {
     ("launch", "graph"): {"compile": "default", "adamw": "fused"},
     **{("attention", kernel): {"autocast": "bfloat16"} for kernel in ("flash", "cudnn", "flash3", "flash4")},
     ("int8", "rowwise"): {"autocast": "bfloat16"},
+    ("cross_entropy", "quack"): {"vocab_multiple": 64},
     **{("float8", scaling): {"autocast": "bfloat16"} for scaling in ("tensorwise", "rowwise")},
 }
 """What a value of a toggle needs of others on CUDA."""

@@ -134,13 +134,14 @@ LOSSES = {
 }
 GELUS = {"tanh": "GeluBackward0", "sigmoid": "SigmoidGeluBackward"}
 BIASED_GELUS = GELUS | {"tanh": "BiasedGeluBackward"}
-"""As GELUS, where bias_gradient is triton."""
 LAYER_NORMS = {
     "torch": "NativeLayerNormBackward0",
     "liger": "LigerLayerNormFunctionBackward",
     "quack": "QuackLayerNormBackward",
 }
-"""Autograd's name of the backward function, by value of the toggle (cross_entropy, gelu and layer_norm)."""
+"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where bias_gradient is
+triton; layer_norm.
+"""
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
     "liger": "gpt2::liger_cross_entropy_",
