@@ -17,6 +17,7 @@ from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.workload import Workload
 
 pytestmark = [
+    pytest.mark.cuda,
     pytest.mark.usefixtures("process_settings"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
 ]
