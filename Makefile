@@ -87,14 +87,14 @@ NAMES = import tomllib; project = tomllib.load(open("pyproject.toml", "rb")); \
 	.venv-gpu/bin/python -c '$(NAMES)' > .venv-gpu/names.txt
 	$(INSTALL) --requirement .venv-gpu/names.txt
 	$(INSTALL) --no-deps --no-build-isolation --editable .
-	-$(INSTALL) pytest
+	-$(INSTALL) pytest pytest-xdist
 	touch $@
 
 # Whatever make gpu installs, into the folder WHEELS.
 wheels:
 	test -n "$(WHEELS)" || { echo "name the folder: make wheels WHEELS=wheels"; exit 1; }
 	mkdir -p $(WHEELS) && $(PYTHON) -c '$(NAMES)' > $(WHEELS)/names.txt
-	$(PYTHON) -m pip download --quiet --dest $(WHEELS) --requirement $(WHEELS)/names.txt pytest
+	$(PYTHON) -m pip download --quiet --dest $(WHEELS) --requirement $(WHEELS)/names.txt pytest pytest-xdist
 
 clean:
 	rm -rf .venv .venv-xla .venv-gpu

@@ -25,7 +25,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from bench.campaign_parts import KINDS, ROOT, Part, report
+from bench.campaign_parts import COMPILED, KINDS, ROOT, Part, report
 from bench.format import duration, number, plain
 from bench.process.shutdown import Stop, stoppable
 from bench.process.supervisor import end_marked
@@ -38,6 +38,8 @@ MARK = "BENCH_CAMPAIGN"
 GRACE_SECONDS = 20.0
 """What a part has to end in order once it was asked to, before it is killed."""
 POLL_SECONDS = 0.25
+REFUTED = 4
+"""Exit code of `bench run` where all rungs were measured, and not all claims hold."""
 LAST_BYTES = 8192
 """Of a log, in which its last line is looked for."""
 
@@ -121,7 +123,9 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
             end_marked(str(folder), MARK)  # a worker of bench run has a session of its own
     exit_code = process.returncode if status is None else None
     if status is None:
-        status = "done" if exit_code == 0 and not part.killed_at else "failed"
+        # A rung whose loss differs, or that was to be inert, is a finding, and no failure of the part.
+        ended_well = exit_code == 0 or (part.is_ladder and exit_code == REFUTED)
+        status = "done" if ended_well and not part.killed_at else "failed"
     seconds = round(time.monotonic() - begun, 1)
     found = _last_line(log) if status == "failed" else _found(part, folder, log)
     return Outcome(part=part.name, status=status, seconds=seconds, exit_code=exit_code, found=found)
@@ -212,8 +216,12 @@ def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
 def archive(folder: Path) -> Path:
     """All of the folder but checkpoints and compiled code, which are large, as FOLDER.tar.gz beside it."""
     path = folder.with_name(f"{folder.name}.tar.gz")
+
+    def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+        return None if Path(member.name).name in ("checkpoints", COMPILED) else member
+
     with tarfile.open(path, "w:gz") as file:
-        file.add(folder, folder.name, filter=lambda each: None if Path(each.name).name == "checkpoints" else each)
+        file.add(folder, folder.name, filter=kept)
     return path
 
 

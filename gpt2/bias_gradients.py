@@ -65,7 +65,8 @@ def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     columns = wide.size(-1)
     flat = [each.reshape(-1, columns) for each in (gradient, wide)]
     rows = len(flat[0])
-    bias_kernels.gelu_backward[(_blocks(columns, COLUMNS), len(sums))](  # type: ignore[index]
+    kernel: Any = bias_kernels.gelu_backward
+    kernel[(_blocks(columns, COLUMNS), len(sums))](
         *(*flat, to_wide, sums, *flat[0].stride(), *flat[1].stride(), rows, columns, COLUMNS),
         ROWS=rows_per_program(rows, columns),
         num_warps=bias_kernels.WARPS,
@@ -123,7 +124,8 @@ def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     B, T, n_head, head_dim = q.shape
     width, rows = n_head * head_dim, B * T
     strides = [stride for each in (q, k, v) for stride in each.stride()]
-    bias_kernels.join_gradients[(3 * _blocks(width, COLUMNS), len(sums))](  # type: ignore[index]
+    kernel: Any = bias_kernels.join_gradients
+    kernel[(3 * _blocks(width, COLUMNS), len(sums))](
         *(q, k, v, joined, sums, *strides, rows, T, width, head_dim, COLUMNS),
         ROWS=rows_per_program(rows, 3 * width),
         num_warps=bias_kernels.WARPS,

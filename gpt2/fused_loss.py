@@ -38,7 +38,8 @@ def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     torch._check(logits.stride(1) == 1, lambda: f"cross_entropy: triton: logits have strides {logits.stride()}")
     losses = _losses(logits, targets, scale)
     N, V = logits.shape
-    loss_kernel.cross_entropy[(N,)](  # type: ignore[index]
+    kernel: Any = loss_kernel.cross_entropy
+    kernel[(N,)](
         *(logits, targets.contiguous(), losses, logits.stride(0), scale / N, V),
         BLOCK=loss_kernel.BLOCK,
         num_warps=loss_kernel.WARPS,

@@ -61,8 +61,7 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
 def _exact_sums() -> Iterator[None]:
     """Context in which CUDA's matmuls add up the parts of a long sum in float32.
 
-    By default cuBLAS may add them in the inputs' format, as it does where a vocabulary that is a multiple of nothing
-    leaves it only kernels that cut the sum over the vocabulary in many parts: that costs digits of the reference.
+    By default cuBLAS may add them in the inputs' format, which would cost digits of the reference.
     """
     matmul: Any = torch.backends.cuda.matmul
     names = ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction")

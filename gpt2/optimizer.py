@@ -86,17 +86,8 @@ class CompiledAdamW(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Copy an AdamW's averages and step numbers into this one's buffers, and adopt the options of its groups.
-
-        Raises KeyError where a weight has no state.
-        """
-        saved = [state_dict["state"][index] for group in state_dict["param_groups"] for index in group["params"]]
-        buffers = self.state
-        super().load_state_dict(state_dict)
-        self.state = buffers  # in whose place torch has put tensors of the weights' dtype
-        for weight, loaded in zip(self._weights, saved, strict=True):
-            for name, buffer in buffers[weight].items():
-                buffer.copy_(loaded[name])
+        """Raise NotImplementedError: torch would put other tensors in place of views. gpt2.state fills them."""
+        raise NotImplementedError("its averages are views; fill them in place, as gpt2.state.restore() does")
 
     def _gradients(self) -> list[Tensor]:
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]

@@ -94,8 +94,6 @@ class Leg(Iterator[Event]):
                 self._note(saved.step, f"goes on with {'; '.join(changes)}")
         elif place.begin_from:
             state.begin_from(place.begin_from, self.training)
-        if run.guard.skips and run.toggles.launch == "graph":
-            raise ConfigError("launch: graph records a step as a whole: guard cannot skip one; choose stop or report")
         if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         elif run.guard.skips:

@@ -15,7 +15,7 @@ Batch = tuple[Tensor, Tensor]
 Compute = Callable[[Iterator[Batch]], tuple[Tensor, Tensor]]
 """Takes one optimiser step with micro-batches that lie on the device, and returns its loss and gradient norm."""
 
-EAGER_STEPS = 3
+EAGER_STEPS = 2
 """Steps that run before the recording: they compile, choose kernels and allocate what stays."""
 
 
@@ -26,6 +26,9 @@ class StepGraph:
     weights and optimiser state must stay where they are, and whatever changes between steps, such as the learning
     rate, must be a tensor on the device.
     """
+
+    recordings = 0
+    """Of all steps in this process so far."""
 
     def __init__(self, compute: Compute, device: torch.device) -> None:
         self._compute, self._device = compute, device
@@ -58,7 +61,10 @@ class StepGraph:
 
     def _copy(self, batches: Sequence[Batch]) -> None:
         if not self._batches:
-            self._batches = [(x.to(self._device, copy=True), y.to(self._device, copy=True)) for x, y in batches]
+            self._batches = [
+                (torch.empty_like(x, device=self._device), torch.empty_like(y, device=self._device))
+                for x, y in batches
+            ]
         for mine, given in zip(self._batches, batches, strict=True):
             for tensor, source in zip(mine, given, strict=True):
                 tensor.copy_(source, non_blocking=True)
@@ -77,3 +83,4 @@ class StepGraph:
         with torch.cuda.graph(graph, stream=self._stream, capture_error_mode="thread_local"):
             self._results = self._compute(iter(self._batches))
         self._graph = graph
+        StepGraph.recordings += 1

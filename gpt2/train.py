@@ -92,6 +92,7 @@ class Training(Iterator[Step]):
             else:
                 group["lr"] = self.workload.lr_at(self.number)
         if self.graph:
+            assert self.accept is None  # which is not asked by a recording
             batches = [next(self._batches) for _ in range(self.toggles.grad_accum_steps)]
             loss, grad_norm = self.graph(batches, replay=self.replay)
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -50,6 +51,15 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # a port where nothing listens: refused at once
     return cache
+
+
+@pytest.fixture(scope="session")
+def gpu() -> None:
+    """Skips a test where there is no CUDA device, or fails it where REQUIRE_CUDA=1 is set."""
+    import torch
+
+    if not torch.cuda.is_available():
+        (pytest.fail if os.environ.get("REQUIRE_CUDA") == "1" else pytest.skip)("no CUDA device here")
 
 
 @pytest.fixture

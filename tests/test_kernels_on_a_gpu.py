@@ -18,8 +18,7 @@ from gpt2.workload import Workload
 
 pytestmark = [
     pytest.mark.cuda,
-    pytest.mark.usefixtures("process_settings"),
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device here"),
+    pytest.mark.usefixtures("gpu", "process_settings"),
 ]
 
 WORKLOAD = Workload(model="gpt2")

@@ -22,7 +22,7 @@ import pytest
 import torch
 from _pytest.mark import ParameterSet
 from conftest import ROOT
-from trainings import COMPANIONS, FOUR, start
+from trainings import COMPANIONS, FOUR, WORKLOAD, start
 
 from bench.host.environment import describe
 from bench.host.telemetry import state
@@ -41,10 +41,12 @@ from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.train import Training
 
-pytestmark = [pytest.mark.cuda, pytest.mark.usefixtures("gpu", "process_settings")]
-
 KIND: Literal["cpu", "cuda"] = "cuda"
 """What is tested; with cpu, many tests run on any machine, to find plain mistakes in them."""
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.usefixtures("process_settings", *(["gpu"] if KIND == "cuda" else [])),
+]
 NEEDS = COMPANIONS | {
     ("attention", "flex"): {"compile": "default"},
     ("reductions", "apart"): {"compile": "default"},
@@ -57,14 +59,6 @@ NEEDS = COMPANIONS | {
 """What a value of a toggle needs of others on CUDA."""
 NO_LEVERS = {"device", "threads", "affinity", "allocator"}
 """Toggles that are the same in all cases, a CPU's, or set before a process starts: the last has a test of its own."""
-
-
-@pytest.fixture(scope="module")
-def gpu() -> None:
-    if KIND == "cuda" and not torch.cuda.is_available():
-        if os.environ.get("REQUIRE_CUDA") == "1":
-            pytest.fail("REQUIRE_CUDA=1 is set, and there is no CUDA device here")
-        pytest.skip("no CUDA device here")
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -190,6 +184,19 @@ def test_cuda_graphs_that_were_recorded_while_a_thread_pins_batches_have_the_los
     expected = trained(here(compile="default")).losses
     found = trained(here(compile="reduce-overhead"), pinned_beside=True).losses
     assert found == pytest.approx(expected, rel=LOSS_TOLERANCE["float32"].losses)
+
+
+@pytest.mark.parametrize(
+    "changes", [{}, {"compile": "eager"}, {"grad_accum_steps": 2}, {"clip": "in_step"}], ids=lambda each: str(each)
+)
+def test_a_recorded_step_trains_as_op_by_op_while_the_learning_rate_changes(changes: dict[str, object]) -> None:
+    workload = replace(WORKLOAD, lr_warmup_steps=8)
+    losses = []
+    for launch in ("graph", "ops"):
+        torch.compiler.reset()
+        training = start(here(**{"compile": "default", "adamw": "fused", **changes}, launch=launch), workload)
+        losses.append([next(training).loss.item() for _ in range(8)])
+    assert losses[0] == pytest.approx(losses[1], rel=LOSS_TOLERANCE["float32"].losses)
 
 
 # --- events

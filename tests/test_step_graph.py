@@ -12,9 +12,10 @@ from torch import Tensor
 from trainings import FOUR, start
 
 from gpt2.proofs import PROOFS
+from gpt2.run import build
 from gpt2.seen import Seen
 from gpt2.step_graph import EAGER_STEPS, StepGraph
-from gpt2.train import Training
+from gpt2.validation import ConfigError
 
 CPU = torch.device("cpu")
 
@@ -105,18 +106,38 @@ def test_a_step_can_be_run_op_by_op_after_the_recording(recorder: Recorder) -> N
     assert step.replays == 1
 
 
-def graphed(**changes: object) -> Training:
+def test_what_may_refuse_a_step_cannot_be_asked_by_a_recording(recorder: Recorder) -> None:
     training = start(FOUR)
     training.graph = StepGraph(training._compute, CPU)
-    return training
+    training.accept = lambda loss, norm: True
+    with pytest.raises(AssertionError):
+        next(training)
 
 
-def test_training_by_a_recorder_gives_the_losses_of_training_op_by_op(recorder: Recorder) -> None:
-    plain, recorded = start(FOUR), graphed()
-    assert [next(recorded).loss.item() for _ in range(EAGER_STEPS)] == [
-        next(plain).loss.item() for _ in range(EAGER_STEPS)
-    ]
-    assert recorded.micro_batch is not None
+def test_a_guard_that_skips_steps_is_refused_with_a_recorded_step_before_anything_is_built() -> None:
+    with pytest.raises(ConfigError, match="guard cannot skip one; choose stop or report"):
+        build(
+            {
+                "name": "a",
+                "steps": 1,
+                "workload": {"model": "tiny", "seq_len": 64},
+                "toggles": {"device": "cuda", "adamw": "fused", "launch": "graph"},
+                "guard": {"spike": "skip"},
+            },
+            "here",
+        )
+
+
+def test_a_recording_counts_as_a_compilation_so_that_it_is_not_timed(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StepGraph, "recordings", 0)
+    step = StepGraph(Doubling(recorder), CPU)
+    counts = []
+    for value in range(EAGER_STEPS + 2):
+        step(batch(value))
+        counts.append(StepGraph.recordings)
+    assert counts == [0] * EAGER_STEPS + [1, 1]
 
 
 def test_a_learning_rate_that_is_a_tensor_is_changed_where_it_lies() -> None:

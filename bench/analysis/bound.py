@@ -80,7 +80,7 @@ def bound(workload: Workload, toggles: Toggles, ceiling: Ceiling, nodes: int = 1
     config = workload.config
     layers = linear_layers(config)
     own = [rate for layer in layers if (rate := _own_rate(measured, layer)) is not None]
-    by_shape = toggles.products == "whole" and len(own) == len(layers)
+    by_shape = len(own) == len(layers) and not _multiplies_otherwise(toggles)
     rates = own if by_shape else [_rate(measured, layer.name, layer.k, layer.padded_n) for layer in layers]
     products = sum(
         layer.count * product_flops(tokens, layer.k, layer.n) / rate for layer, rate in zip(layers, rates, strict=True)
@@ -97,6 +97,12 @@ def bound(workload: Workload, toggles: Toggles, ceiling: Ceiling, nodes: int = 1
         attention_by_kernel=attention is not None,
         optimizer_ms=1e3 * traffic / max(ceiling.copy_bytes_per_second, ceiling.update_bytes_per_second or 0.0),
     )
+
+
+def _multiplies_otherwise(toggles: Toggles) -> bool:
+    """Whether a rung's matmuls are others than those of torch in its number format, which the ceiling measures."""
+    tuned = toggles.products == "tuned" or "gemm" in toggles.compile or toggles.compile.startswith("max-autotune")
+    return tuned or toggles.float8 != "none" or toggles.int8 != "none"
 
 
 def product_flops(tokens: int, k: int, n: int) -> int:

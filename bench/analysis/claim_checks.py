@@ -171,6 +171,7 @@ TELLING = {
     "vocab_multiple",
     "threads",
     "recompute",
+    "reductions",
 }
 """Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
 torch.compile may differ in ways that one step does not show."""

@@ -33,11 +33,6 @@ class Task:
         return self.kind, self.rung.index, self.repetition
 
     @property
-    def compiles(self) -> bool:
-        """Whether torch.compile has something to do in its process, which is one of ours."""
-        return not self.is_ceiling and not self.rung.external and self.rung.toggles.compile != "eager"
-
-    @property
     def is_ceiling(self) -> bool:
         """Whether it trains nothing and measures the machine instead."""
         return self.kind == "ceiling"

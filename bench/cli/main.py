@@ -91,9 +91,6 @@ def run(
     set_: Overrides = None,
     peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
-    compile_ahead: Annotated[
-        int, typer.Option(min=0, metavar="N", help="First compile all rungs, N at a time; then none is measured cold.")
-    ] = 0,
     compile_cache: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="Keep compiled code there, and use what an earlier run left.")
     ] = None,
@@ -136,7 +133,6 @@ def run(
             resume=resume,
             peak_tflops=peak_tflops,
             price_per_hour=price_per_hour,
-            compile_ahead=compile_ahead,
             compile_cache=compile_cache,
             place=place(nnodes, node_rank, rdzv),
         )

@@ -102,8 +102,8 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
     reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
     if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
         reasons.append(
-            "A share above 100 % is none: this ceiling is of a slower hour than the run; measure it again, with "
-            "nothing else running."
+            "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with nothing "
+            "else running; or, where parts count at own rates, the rung's kernels are faster than those measured."
         )
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
 

@@ -32,8 +32,6 @@ class Options:
     """Whether to go on with the newest results file of this ladder."""
     peak_tflops: float | None = None
     price_per_hour: float | None = None
-    compile_ahead: int = 0
-    """How many rungs compile at once before the first round; 0: each when it is first measured."""
     compile_cache: Path | None = None
     """Folder that keeps compiled code beyond the run; None: it goes with the run."""
     place: Place | None = None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
 import shlex
 import sys
 import time
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -187,41 +187,24 @@ class Processes:
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """The environment of a task's processes on this node."""
-        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a folder: no
-        # rung profits from another's.
+        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a folder.
         kept = self.options.compile_cache
-        caches = kept.absolute() / self.ladder.file_name if kept else self.scratch
-        kind = "cumulative" if task.kind == "control" else task.kind
         return {
             **os.environ,
             **(own_path() if task.rung.external else own_variables()),
             **environment(task.rung.toggles, part.nodes if part else 1),
             **(part.environment if part else {}),
-            CACHE: str(caches / f"inductor-{kind}-{task.rung.index}"),
+            CACHE: str((kept.absolute() if kept else self.scratch) / f"inductor-{self._compiled(task)}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }
 
-    def compile_ahead(self, tasks: Iterable[Task], together: int) -> None:
-        """Fill the compiler caches of rungs, of several at once, by a few steps each that count nowhere.
-
-        What fails here is not reported: the rung then compiles when it is measured, and says itself how it went.
-        """
-
-        def compile_one(task: Task) -> None:
-            out = self.scratch / f"ahead-{task.kind}-{task.rung.index}.json"
-            command = worker_command(self.ladder, task, self.options)
-            argv = [sys.executable, SAFE_PATH, *command, "--losses", "--out", str(out)]
-            supervise(argv, self._environ(task), out, self.ladder.protocol.timeout_seconds, lambda *_: None, self.stop)
-
-        chosen = [task for task in tasks if task.compiles]
-        for done, group in enumerate(chosen[at : at + together] for at in range(0, len(chosen), together)):
-            if self.stop.asked:
-                return
-            names = ", ".join(task.name for task in group)
-            self.watcher.waiting(f"compiling ahead, {done * together + len(group)} of {len(chosen)}: {names}")
-            with ThreadPoolExecutor(together) as pool:
-                list(pool.map(compile_one, group))
+    def _compiled(self, task: Task) -> str:
+        """A name for what a task compiles, which another model, other toggles or another torch does not share."""
+        version = self.asked.environment.torch
+        what = task.rung.external or asdict(task.rung.toggles)
+        content = [task.kind.replace("control", "cumulative"), asdict(self.ladder.workload), what, version]
+        return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
         """What the ranks here need."""

@@ -143,8 +143,8 @@ def measure(
         tell("warm-up", len(history), None)
         compiled = device.compilations()
         step_seconds = pull(1)[0].seconds
-        warmed += step_seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
+        warmed = 0.0 if compiling else warmed + step_seconds  # while code is compiled, a device idles
     # One block more, untimed, or several: clocks settle, and one step alone is a poor measure of many.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:

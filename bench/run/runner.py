@@ -80,13 +80,6 @@ class Rounds(Schedule):
 
     cut: Cut | None = None
 
-    def first(self) -> list[Task]:
-        """What is still to be run in the first round that is not complete, each rung once."""
-        for repetition in range(1, self.planned_rounds + 1):
-            if found := [task for task in self.round(repetition) if task.kind != "control"]:
-                return found
-        return []
-
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
         """All of them; `records` grows meanwhile."""
         protocol = self.ladder.protocol
@@ -161,8 +154,6 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
             ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=ending, team=team
         )
         try:
-            if options.compile_ahead and isinstance(schedule, Rounds):
-                one.compile_ahead(schedule.first(), options.compile_ahead)
             for task in schedule.tasks(records, watcher.note):
                 if ending.asked:  # a measurement that was complete by then stands
                     interrupted = True

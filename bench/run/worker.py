@@ -254,7 +254,10 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     ops = ops_of(recorded)
     if steps.graph:  # a replay shows kernels but not the ops that they belong to
         steps.replay = False
-        ops = profile(lambda: seen.append(next(steps)), steps.device)
+        try:
+            ops = profile(lambda: seen.append(next(steps)), steps.device)
+        finally:
+            steps.replay = True
     if not steps.device.lazy:
         window.history.extend(seen)
     proofs = {
