@@ -109,6 +109,14 @@ def test_a_part_that_was_broken_off_goes_on_with_its_result(tmp_path: Path) -> N
     assert statuses(carry_out(parts, tmp_path, 1)[0])["a"] == "done"
 
 
+def test_a_ladder_whose_claims_do_not_all_hold_is_done_and_another_command_with_that_exit_code_failed(
+    tmp_path: Path,
+) -> None:
+    parts = [part(name, "raise SystemExit(4)", is_ladder=name == "ladder") for name in ("ladder", "other")]
+    outcomes, _ = carry_out(parts, tmp_path, 1)
+    assert statuses(outcomes) == {"ladder": "done", "other": "failed", "report": "done"}
+
+
 def test_a_failed_part_stops_no_other(tmp_path: Path) -> None:
     outcomes, _ = carry_out([part("a", "1 / 0"), noting("b", tmp_path)], tmp_path, 1)
     assert statuses(outcomes) == {"a": "failed", "b": "done", "report": "done"}
@@ -212,15 +220,16 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
     assert list(earlier(tmp_path)) == ["a"]
 
 
-def test_the_archive_holds_all_but_checkpoints(tmp_path: Path) -> None:
-    for name in ("logs/a.log", "training/metrics.jsonl", "training/checkpoints/step-1/large.bin"):
+def test_the_archive_holds_all_but_checkpoints_and_compiled_code(tmp_path: Path) -> None:
+    large = "training/checkpoints/step-1/large.bin", "compiled/inductor-a/x.so"
+    for name in ("logs/a.log", "training/metrics.jsonl", *large):
         path = tmp_path / "mine" / name
         path.parent.mkdir(parents=True)
         path.write_text("x")
     with tarfile.open(fileobj=io.BytesIO(archive(tmp_path / "mine").read_bytes())) as file:
         names = file.getnames()
     assert "mine/logs/a.log" in names
-    assert not [name for name in names if "checkpoints" in name]
+    assert not [name for name in names if "checkpoints" in name or "compiled" in name]
 
 
 @pytest.mark.parametrize("device", KINDS)
