@@ -49,7 +49,7 @@ class StepGraph:
         self._copy(batches)
         self._taken += 1
         if not replay or self._taken <= EAGER_STEPS:
-            return self._beside(lambda: self._compute(iter(self._batches)))
+            return self._on_its_stream(lambda: self._compute(iter(self._batches)))
         if self._graph is None:
             self._record()
         assert self._graph is not None
@@ -69,7 +69,7 @@ class StepGraph:
             for tensor, source in zip(mine, given, strict=True):
                 tensor.copy_(source, non_blocking=True)
 
-    def _beside(self, run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _on_its_stream(self, run: Callable[[], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Run on the stream that is recorded later, because libraries keep workspaces for each stream."""
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):

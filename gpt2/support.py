@@ -69,9 +69,9 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
         if toggles.world_size > 1:
             reason = "several ranks cut the graph where they exchange; choose model"
             return "compile_region", toggles.compile_region, reason
-    if toggles.launch == "graph" and (reason := _unrecorded(toggles)):
+    if toggles.launch == "graph" and (reason := _why_not_one_graph(toggles)):
         return "launch", toggles.launch, reason
-    if reason := _unfit_loss(toggles):
+    if reason := _why_not_this_loss(toggles):
         return "cross_entropy", toggles.cross_entropy, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
         return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
@@ -80,7 +80,7 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
     return None
 
 
-def _unrecorded(toggles: Toggles) -> str | None:
+def _why_not_one_graph(toggles: Toggles) -> str | None:
     """Return why a whole step with these toggles cannot be one CUDA graph; None if it can."""
     if toggles.cuda_graphs:
         return "torch.compile records CUDA graphs of its own in this mode; set compile to default"
@@ -93,7 +93,7 @@ def _unrecorded(toggles: Toggles) -> str | None:
     return None
 
 
-def _unfit_loss(toggles: Toggles) -> str | None:
+def _why_not_this_loss(toggles: Toggles) -> str | None:
     """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
     loss = toggles.cross_entropy
     if loss in ("liger", "quack") and toggles.autocast == "float16":

@@ -147,7 +147,7 @@ class Toggles:
     reductions: Literal["mixed", "apart"] = choice(
         "mixed",
         "Sums over rows and over columns of one tensor, as in LayerNorm's backward pass, by one kernel where "
-        "torch.compile can (from torch 2.10 on), or by two.",
+        "torch.compile can (Inductor's mix-order reduction, from torch 2.10 on), or by two.",
         only={"apart": Only({"cuda"}, "torch.compile mixes them on CUDA only; choose mixed")},
     )
     compile_region: Literal["model", "block"] = choice(
