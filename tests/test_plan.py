@@ -63,7 +63,7 @@ def test_each_rung_of_a_ladder_for_a_chip_fits_into_it(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "tokens"),
     [
-        ("h100", [1024] * 6 + [65_536] * 4),
+        ("h100", [1024] * 6 + [65_536] * 6),
         ("h100x8", [524_288] * 4),
         ("h100x8-weak", [65_536, 131_072, 262_144, 524_288]),
         ("a100x8", [524_288] * 5),
