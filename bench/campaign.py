@@ -57,6 +57,8 @@ class Outcome:
     """Of its command, where that ended by itself."""
     found: str | None = None
     """For a person: what came of it, or why it was skipped."""
+    command: str | None = None
+    """What was run: another device or corpus is another part, though of the same name."""
 
 
 def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[Outcome], bool]:
@@ -72,21 +74,27 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
         outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
         if not stop.asked:
             last = report(folder)
-            outcomes.append(_keep(run(last, folder, 60 * last.minutes, stop), folder))
+            ended = _skipped(last, last.missing) if last.missing else run(last, folder, 60 * last.minutes, stop)
+            outcomes.append(_keep(ended, folder))
     return outcomes, stop.asked
 
 
 def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outcome:
     """As far as the time until `deadline` allows it."""
     before = earlier(folder).get(part.name)
-    if before and before.status == "done" and (part.result is None or _there(folder, part.result)):
+    same = before is not None and before.command == shlex.join(part.command)
+    if before and same and before.status == "done" and (part.result is None or _there(folder, part.result)):
         _tell(f"{part.name}: done before")
         return before
     left = deadline - time.monotonic()
     if part.missing or left < 60 * part.least:
         why = part.missing or f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
-        return _keep(Outcome(part=part.name, status="skipped", found=why), folder)
+        return _keep(_skipped(part, why), folder)
     return _keep(run(part, folder, min(60 * part.minutes, left), stop), folder)
+
+
+def _skipped(part: Part, why: str) -> Outcome:
+    return Outcome(part=part.name, status="skipped", found=why)
 
 
 def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
@@ -128,7 +136,14 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
         status = "done" if ended_well and not part.killed_at else "failed"
     seconds = round(time.monotonic() - begun, 1)
     found = _last_line(log) if status == "failed" else _found(part, folder, log)
-    return Outcome(part=part.name, status=status, seconds=seconds, exit_code=exit_code, found=found)
+    return Outcome(
+        part=part.name,
+        status=status,
+        seconds=seconds,
+        exit_code=exit_code,
+        found=found,
+        command=shlex.join(part.command),
+    )
 
 
 def earlier(folder: Path) -> dict[str, Outcome]:
@@ -246,6 +261,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcomes, interrupted = carry_out([parts[name] for name in parts if name in chosen], folder, asked.minutes)
     except Locked:
         _tell(f"{folder} is in use by another campaign; wait for its end, or choose another folder with --out")
+        return 2
+    except OSError as error:
+        _tell(f"cannot write to {error.filename or folder} ({error.strerror}); choose another folder with --out")
         return 2
     stderr_console().print(table(outcomes, asked.out))
     if interrupted:

@@ -17,7 +17,7 @@ from conftest import ROOT
 
 from bench import campaign
 from bench.campaign import Outcome, archive, carry_out, earlier
-from bench.campaign_parts import KINDS, Part
+from bench.campaign_parts import KINDS, Part, report
 from bench.ladder.ladder import load
 from gpt2.lock import Locked, alone
 
@@ -116,6 +116,17 @@ def test_a_ladder_whose_claims_do_not_all_hold_is_done_and_another_command_with_
     parts = [part("ladder", four, is_ladder=True, result="*.jsonl"), part("other", four)]
     outcomes, _ = carry_out(parts, tmp_path, 1)
     assert statuses(outcomes) == {"ladder": "done", "other": "failed", "report": "done"}
+
+
+def test_a_part_of_the_same_name_for_another_device_or_corpus_is_not_done_before(tmp_path: Path) -> None:
+    for place in ("one", "two"):
+        (tmp_path / place).mkdir()
+        carry_out([noting("a", tmp_path / place)], tmp_path, 1)
+    assert ran(tmp_path / "two") == ["a"]
+
+
+def test_there_is_nothing_to_report_where_no_part_left_results(tmp_path: Path) -> None:
+    assert report(tmp_path).missing == "no part has left results"
 
 
 def test_a_failed_part_stops_no_other(tmp_path: Path) -> None:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -195,6 +196,12 @@ def test_a_name_that_no_file_could_have_is_refused(name: str, tmp_path: Path) ->
     (tmp_path / "l.yaml").write_text(f"name: {name}\nrungs: [{{name: a}}]\n")
     with pytest.raises(LadderError, match="at most 100 characters"):
         load(tmp_path / "l.yaml")
+
+
+def test_a_long_name_in_another_script_still_makes_a_file_s_name(write_ladder) -> None:
+    named = replace(load(write_ladder("[{name: a}]")), name="梯" * 90)
+    assert 0 < len(named.file_name.encode()) <= 160
+    assert set(named.file_name) == {"梯"}
 
 
 def test_what_a_rung_changes_is_read_from_its_toggles_not_from_the_file(write_ladder) -> None:

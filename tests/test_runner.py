@@ -358,6 +358,16 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(write_l
         run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
 
 
+@pytest.mark.parametrize(("name", "reason"), [("my cache", "without blanks or quotes"), ("file", "cannot write")])
+def test_a_folder_that_no_compiler_can_use_is_refused_before_anything_runs(
+    name: str, reason: str, write_ladder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    options = Options(out=tmp_path / "out", compile_cache=tmp_path / name)
+    with pytest.raises(RunError, match=reason):
+        run(load(write_ladder("[{name: a}]")), options, Silent())
+
+
 def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
     with pytest.raises(DataError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):

@@ -412,6 +412,9 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     assert best.rungs[-1].toggles == replace(ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16")
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
+    alike = replace(ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung) for rung in ladder.rungs[-1:]))
+    out.write_text(ladder_to(alike, replace(ladder.rungs[-1], index=0), board.rows[-1], board))
+    assert len({rung.name for rung in load(out).rungs}) == 2
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))
     assert load(out).name != best.name
     assert load(out).name.startswith("test-best-")

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import geometric_mean, median
@@ -81,6 +82,11 @@ def test_each_rung_is_in_memory_with_the_one_that_it_is_held_to(
 def test_one_rung_has_nothing_to_take_turns_with(rungs: list[Rung]) -> None:
     with pytest.raises(LadderError, match="two rungs"):
         groups(rungs[:1], False, 6)
+
+
+def test_a_rung_that_is_called_as_the_control_is_refused(rungs: list[Rung]) -> None:
+    with pytest.raises(LadderError, match=r"rung 'a \(again\)': .* rename it"):
+        groups([rungs[0], replace(rungs[1], name="a (again)")], False, 6)
 
 
 def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_beside_itself(

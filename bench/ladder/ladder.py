@@ -22,6 +22,8 @@ from gpt2.workload import STRICT, Workload
 
 LEAST_BLOCKS = 5
 """Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
+MOST_FILE_NAME = 160
+"""Bytes of a file's name that are a ladder's."""
 LONGEST_NAME = 100
 """Characters of a ladder's or a rung's: tables hold it in one column."""
 
@@ -108,8 +110,8 @@ class Ladder:
 
     @property
     def file_name(self) -> str:
-        """Its name as the beginning of a results file's."""
-        return re.sub(r"[^\w.-]+", "-", self.name)
+        """Its name as the beginning of a results file's, which a file system may hold to 255 bytes in all."""
+        return re.sub(r"[^\w.-]+", "-", self.name).encode()[:MOST_FILE_NAME].decode(errors="ignore")
 
     def written_for_another(self, chip: str) -> str | None:
         """What to tell a reader where the chip found here, by the name it gives itself, is not the ladder's."""

@@ -27,7 +27,10 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         rungs.append(_rung(rung.name, before, rung.toggles, ladder, rung.expect))
         before = rung.toggles
     if winner.toggles != before:
-        rungs.append(_rung(winner.rung, before, winner.toggles, ladder))
+        best = _rung(winner.rung, before, winner.toggles, ladder)
+        if best["name"] in {rung["name"] for rung in rungs}:  # of a ladder that led to an earlier winner
+            best["name"] = f"best {best['name']}"[:LONGEST_NAME]
+        rungs.append(best)
     workload = asdict(ladder.workload)
     # Another ladder to another winner is called otherwise, or its results would be taken for runs of this one.
     own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]

@@ -34,7 +34,7 @@ from bench.run.probe import Answer, probe
 from bench.run.resume import repair, unfinished
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from gpt2.data import Batches, DataError, open_corpus
-from gpt2.hardware.host import plain_folder
+from gpt2.hardware.host import SPLITS_WORDS, plain_folder
 from gpt2.toggles import HOST, UnsupportedToggle
 
 
@@ -108,6 +108,8 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
     if options.ablate and options.rungs:
         raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = check_data(ladder, rungs, options.data)
+    if options.compile_cache:
+        _check_compile_cache(options.compile_cache)
     plan = plan or partial(Rounds, ladder, rungs, options.ablate)
     schedule = plan()
     swept = rungs[0].base is not None  # whose file knows nothing of these candidates
@@ -287,10 +289,18 @@ def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
     raise AssertionError
 
 
-def _check_writable(folder: Path) -> None:
+def _check_compile_cache(folder: Path) -> None:
+    """Raises RunError."""
+    if SPLITS_WORDS.search(str(folder.absolute())):
+        where = f"torch.compile cannot compile in {str(folder.absolute())!r}"
+        raise RunError(f"{where}; choose a folder without blanks or quotes with --compile-cache")
+    _check_writable(folder, "--compile-cache")
+
+
+def _check_writable(folder: Path, option: str = "--out") -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RunError(f"cannot write to {folder} ({error.strerror}); choose another folder with --out") from None
+        raise RunError(f"cannot write to {folder} ({error.strerror}); choose another folder with {option}") from None

@@ -94,6 +94,9 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
     """
     if len(rungs) < 2:
         raise LadderError("to take turns, two rungs of one process each are needed; name more with --rungs")
+    for rung in rungs:
+        if rung.name.endswith(CONTROL):
+            raise LadderError(f"rung {rung.name!r}: a name that ends in{CONTROL} is that of the control; rename it")
     size = at_once - 2
     if first:
         return [Group(rungs=[rungs[0], *rungs[place : place + size]]) for place in range(1, len(rungs), size)]
