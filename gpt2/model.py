@@ -126,7 +126,7 @@ class Attention(nn.Module):
         self.n_head = config.n_head
         self.c_attn = Linear(config, config.n_embd, 3 * config.n_embd)
         self.c_proj = Linear(config, config.n_embd, config.n_embd)
-        self.c_attn.bias_gradient_elsewhere = config.bias_gradient == "triton"
+        self.sums_bias = self.c_attn.bias_gradient_elsewhere = config.bias_gradient == "triton"
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
@@ -135,7 +135,7 @@ class Attention(nn.Module):
         """
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
-        if self.c_attn.bias_gradient_elsewhere:
+        if self.sums_bias:
             qkv = BiasedSplit.apply(qkv, self.c_attn.bias)
         y = self.attend(qkv) if mask is None else self.attend(qkv, mask)
         return self.c_proj(y.reshape(B, T, d))
@@ -148,7 +148,7 @@ class MLP(nn.Module):
         super().__init__()
         self.c_fc = Linear(config, config.n_embd, 4 * config.n_embd)
         self.c_proj = Linear(config, 4 * config.n_embd, config.n_embd)
-        self.c_fc.bias_gradient_elsewhere = config.bias_gradient == "triton"
+        self.sums_bias = self.c_fc.bias_gradient_elsewhere = config.bias_gradient == "triton"
         self.recompute_gelu = config.recompute == "gelu"
         self.gelu = SigmoidGelu.apply if config.gelu == "sigmoid" else partial(F.gelu, approximate="tanh")
 
@@ -161,7 +161,7 @@ class MLP(nn.Module):
 
     def project(self, wide: Tensor) -> Tensor:
         """Apply GELU and the output projection. wide: (B, T, 4 d). Returns (B, T, d)."""
-        if self.c_fc.bias_gradient_elsewhere:
+        if self.sums_bias:  # asked here, because float8 puts other layers in place of ours
             return self.c_proj(BiasedGelu.apply(wide, self.c_fc.bias))
         return self.c_proj(self.gelu(wide))
 
