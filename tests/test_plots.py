@@ -700,3 +700,16 @@ def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(mo
         assert fallbacks("ж") == ()
     finally:
         fallbacks.cache_clear()
+
+
+def test_a_clipping_rectangle_s_last_bits_do_not_change_a_picture() -> None:
+    from bench.report.plots.style import _same_clips
+
+    drawn = '<clipPath id="{0}"/><clipPath id="{1}"/><path clip-path="url(#{1})"/><use href="#m0123456789"/>'
+    first, second = (
+        _same_clips(drawn.format(*names))
+        for names in (("p0123456789", "pabcdef0123"), ("p" + "1" * 10, "p" + "2" * 10))
+    )
+    assert first == second
+    assert len(set(re.findall(r"p[0-9a-f]{10}-\d", first))) == 2
+    assert "#m0123456789" in first

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import math
 import re
@@ -142,7 +143,18 @@ def svg(figure: Figure) -> str:
     _purge(figure)
     text = io.StringIO()
     _write(figure, text, format="svg", metadata={"Date": None, "Creator": None})
-    return TIPS.sub(r"<g><title>\1</title>", text.getvalue())
+    return _same_clips(TIPS.sub(r"<g><title>\1</title>", text.getvalue()))
+
+
+CLIP = re.compile(r"(?<=[\"#])p[0-9a-f]{10}\b")
+"""The name that matplotlib gives to a clipping rectangle: a hash of its corners, down to their last bit."""
+
+
+def _same_clips(text: str) -> str:
+    """Name clipping rectangles by the picture and their order: the layout's last bits are not the same in each run."""
+    own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]  # no two pictures of a page may share a name
+    names: dict[str, str] = {}
+    return CLIP.sub(lambda found: names.setdefault(found[0], f"p{own}-{len(names)}"), text)
 
 
 Interval = tuple[float, float | None, float | None]
