@@ -38,7 +38,7 @@ MAY_IMPORT = {
     "bench.campaign": (
         *("bench.campaign_parts", "bench.process", "bench.records", "bench.format", "gpt2.lock", "gpt2.terminal"),
     ),
-    "bench.campaign_parts": (),
+    "bench.campaign_parts": ("gpt2.hardware.host",),
     "bench.format": ("bench.stats", "gpt2.figures"),
     "bench.stats": (),
 }
