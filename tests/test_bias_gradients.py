@@ -17,19 +17,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trainings import FOUR, WORKLOAD
+from trainings import FOUR, assert_trains_alike
+from trainings import start_on_a_cpu as start
 
 from gpt2 import bias_gradients
 from gpt2.bias_gradients import BiasedGelu, BiasedSplit, rows_per_program
-from gpt2.data import Batches, open_corpus
-from gpt2.device import Cpu, find
+from gpt2.device import find
 from gpt2.gradients import gradient_difference
 from gpt2.model import PRESETS, Block
 from gpt2.ops import profile
 from gpt2.proofs import prove
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import Training, micro_batches, train
+from gpt2.toggles import UnsupportedToggle
+from gpt2.tolerances import GRADIENT_TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -261,14 +260,6 @@ def test_compiled_code_makes_no_copies_around_the_kernels(attention: str) -> Non
     assert not [line for line in made if "(120, 192)" in line or "(3, 40, 6, 32)" in line or "(3, 40, 3," in line]
 
 
-def start(toggles: Toggles) -> Training:
-    """A training on a CPU, which no ladder may ask for with these kernels."""
-    corpus = open_corpus("synthetic", vocab_size=509, seed=WORKLOAD.seed)
-    tokens = toggles.tokens_per_step(WORKLOAD.seq_len)
-    batches = Batches(corpus, seq_len=WORKLOAD.seq_len, tokens_per_step=tokens, seed=WORKLOAD.seed)
-    return train(WORKLOAD, toggles, Cpu(toggles), micro_batches(batches, toggles))
-
-
 TRITON = replace(FOUR, bias_gradient="triton")
 CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "tied_gradient": "rows"}
 
@@ -295,14 +286,8 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
 def test_it_trains_as_with_biases_by_torch(changes: dict) -> None:
-    torch.compiler.reset()
-    mine = start(replace(TRITON, **changes))
-    torchs = start(replace(FOUR, **{**changes, "compile": "eager", "compile_region": "model"}))
-    tolerance = LOSS_TOLERANCE[torchs.toggles.precision_class()]
-    for _ in range(4):
-        a, b = next(mine), next(torchs)
-        assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.losses)
-        assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=2 * tolerance.first_grad_norm)
+    torchs = replace(FOUR, **{**changes, "compile": "eager", "compile_region": "model"})
+    assert_trains_alike(replace(TRITON, **changes), torchs)
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16", "float16"])

@@ -16,11 +16,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trainings import FOUR, WORKLOAD
+from trainings import FOUR, WORKLOAD, assert_trains_alike
+from trainings import start_on_a_cpu as start
 
 from gpt2 import fused_loss
-from gpt2.data import Batches, open_corpus
-from gpt2.device import Cpu
 from gpt2.fused_loss import FusedCrossEntropy
 from gpt2.gradients import gradient_difference
 from gpt2.memory import estimate
@@ -28,9 +27,7 @@ from gpt2.model import PRESETS, build
 from gpt2.ops import profile
 from gpt2.proofs import prove
 from gpt2.toggles import Toggles
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import Training, micro_batches, train
-from gpt2.workload import Workload
+from gpt2.tolerances import GRADIENT_TOLERANCE
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -271,14 +268,6 @@ def test_compiled_gradients_are_the_eager_ones() -> None:
         torch.testing.assert_close(found[1], found[0], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
 
 
-def start(toggles: Toggles, workload: Workload = WORKLOAD) -> Training:
-    """A training on a CPU, which no ladder may ask for with this loss."""
-    corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
-    tokens = toggles.tokens_per_step(workload.seq_len)
-    batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    return train(workload, toggles, Cpu(toggles), micro_batches(batches, toggles))
-
-
 TRITON = replace(FOUR, cross_entropy="triton")
 CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "tied_gradient": "rows"}
 
@@ -303,14 +292,8 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
     ids=lambda changes: " ".join(map(str, changes.values())),
 )
 def test_it_trains_as_the_loss_by_torch_does(changes: dict) -> None:
-    torch.compiler.reset()
-    mine = start(replace(TRITON, **changes))
-    torchs = start(replace(FOUR, **{**changes, "compile": "eager", "compile_region": "model"}))
-    tolerance = LOSS_TOLERANCE[torchs.toggles.precision_class()]
-    for _ in range(4):
-        a, b = next(mine), next(torchs)
-        assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.losses)
-        assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=2 * tolerance.first_grad_norm)
+    torchs = replace(FOUR, **{**changes, "compile": "eager", "compile_region": "model"})
+    assert_trains_alike(replace(TRITON, **changes), torchs)
 
 
 @pytest.mark.parametrize("autocast", ["float32", "bfloat16", "float16"])

@@ -20,10 +20,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from trainings import FOUR, WORKLOAD
+from trainings import FOUR, WORKLOAD, assert_trains_alike
+from trainings import start_on_a_cpu as start
 
-from gpt2.data import Batches, open_corpus
-from gpt2.device import Cpu
 from gpt2.gradients import gradient_difference
 from gpt2.kernel_libraries import missing
 from gpt2.memory import estimate
@@ -34,7 +33,6 @@ from gpt2.proofs.step import LOSS_OPS
 from gpt2.support import check
 from gpt2.toggles import Toggles, UnsupportedToggle
 from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import Training, micro_batches, train
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -181,24 +179,6 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         module = ModuleType(name)
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
-
-
-def start(toggles: Toggles) -> Training:
-    """A training on a CPU, which no ladder may ask for with these kernels."""
-    corpus = open_corpus("synthetic", vocab_size=509, seed=WORKLOAD.seed)
-    tokens = toggles.tokens_per_step(WORKLOAD.seq_len)
-    batches = Batches(corpus, seq_len=WORKLOAD.seq_len, tokens_per_step=tokens, seed=WORKLOAD.seed)
-    return train(WORKLOAD, toggles, Cpu(toggles), micro_batches(batches, toggles))
-
-
-def assert_trains_alike(mine: Toggles, torchs: Toggles) -> None:
-    torch.compiler.reset()
-    a, b = start(mine), start(torchs)
-    tolerance = LOSS_TOLERANCE[torchs.precision_class()]
-    for _ in range(4):
-        found, expected = next(a), next(b)
-        assert found.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance.losses)
-        assert found.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=2 * tolerance.first_grad_norm)
 
 
 PADDED = replace(FOUR, vocab_multiple=64)

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import fields, replace
 from typing import get_args, get_type_hints
 
+import pytest
+import torch
+
 from gpt2.data import Batches, open_corpus
-from gpt2.device import Cpu, check, find
+from gpt2.device import Cpu, Device, check, find
 from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.train import Training, micro_batches, train
 from gpt2.workload import Workload
 
@@ -34,11 +38,30 @@ FAST = Toggles(
 
 def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> Training:
     """A training whose batches the device prepares, as it does for a worker."""
+    return _start(toggles, workload, find(toggles), rank)
+
+
+def start_on_a_cpu(toggles: Toggles, workload: Workload = WORKLOAD) -> Training:
+    """The same with toggles that no ladder may ask a CPU for: kernels whose operators torch imitates there."""
+    return _start(toggles, workload, Cpu(toggles), 0)
+
+
+def _start(toggles: Toggles, workload: Workload, device: Device, rank: int) -> Training:
     corpus = open_corpus("synthetic", vocab_size=509, seed=workload.seed)
     tokens = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
-    device = find(toggles)
     return train(workload, toggles, device, device.feed(micro_batches(batches, toggles, rank=rank)))
+
+
+def assert_trains_alike(mine: Toggles, torchs: Toggles) -> None:
+    """Hold four steps on a CPU to those with other toggles, within what the number format explains."""
+    torch.compiler.reset()
+    a, b = start_on_a_cpu(mine), start_on_a_cpu(torchs)
+    tolerance = LOSS_TOLERANCE[torchs.precision_class()]
+    for _ in range(4):
+        found, expected = next(a), next(b)
+        assert found.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance.losses)
+        assert found.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=2 * tolerance.first_grad_norm)
 
 
 COMPANIONS: dict[tuple[str, object], dict[str, object]] = {
