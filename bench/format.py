@@ -49,12 +49,12 @@ def percent(share: float | None) -> str:
 
 def ratio(estimate: Estimate | None) -> str:
     """How many times as fast."""
-    return with_interval(f"{estimate.value:,.2f}x" if estimate else "", estimate)
+    return with_interval(times(estimate.value) if estimate else "", estimate)
 
 
 def times(value: float) -> str:
     """How many times as much."""
-    return f"{value:.2f}x"
+    return f"{value:,.2f}x" if value >= 0.005 else f"{value:.1g}x"
 
 
 def judged(estimate: Estimate | None, verdict: str | None) -> str:

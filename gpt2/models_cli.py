@@ -76,7 +76,8 @@ def evaluate(
                 progress=_progress("sequences"),
             )
             files = f" ({listed([path.name for path in corpus.files])})" if isinstance(corpus, FirstTokens) else ""
-            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus}{files}{learnt}")
+            cut = f"in sequences of {config.n_ctx:,}"
+            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus} {cut}{files}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)

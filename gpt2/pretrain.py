@@ -77,6 +77,11 @@ class Leg(Iterator[Event]):
         # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = parallel.gather(found[-1] if found else None, run.toggles.processes)[0]
         saved = _read(self.resumed_from) if self.resumed_from else None
+        if saved and not saved.run:
+            raise CheckpointError(
+                f"{self.resumed_from} holds weights alone, which gpt2 import wrote, and no training to go on with; "
+                "move it out of the run's folder and begin from it with --init-from"
+            )
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
         self.data = _open_data(run, place.source, saved.data if saved else None)

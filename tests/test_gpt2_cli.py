@@ -150,7 +150,9 @@ def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path:
     loss, completion, harness = out.splitlines()
     assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")
     learnt = "; trained on 2,048 tokens of tinyshakespeare"
-    assert loss.endswith(f"on 512 tokens of tinyshakespeare (tinyshakespeare_val_000000.bin){learnt}")
+    assert loss.endswith(
+        f"on 512 tokens of tinyshakespeare in sequences of 256 (tinyshakespeare_val_000000.bin){learnt}"
+    )
     assert completion.startswith("HellaSwag (completion) acc ")
     assert harness.startswith("HellaSwag (harness) acc ")
     assert completion.endswith(f"of 6 examples{learnt}")
@@ -200,6 +202,14 @@ def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> No
     last = [event.values["loss"] for event in read(trained) if event.kind == "val"][-1]
     first = next(event.values["loss"] for event in read(tmp_path / "run") if event.kind == "val")
     assert first == pytest.approx(last, abs=1e-6)
+
+
+def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(trained: Path, tmp_path: Path) -> None:
+    done("export", trained, tmp_path / "ckpt.pt", "--format", "nanogpt")
+    done("import", tmp_path / "ckpt.pt", tmp_path / "run" / "checkpoints" / "step-00000009")
+    _, err = done("train", "mini-shakespeare", *SMALL, *FEW, "--out", tmp_path / "run", "--resume", code=2)
+    assert "holds weights alone" in err
+    assert "--init-from" in err
 
 
 @pytest.mark.slow

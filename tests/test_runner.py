@@ -16,6 +16,8 @@ import pytest
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import scoreboard
 from bench.ladder.ladder import load
+from bench.process.supervisor import CACHE
+from bench.process.worker_side import compile_cache, compile_cache_filled
 from bench.records.machine import GpuState, State
 from bench.records.measurement import Measurement
 from bench.records.record import Record, read
@@ -494,6 +496,20 @@ def test_what_was_compiled_and_kept_is_warm_in_a_later_run_but_not_for_another_r
         assert record.measurement
         found.append(record.measurement.compile_cache)
     assert found == ["cold", "warm", "cold"]
+
+
+@pytest.mark.parametrize(
+    ("there", "state"), [([], "cold"), (["half-written.py"], "cold"), (["code.py", "filled-by-bench"], "warm")]
+)
+def test_a_cache_is_warm_only_where_all_code_came_into_it(
+    there: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert compile_cache() == state
+    assert compile_cache_filled() is bool(there)
+    assert compile_cache() == ("warm" if there else "cold")
 
 
 @pytest.mark.slow

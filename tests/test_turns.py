@@ -22,7 +22,7 @@ import typer
 
 import bench.cli.turns
 from bench.ladder.ladder import LadderError, Rung, load
-from bench.run.turns.interleave import CONTROL, Asked, Group, Pair, groups, seconds_left
+from bench.run.turns.interleave import CONTROL, Asked, Group, Pair, groups, open_with_what_runs, seconds_left
 
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
@@ -196,11 +196,30 @@ def test_a_peer_that_is_not_here_is_unsupported_and_nothing_is_made_up_of_it(
 ) -> None:
     ladder = peer(TRAINER, peer="own")
     monkeypatch.delenv("CHECKOUT")
-    code, shown, _ = turns(ladder, tmp_path / "out", "--rounds", "3")
+    code, shown, said = turns(ladder, tmp_path / "out", "--rounds", "3")
     assert code == 6  # for nothing was left to compare
     assert "unsupported" in shown
     assert "CHECKOUT" in shown
+    assert "nothing is kept" in said
     assert not list((tmp_path / "out").rglob("*.json"))
+
+
+@pytest.mark.parametrize("absent", [{"b": "unsupported"}, {"b": "failed"}, {"a": "failed", "b": "unsupported"}, {}])
+def test_a_group_opens_with_the_last_rung_before_it_that_ran(rungs: list[Rung], absent: dict[str, str]) -> None:
+    before, part = groups(rungs, False, 4)
+    for name, how in absent.items():
+        getattr(before, how)[name] = "why"
+    before.rungs, part.rungs = rungs[:2], rungs[1:3]
+    open_with_what_runs(part, [before])
+    assert [rung.name for rung in part.rungs] == [{1: "a"}.get(len(absent), "b"), "c"]
+
+
+def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(write_ladder, tmp_path: Path) -> None:
+    ladder = write_ladder("[{name: a}, {name: b, set: {device: mps}}, {name: c, set: {device: cpu, adamw: fused}}]")
+    code, shown, _ = turns(ladder, tmp_path / "out", "--at-once", "3", "--rounds", "2", "--starts", "1")
+    assert code == 0, shown
+    pairs = [(pair["over"], pair["rung"]) for group in kept(tmp_path / "out")["groups"] for pair in group["pairs"]]
+    assert ("a", "c") in pairs
 
 
 def test_a_reference_that_is_not_here_ends_its_group(write_ladder, tmp_path: Path) -> None:

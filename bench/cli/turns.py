@@ -57,7 +57,7 @@ def turns(
     from bench.ladder.ladder import LadderError, load
     from bench.run.probe import ProbeError, probe
     from bench.run.runner import RunError, check_data, results_file
-    from bench.run.turns.interleave import Asked, TurnError, groups, take_turns
+    from bench.run.turns.interleave import Asked, TurnError, groups, open_with_what_runs, take_turns
     from gpt2.data import DataError
     from gpt2.hardware.host import plain_folder
 
@@ -98,6 +98,8 @@ def turns(
     with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch:
         try:
             for number, part in enumerate(parts, start=1):
+                if not first:
+                    open_with_what_runs(part, parts[: number - 1])
                 try:
                     take_turns(asked, part, Path(scratch), tell, keep, to_come=len(parts) - number)
                 except TurnError as error:
@@ -123,6 +125,8 @@ def turns(
     if interrupted:
         typer.echo(f"bench: interrupted{'' if measured else ' before any turn; nothing is kept'}", err=True)
         raise typer.Exit(130)
+    if not measured:
+        typer.echo("bench: no two rungs took turns, so there is nothing to compare; nothing is kept", err=True)
     raise typer.Exit(6 if any(part.failed for part in parts) or not measured else 0)
 
 

@@ -55,12 +55,25 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
         threading.Thread(target=watch, daemon=True).start()
 
 
+_FILLED = "filled-by-bench"
+"""A file in a compiler's cache that says that all of a rung's code is in it, not only what came before a kill."""
+
+
 def compile_cache() -> Literal["cold", "warm"] | None:
     """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
     cache = os.environ.get(CACHE)
     if cache is None:
         return None
-    return "warm" if Path(cache).is_dir() and any(Path(cache).iterdir()) else "cold"
+    return "warm" if (Path(cache) / _FILLED).exists() else "cold"
+
+
+def compile_cache_filled() -> bool:
+    """Whether anything was compiled into the cache; if so, the next process finds it warm. To be called when warm."""
+    cache = os.environ.get(CACHE)
+    if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
+        return False
+    (Path(cache) / _FILLED).touch()
+    return True
 
 
 def write(out: Path, outcome: Outcome) -> None:

@@ -203,7 +203,9 @@ class Processes:
         """A name for what a task compiles, which another model, other toggles or another torch does not share."""
         version = self.asked.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        content = [task.kind.replace("control", "cumulative"), asdict(self.ladder.workload), what, version]
+        # A control shares its rung's only where code is kept to save time: else both compile, and so are alike.
+        kind = task.kind.replace("control", "cumulative") if self.options.compile_cache else task.kind
+        content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:

@@ -26,6 +26,7 @@ from bench.process.worker_side import (
     age,
     cause,
     compile_cache,
+    compile_cache_filled,
     give_way,
     leave_with_runner,
     write,
@@ -165,6 +166,7 @@ def _measure(
     def tell(window: Window) -> Outcome:
         """Say, on rank 0, what is known by now."""
         facts["compile_cache"] = cache if device.compilations() else None
+        compile_cache_filled()
         windows = gather(replace(window, history=[]), toggles.processes)
         losses = gather(read(step.loss for step in window.history), toggles.processes)
         grad_norms = read(step.grad_norm for step in window.history)

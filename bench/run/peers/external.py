@@ -22,7 +22,15 @@ from bench.ladder.peers import CANNOT_RUN, PEERS, Line, Peer, PeerRung
 from bench.process.log_relay import Log
 from bench.process.pty_process import Program, Usage
 from bench.process.supervisor import CACHE, MARK
-from bench.process.worker_side import Progress, age, compile_cache, give_way, leave_with_runner, write
+from bench.process.worker_side import (
+    Progress,
+    age,
+    compile_cache,
+    compile_cache_filled,
+    give_way,
+    leave_with_runner,
+    write,
+)
 from bench.records.measurement import Measurement, Rank
 from bench.records.record import Outcome, Status
 from bench.run.peers.checkout import MissingPeer, found, origin
@@ -152,7 +160,7 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
             status, error = _unfinished(peer, program, log, arrivals, limit)
             return Outcome(status=status, error=error, peer_version=watch.version)
         warnings = _warnings(peer, program, arrivals)
-        cache = cache if compile_cache() == "warm" else None  # nothing was compiled
+        cache = cache if compile_cache_filled() else None
     startup = arrivals.lines[0].at - started
     return Outcome(
         status="ok",

@@ -103,6 +103,17 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
     return [Group(rungs=rungs[place : place + size + 1]) for place in range(0, len(rungs) - 1, size)]
 
 
+def open_with_what_runs(part: Group, before: Sequence[Group]) -> None:
+    """Where the rung that opens a group is not here or failed in the group before, the one before it opens the group.
+
+    Else the group's second rung would be compared with nothing, though `bench run` holds it to the last that ran.
+    """
+    names = {name for group in before for name in (*group.failed, *group.unsupported)}
+    ran = [rung for group in before for rung in group.rungs if rung.name not in names]
+    if part.rungs[0].name in names and ran:
+        part.rungs = [ran[-1], *part.rungs[1:]]
+
+
 def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int) -> None:
     """Fill in a group's pairs, round by round; `keep` is called after each. to_come: groups after this one.
 
