@@ -1,4 +1,5 @@
-"""Go through the commands that a machine rented for half an hour is worth, most valuable first, each bounded in time.
+"""Go through the commands that a machine rented for half an hour is worth, most valuable first, each bounded
+in time.
 
 python -m bench.campaign --minutes 30 --out results/gpu-HOST     # the same again goes on; docs/gpu.md
 """
@@ -64,8 +65,8 @@ class Outcome:
 def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[Outcome], bool]:
     """Run in order what is not done yet, then the report; how each part ended, and if interrupted.
 
-    folder: absolute; takes logs, parts.ndjson and whatever the parts write. minutes: from now on, for all parts but
-    the report. Raises Locked where another campaign uses the folder.
+    folder: absolute; takes logs, parts.ndjson and whatever the parts write. minutes: from now on, for all
+    parts but the report. Raises Locked where another campaign uses the folder.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
@@ -74,7 +75,9 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
         outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
         if not stop.asked:
             last = report(folder)
-            ended = _skipped(last, last.missing) if last.missing else run(last, folder, 60 * last.minutes, stop)
+            ended = (
+                _skipped(last, last.missing) if last.missing else run(last, folder, 60 * last.minutes, stop)
+            )
             outcomes.append(_keep(ended, folder))
     return outcomes, stop.asked
 
@@ -88,7 +91,10 @@ def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outco
         return before
     left = deadline - time.monotonic()
     if part.missing or left < 60 * part.least:
-        why = part.missing or f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
+        why = (
+            part.missing
+            or f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
+        )
         return _keep(_skipped(part, why), folder)
     return _keep(run(part, folder, min(60 * part.minutes, left), stop), folder)
 
@@ -178,7 +184,9 @@ def _found(part: Part, folder: Path, log: Path) -> str:
     for path in folder.glob(part.result or "") if part.is_ladder else ():
         with contextlib.suppress(RecordError):
             measured = [(each.measurement, each.rung) for each in read(path)[0] if each.status == "ok"]
-            speeds += [(got.tokens_per_second, rung) for got, rung in measured if got and got.tokens_per_second]
+            speeds += [
+                (got.tokens_per_second, rung) for got, rung in measured if got and got.tokens_per_second
+            ]
     if not speeds:
         return _last_line(log)
     tps, rung = max(speeds)
@@ -193,7 +201,8 @@ def _last_line(log: Path) -> str:
     return ""
 
 
-# --- what a person sees -------------------------------------------------------------------------------------------
+# --- what a person sees
+# -------------------------------------------------------------------------------------------
 
 
 def _tell(line: str) -> None:
@@ -243,13 +252,19 @@ def archive(folder: Path) -> Path:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Exit code: 0 all parts done or skipped; 2 wrong usage; 6 one failed; 130 interrupted."""
     use_streams()
-    parser = argparse.ArgumentParser(prog="python -m bench.campaign", description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.campaign", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="for all parts together; 0: report and archive only"
     )
     parser.add_argument("--out", type=Path, default=Path("results") / f"gpu-{platform.node() or 'host'}")
-    parser.add_argument("--device", choices=list(KINDS), default="cuda", help="cpu rehearses with tiny models")
-    parser.add_argument("--data", help="the ladders' corpus: a file, or synthetic, which needs none and no network")
+    parser.add_argument(
+        "--device", choices=list(KINDS), default="cuda", help="cpu rehearses with tiny models"
+    )
+    parser.add_argument(
+        "--data", help="the ladders' corpus: a file, or synthetic, which needs none and no network"
+    )
     parser.add_argument("--only", help="names of parts, with commas between them")
     asked = parser.parse_args(argv)
     folder = asked.out.resolve()
@@ -258,12 +273,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown := sorted(set(chosen) - parts.keys()):
         parser.error(f"--only: no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     try:
-        outcomes, interrupted = carry_out([parts[name] for name in parts if name in chosen], folder, asked.minutes)
+        outcomes, interrupted = carry_out(
+            [parts[name] for name in parts if name in chosen], folder, asked.minutes
+        )
     except Locked:
-        _tell(f"{folder} is in use by another campaign; wait for its end, or choose another folder with --out")
+        _tell(
+            f"{folder} is in use by another campaign; wait for its end, or choose another folder with --out"
+        )
         return 2
     except OSError as error:
-        _tell(f"cannot write to {error.filename or folder} ({error.strerror}); choose another folder with --out")
+        _tell(
+            f"cannot write to {error.filename or folder} ({error.strerror}); choose another folder with --out"
+        )
         return 2
     stderr_console().print(table(outcomes, asked.out))
     if interrupted:

@@ -48,9 +48,29 @@ def cuda(out: Path, data: str | None) -> list[Part]:
     options = (*_corpus(data), *(("--compile-cache", str(out / COMPILED)) if plain else ()))
     sizes = {"medium": 32, "large": 16, "xl": 8}  # sequences that fit
     train = (
-        *("gpt2-tinystories-gpu", "--set", "workload.data=synthetic", "--set", "workload.tokens_per_step=65536"),
-        *("--set", "steps=300", "--set", "workload.lr_warmup_steps=30", "--set", "workload.lr_decay_steps=300"),
-        *("--set", "toggles.compile_region=block", "--set", "checkpoints.every=100", "--set", "checkpoints.keep=1"),
+        *(
+            "gpt2-tinystories-gpu",
+            "--set",
+            "workload.data=synthetic",
+            "--set",
+            "workload.tokens_per_step=65536",
+        ),
+        *(
+            "--set",
+            "steps=300",
+            "--set",
+            "workload.lr_warmup_steps=30",
+            "--set",
+            "workload.lr_decay_steps=300",
+        ),
+        *(
+            "--set",
+            "toggles.compile_region=block",
+            "--set",
+            "checkpoints.every=100",
+            "--set",
+            "checkpoints.keep=1",
+        ),
         *("--set", "evaluation.val_every=100", "--set", "evaluation.val_tokens=1048576"),
         *("--set", "evaluation.hellaswag_every=0", "--set", "evaluation.sample_every=0"),
     )
@@ -102,7 +122,9 @@ def report(out: Path) -> Part:
 def _corpus(data: str | None) -> tuple[str, ...]:
     if data is None:
         return ()
-    return ("--set", "workload.data=synthetic") if data == "synthetic" else ("--data", str(Path(data).resolve()))
+    return (
+        ("--set", "workload.data=synthetic") if data == "synthetic" else ("--data", str(Path(data).resolve()))
+    )
 
 
 def _doctor(out: Path) -> Part:
@@ -123,7 +145,9 @@ def _cuda_tests(*before: str) -> Part:
 
 
 def _ladder(name: str, ladder: str, minutes: float, least: float, out: Path, *options: str) -> Part:
-    """One of ladders/, into a folder of its own: --resume takes the newest results of a ladder, whatever its model."""
+    """One of ladders/, into a folder of its own: --resume takes the newest results of a ladder, whatever its
+    model.
+    """
     results = f"results/{name}"
     return Part(
         name=name,

@@ -112,8 +112,8 @@ FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
 def rewrite(path: Path, text: str) -> None:
     """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
 
-    The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link. Raises
-    ValueError where the markers are not so, OSError.
+    The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
+    Raises ValueError where the markers are not so, OSError.
     """
     target = Path(os.path.realpath(path))
     content = target.read_bytes()
@@ -158,7 +158,9 @@ def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
     for marker, found in zip(MARKERS, places, strict=True):
         if len(found) > 1:
             both = " and ".join(str(place + 1) for place in found)
-            raise ValueError(f"{path}: the line {marker} stands there {len(found)} times (lines {both}); leave one")
+            raise ValueError(
+                f"{path}: the line {marker} stands there {len(found)} times (lines {both}); leave one"
+            )
     if not all(places):
         raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
     (begin,), (end,) = places

@@ -28,7 +28,9 @@ Verdict = Literal["faster", "slower", "same", "unclear", "not replicated", "no c
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rounds, and its 95 % interval; None where fewer than LEAST_ROUNDS say nothing of the spread."""
+    """A mean over rounds, and its 95 % interval; None where fewer than LEAST_ROUNDS say nothing of the
+    spread.
+    """
 
     value: float
     low: float | None
@@ -61,7 +63,8 @@ K = TypeVar("K", bound=Hashable)
 
 
 def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Estimate | None:
-    """How many times `reference` is `values`, both by round; pairing takes out what a whole round has in common.
+    """How many times `reference` is `values`, both by round; pairing takes out what a whole round has in
+    common.
 
     None where no round has both.
     """
@@ -72,8 +75,8 @@ def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Est
 def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate | None:
     """How many times `reference` is `values`, where their rounds have nothing in common: those of two runs.
 
-    The interval is Welch's, of the difference of the logarithms' means. It knows of what varies within a run only, not
-    of what changed on a machine between two. None where either is empty.
+    The interval is Welch's, of the difference of the logarithms' means. It knows of what varies within a run
+    only, not of what changed on a machine between two. None where either is empty.
     """
     if not values or not reference:
         return None
@@ -97,8 +100,8 @@ def noise_floor(control: Estimate | None) -> float | None:
     """delta: the relative difference below which two rungs count as the same; None where no control tells.
 
     control: the ratio of an A/A control, that is a rung run again at the end of each round, to that rung. The
-    half-width of its interval is what this machine's noise makes of no difference at all; where the interval excludes
-    1, for the place in the round alone makes a difference, that counts too.
+    half-width of its interval is what this machine's noise makes of no difference at all; where the interval
+    excludes 1, for the place in the round alone makes a difference, that counts too.
     """
     if control is None or control.half_width is None or control.low is None or control.high is None:
         return None
@@ -110,8 +113,8 @@ def noise_floor(control: Estimate | None) -> float | None:
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
 
-    Nor does a noise floor that is merely high: where it is above LOUD, all is `unclear` that does not lie beyond it
-    as a whole.
+    Nor does a noise floor that is merely high: where it is above LOUD, all is `unclear` that does not lie
+    beyond it as a whole.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
@@ -127,14 +130,18 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
 
 def beyond(ratio: Estimate, delta: float) -> bool:
     """Whether all of an interval lies beyond the noise floor, on either side."""
-    return ratio.low is not None and ratio.high is not None and (ratio.low > 1 + delta or ratio.high < 1 / (1 + delta))
+    return (
+        ratio.low is not None
+        and ratio.high is not None
+        and (ratio.low > 1 + delta or ratio.high < 1 / (1 + delta))
+    )
 
 
 def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:
     """Whether all of a lead's interval lies beyond the noise floor: more than `faster` asks for.
 
-    The one that leads was chosen for it, of two alike as well, so that an interval that excludes 1 is wrong in one of
-    20 such pairs.
+    The one that leads was chosen for it, of two alike as well, so that an interval that excludes 1 is wrong
+    in one of 20 such pairs.
     """
     return lead is not None and delta is not None and lead.low is not None and lead.low > 1 + delta
 
@@ -145,12 +152,14 @@ def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:
 
 
 PARITY_STEPS = 20
-"""Losses are held to each other over this many steps at most: later, rounding alone can drive two runs apart."""
+"""Losses are held to each other over this many steps at most: later, rounding alone can drive two runs apart.
+"""
 
 
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest relative difference over the first steps that both have; infinite where a loss is not finite, or
-    differs from one that is 0."""
+    """Largest relative difference over the first steps that both have; infinite where a loss is not finite,
+    or differs from one that is 0.
+    """
     pairs = list(zip(losses, reference, strict=False))[:PARITY_STEPS]
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in pairs):
         return math.inf

@@ -1,10 +1,10 @@
 """Causal attention beyond scaled_dot_product_attention: FlexAttention, and a blocked backward pass for CPUs.
 
-BlockAttention runs torch's flash kernel forward and a backward pass of batched matmuls. torch's own backward kernel on
-CPUs goes through one head after the other in small tiles. Matmuls of whole blocks, for all heads at once, give the
-same gradients and run faster in the CPU's matrix library; blocks above the diagonal are never computed. Each batch of
-matmuls is one diagonal of blocks and therefore one contiguous slice of memory: for slices with gaps, torch.bmm would
-make copies.
+BlockAttention runs torch's flash kernel forward and a backward pass of batched matmuls. torch's own backward
+kernel on CPUs goes through one head after the other in small tiles. Matmuls of whole blocks, for all heads at
+once, give the same gradients and run faster in the CPU's matrix library; blocks above the diagonal are never
+computed. Each batch of matmuls is one diagonal of blocks and therefore one contiguous slice of memory: for
+slices with gaps, torch.bmm would make copies.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ def _shorter(blocks: BlockMask, T: int) -> BlockMask:
 
     cut = blocks._adjust(T, T)  # which takes it to be for whole blocks
     parts = cut.kv_num_blocks, cut.kv_indices, cut.full_kv_num_blocks, cut.full_kv_indices
-    return BlockMask.from_kv_blocks(*parts, BLOCK_SIZE=cut.BLOCK_SIZE, mask_mod=cut.mask_mod, seq_lengths=(T, T))
+    return BlockMask.from_kv_blocks(
+        *parts, BLOCK_SIZE=cut.BLOCK_SIZE, mask_mod=cut.mask_mod, seq_lengths=(T, T)
+    )
 
 
 def causal_blocks(T: int, device: torch.device) -> BlockMask:
@@ -54,7 +56,9 @@ BLOCK = 256
 
 
 class BlockAttention(Function):
-    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) with a blocked backward pass, for CPUs."""
+    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) with a blocked backward pass, for
+    CPUs.
+    """
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -67,9 +71,9 @@ class BlockAttention(Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the gradients of q, k and v, of their shapes.
 
-        With P the softmax of the scores, dS = P (dP - D), where D is each row's sum of gradient times output. P is
-        computed as exp(score - log_sum). The subtraction happens inside the matmul, so that large scores are small
-        again before they are rounded to the matmul's number format.
+        With P the softmax of the scores, dS = P (dP - D), where D is each row's sum of gradient times output.
+        P is computed as exp(score - log_sum). The subtraction happens inside the matmul, so that large scores
+        are small again before they are rounded to the matmul's number format.
         """
         (gradient,) = grad_outputs
         q, k, v, out, log_sum = ctx.saved_tensors
@@ -103,8 +107,8 @@ class BlockAttention(Function):
 def _less(x: Tensor, subtracted: Tensor) -> Tensor:
     """Append two columns to x whose matmul with ones gives minus `subtracted`.
 
-    x: (..., d); subtracted: (..., 1) float32. Returns (..., d + 2). There are two columns because x may have a
-    narrower number format, and the second holds the rounding error of the first.
+    x: (..., d); subtracted: (..., 1) float32. Returns (..., d + 2). There are two columns because x may have
+    a narrower number format, and the second holds the rounding error of the first.
     """
     first = subtracted.to(x.dtype)
     rest = (subtracted - first.float()).to(x.dtype)
@@ -114,8 +118,8 @@ def _less(x: Tensor, subtracted: Tensor) -> Tensor:
 def _blocks(x: Tensor) -> Tensor:
     """Cut the sequence into blocks and pad the last one with zeros.
 
-    x: (B, n_head, T, d). Returns a contiguous (blocks, B, n_head, block, d). Padding rows come after all others, which
-    therefore do not attend to them, and they add nothing to any gradient.
+    x: (B, n_head, T, d). Returns a contiguous (blocks, B, n_head, block, d). Padding rows come after all
+    others, which therefore do not attend to them, and they add nothing to any gradient.
     """
     B, n_head, T, d = x.shape
     block = min(BLOCK, T)

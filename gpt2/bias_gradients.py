@@ -1,8 +1,9 @@
 """Gradients of biases, summed by the kernels that write the gradients which they sum.
 
-A layer's bias is added in the matmul, but gets no gradient there. It is also an input of the function that follows,
-whose backward pass returns its gradient beside that of the layer's result. The kernels are Triton's
-(gpt2.bias_kernels); on a CPU the same operators are made of torch's functions, which is for tests and estimates alone.
+A layer's bias is added in the matmul, but gets no gradient there. It is also an input of the function that
+follows, whose backward pass returns its gradient beside that of the layer's result. The kernels are Triton's
+(gpt2.bias_kernels); on a CPU the same operators are made of torch's functions, which is for tests and
+estimates alone.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from gpt2.functions import OWN
 COLUMNS = 256
 """Columns that a program of a kernel takes: in bfloat16, 512 adjacent bytes of each row."""
 MOST_ROWS, LEAST_ROWS = 256, 16
-"""Rows that a program takes. It leaves one row of sums, which with MOST_ROWS is under one percent of what it reads and
-writes.
+"""Rows that a program takes. It leaves one row of sums, which with MOST_ROWS is under one percent of what it
+reads and writes.
 """
 PROGRAMS = 1056
 """Programs that should be left to share out: eight for each multiprocessor of an H100."""
@@ -56,8 +57,8 @@ OWN.define("gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)", ta
 def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     """Differentiate GELU's tanh approximation, and sum the result over blocks of rows before it is rounded.
 
-    gradient: that of GELU of `wide`; both (..., n) and of one dtype. Returns the gradient of `wide`, in its shape and
-    dtype, and the sums, (blocks, n) float32, which are to be summed over the blocks.
+    gradient: that of GELU of `wide`; both (..., n) and of one dtype. Returns the gradient of `wide`, in its
+    shape and dtype, and the sums, (blocks, n) float32, which are to be summed over the blocks.
     """
     from gpt2 import bias_kernels
 
@@ -77,7 +78,9 @@ def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 def _gelu_by_torch(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     """Do what _gelu_by_triton() does by torch's functions."""
     exact = torch.ops.aten.gelu_backward(gradient.float(), wide.float(), approximate="tanh")
-    return exact.to(wide.dtype, memory_format=torch.contiguous_format), _sums(exact.reshape(-1, exact.size(-1)))
+    return exact.to(wide.dtype, memory_format=torch.contiguous_format), _sums(
+        exact.reshape(-1, exact.size(-1))
+    )
 
 
 def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +94,9 @@ torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=OWN)
 
 
 class BiasedGelu(Function):
-    """GELU's tanh approximation of a linear layer's result, whose backward pass sums the layer's bias gradient too."""
+    """GELU's tanh approximation of a linear layer's result, whose backward pass sums the layer's bias
+    gradient too.
+    """
 
     @staticmethod
     def forward(ctx: Any, wide: Tensor, bias: Tensor) -> Tensor:
@@ -115,8 +120,8 @@ OWN.define("join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", t
 def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Write the gradients of q, k and v into one tensor, and sum them over blocks of rows.
 
-    q, k, v: (B, T, n_head, head_dim) of one dtype and any strides. Returns (B, T, 3, n_head, head_dim), and the sums,
-    (blocks, 3 n_head head_dim) float32, which are to be summed over the blocks.
+    q, k, v: (B, T, n_head, head_dim) of one dtype and any strides. Returns (B, T, 3, n_head, head_dim), and
+    the sums, (blocks, 3 n_head head_dim) float32, which are to be summed over the blocks.
     """
     from gpt2 import bias_kernels
 

@@ -1,7 +1,9 @@
-"""The Triton kernels of gpt2.bias_gradients. Importing this needs Triton, which torch's CUDA builds for Linux bring.
+"""The Triton kernels of gpt2.bias_gradients. Importing this needs Triton, which torch's CUDA builds for Linux
+bring.
 
-Both go over a matrix in blocks: a program takes COLUMNS columns of ROWS rows, STEP of these at a time, and adds its
-sums up in registers. Programs of adjacent columns follow each other, so that whole rows are in flight at once.
+Both go over a matrix in blocks: a program takes COLUMNS columns of ROWS rows, STEP of these at a time, and
+adds its sums up in registers. Programs of adjacent columns follow each other, so that whole rows are in
+flight at once.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def gelu_backward(
 ):
     """Write gradient times GELU's slope at `wide`, and the sums over each program's rows.
 
-    gradient, wide: (rows, columns) in any floating-point format, with the given strides; to_wide: the same without
-    gaps; sums: (programs of a column, columns) float32.
+    gradient, wide: (rows, columns) in any floating-point format, with the given strides; to_wide: the same
+    without gaps; sums: (programs of a column, columns) float32.
     """
     column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     first = tl.program_id(1) * ROWS
@@ -44,12 +46,16 @@ def gelu_backward(
     gradient += far * gradient_row
     wide += far * wide_row
     to_wide += far * columns
-    total = tl.zeros((STEP, COLUMNS), tl.float32)  # added up at the end: a reduction over the warps costs a barrier
+    total = tl.zeros(
+        (STEP, COLUMNS), tl.float32
+    )  # added up at the end: a reduction over the warps costs a barrier
     for start in range(0, ROWS, STEP):
         row = start + tl.arange(0, STEP)
         within = (first + row < rows)[:, None] & (column < columns)[None, :]
         x = tl.load(wide + row[:, None] * wide_row + column[None, :] * wide_column, mask=within, other=0.0)
-        y = tl.load(gradient + row[:, None] * gradient_row + column[None, :] * gradient_column, mask=within, other=0.0)
+        y = tl.load(
+            gradient + row[:, None] * gradient_row + column[None, :] * gradient_column, mask=within, other=0.0
+        )
         x = x.to(tl.float32)
         square = x * x
         share = 1 / (1 + tl.exp(-x * (A + B * square)))
@@ -88,8 +94,8 @@ def join_gradients(
 ):
     """Copy q, k and v side by side, and write the sums over each program's rows.
 
-    q, k, v: (rows / T, T, width / head_dim, head_dim) with the given strides; joined: (rows, 3, width) without gaps;
-    sums: (programs of a column, 3, width) float32.
+    q, k, v: (rows / T, T, width / head_dim, head_dim) with the given strides; joined: (rows, 3, width)
+    without gaps; sums: (programs of a column, 3, width) float32.
     """
     blocks: tl.constexpr = (width + COLUMNS - 1) // COLUMNS
     which, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks

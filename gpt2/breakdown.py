@@ -8,10 +8,19 @@ from typing import Any
 
 from gpt2.ops import FIRST_FACTOR, Recorded, attention_kernel_kind, is_matmul_kernel, on_accelerator
 
-KINDS: tuple[str, ...] = ("products", "attention", "compiled", "optimizer", "copies", "exchange", "other", "rest")
-"""Kinds of work: matmuls; attention; kernels that torch.compile generated, and ours in Triton; the optimiser's step;
-casts and copies; exchange between ranks; any other operation; and the rest, during which no operation ran (Python,
-launches, waiting).
+KINDS: tuple[str, ...] = (
+    "products",
+    "attention",
+    "compiled",
+    "optimizer",
+    "copies",
+    "exchange",
+    "other",
+    "rest",
+)
+"""Kinds of work: matmuls; attention; kernels that torch.compile generated, and ours in Triton; the
+optimiser's step; casts and copies; exchange between ranks; any other operation; and the rest, during which no
+operation ran (Python, launches, waiting).
 """
 
 HOST_KINDS = {
@@ -37,10 +46,11 @@ STEP = "Optimizer.step"
 def breakdown(recorded: Recorded) -> dict[str, float]:
     """Return the seconds of a step by kind of work.
 
-    They add up to the step's seconds, or to more where work overlapped. Kinds that took no time are left out. On an
-    accelerator, kernel time counts, and kernels within the span of the optimiser's step belong to the optimiser. On a
-    CPU, each operation's own time counts, without that of operations nested in it. Batched matmuls count as attention
-    on a CPU, where nothing else uses them; an accelerator's matmul kernels cannot be told apart.
+    They add up to the step's seconds, or to more where work overlapped. Kinds that took no time are left out.
+    On an accelerator, kernel time counts, and kernels within the span of the optimiser's step belong to the
+    optimiser. On a CPU, each operation's own time counts, without that of operations nested in it. Batched
+    matmuls count as attention on a CPU, where nothing else uses them; an accelerator's matmul kernels cannot
+    be told apart.
     """
     kernels = list(filter(on_accelerator, recorded.events))
     seconds = _of_kernels(kernels, recorded.annotations) if kernels else _of_operations(recorded.events)
@@ -62,7 +72,9 @@ def _kernel_kind(name: str) -> str:
         return "attention"
     if is_matmul_kernel(name):
         return "products"
-    return next((kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other")
+    return next(
+        (kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other"
+    )
 
 
 def _of_operations(events: Sequence[Any]) -> dict[str, float]:

@@ -1,4 +1,6 @@
-"""Causal attention by this project's C++ kernel for CPUs (gpt2/attention.cpp), as a differentiable torch operator."""
+"""Causal attention by this project's C++ kernel for CPUs (gpt2/attention.cpp), as a differentiable torch
+operator.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
 def _attention(qkv: Tensor) -> tuple[Tensor, Tensor]:
     """Run the forward kernel.
 
-    qkv: (B, T, 3, n_head, head_dim). Returns the output (B, T, n_head, head_dim) and each row's log-sum-exp of scores,
-    (B, n_head, T) float32.
+    qkv: (B, T, 3, n_head, head_dim). Returns the output (B, T, n_head, head_dim) and each row's log-sum-exp
+    of scores, (B, n_head, T) float32.
     """
     out, log_sum = _attention_shape(qkv)
     _call("attention", qkv, out, log_sum)
@@ -70,8 +72,8 @@ class BrgemmAttention(Function):
     def forward(ctx: Any, qkv: Tensor) -> Tensor:
         """Attend to earlier positions only.
 
-        qkv: (B, T, 3, n_head, head_dim), float32 or bfloat16, head_dim even. Returns (B, T, n_head, head_dim). Raises
-        RuntimeError where the kernel does not support the shape or dtype.
+        qkv: (B, T, 3, n_head, head_dim), float32 or bfloat16, head_dim even. Returns (B, T, n_head,
+        head_dim). Raises RuntimeError where the kernel does not support the shape or dtype.
         """
         out, log_sum = torch.ops.gpt2.attention(qkv)
         ctx.save_for_backward(qkv, out, log_sum)

@@ -1,11 +1,12 @@
-"""The user's cache: where it is, how files are written into it, and when facts cached about other files are valid.
+"""The user's cache: where it is, how files are written into it, and when facts cached about other files are
+valid.
 
 with replacing(cache_dir() / "tokens" / "x.bin") as file: ...    # written whole or not at all
 sha256_of(Path("input.txt"))                       # of the whole file
 remembered([path], "tokens", lambda: {...})        # caches facts that take reading these files
 
-A file's name, size and modification time can all stay while its content changes. Cached facts are therefore used only
-while each file's size, times, inode and a sample of its bytes are unchanged. Imports no torch.
+A file's name, size and modification time can all stay while its content changes. Cached facts are therefore
+used only while each file's size, times, inode and a sample of its bytes are unchanged. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from pathlib import Path
 from typing import IO, Any
 
 SAMPLES = 16
-"""Number of places of a file that are sampled before its cached facts are used, the first and last bytes included."""
+"""Number of places of a file that are sampled before its cached facts are used, the first and last bytes
+included.
+"""
 SAMPLE_BYTES = 4096
 SETTLED_SECONDS = 2.0
 """Facts of a file changed more recently than this are not cached: a coarse clock may hide another change."""
@@ -43,12 +46,15 @@ def cache_dir() -> Path:
     try:
         return Path.home() / ".cache" / "gpt2-bench"
     except RuntimeError:  # HOME is not set, and the user is not in the password database
-        raise DataError("this user has no home directory to keep tokens in; set GPT2_CACHE_DIR to a folder") from None
+        raise DataError(
+            "this user has no home directory to keep tokens in; set GPT2_CACHE_DIR to a folder"
+        ) from None
 
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `target` once it is written, so that `target` is whole or unchanged.
+    """Open a temporary file that replaces `target` once it is written, so that `target` is whole or
+    unchanged.
 
     Raises DataError where it cannot be written.
     """
@@ -73,15 +79,17 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, from the cache where it is still valid. Raises OSError, or DataError."""
+    """Return the sha256 of a file's bytes, from the cache where it is still valid. Raises OSError, or
+    DataError.
+    """
     return remembered([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
 
 
 def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the facts that `read` computes from these files, from the cache while the files are unchanged.
 
-    `what` names the kind of facts and their version. Where the cache cannot be written, the files are read each time.
-    Raises whatever `read` raises, OSError, and DataError where a file changes while it is read.
+    `what` names the kind of facts and their version. Where the cache cannot be written, the files are read
+    each time. Raises whatever `read` raises, OSError, and DataError where a file changes while it is read.
     """
     places = [str(path.resolve()) for path in paths]
     key = hashlib.sha256(json.dumps([what, *places]).encode()).hexdigest()
@@ -94,7 +102,9 @@ def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, An
     if (after := _look(paths)) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
-    newest = max(look["ctime_ns"] for look in before)  # not mtime, which unpacking an archive may set to any time
+    newest = max(
+        look["ctime_ns"] for look in before
+    )  # not mtime, which unpacking an archive may set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
         with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
             file.write(json.dumps({"files": before, "facts": facts}).encode())

@@ -1,4 +1,5 @@
-"""Checkpoints as folders: safetensors for tensors (see gpt2.state), checkpoint.json for the rest. Imports no torch.
+"""Checkpoints as folders: safetensors for tensors (see gpt2.state), checkpoint.json for the rest. Imports no
+torch.
 
 for folder in folders(run / "checkpoints"): print(read(folder).step)
 """
@@ -76,7 +77,8 @@ class Saved:
     val_loss: float | None = None
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
-    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made none yet.
+    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made
+    none yet.
     """
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
@@ -105,12 +107,14 @@ def newest(path: Path) -> Path:
 def read(folder: Path) -> Saved:
     """Read a checkpoint.json and check the sizes of the files that it lists.
 
-    Raises CheckpointError where it is no checkpoint, of another version, damaged, or a file is missing or of another
-    size.
+    Raises CheckpointError where it is no checkpoint, of another version, damaged, or a file is missing or of
+    another size.
     """
     path = folder / FACTS
     if not path.is_file():
-        what = "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
+        what = (
+            "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
+        )
         raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

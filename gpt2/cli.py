@@ -25,7 +25,9 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="PATH=VALUE", help="Override a key, such as toggles.device=cuda or steps=100."),
+    typer.Option(
+        "--set", metavar="PATH=VALUE", help="Override a key, such as toggles.device=cuda or steps=100."
+    ),
 ]
 
 
@@ -39,13 +41,24 @@ def options(
 def train(
     config: Annotated[str, typer.Argument(help="A YAML file, or a configuration's name, such as tiny.")],
     out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")] = False,
-    init_from: Annotated[Path | None, typer.Option(help="A run or checkpoint whose weights to begin with.")] = None,
-    data: Annotated[Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")] = False,
-    text_column: Annotated[str | None, typer.Option(help="Of a stream's text, where it cannot be told.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
+    ] = False,
+    init_from: Annotated[
+        Path | None, typer.Option(help="A run or checkpoint whose weights to begin with.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")
+    ] = None,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")
+    ] = False,
+    text_column: Annotated[
+        str | None, typer.Option(help="Of a stream's text, where it cannot be told.")
+    ] = None,
     val_corpus: Annotated[
-        str | None, typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it.")
+        str | None,
+        typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it."),
     ] = None,
     max_hours: Annotated[
         float | None,
@@ -62,9 +75,10 @@ def train(
 ) -> None:
     """Train by a CONFIG, from the start or from where an earlier leg of the run came to.
 
-    Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after the step
-    under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong configuration, data
-    or checkpoint, or a disk that takes no checkpoint; 6 the run was stopped by its guard, or failed; 130 interrupted.
+    Several devices are trained on by as many processes, which this command starts. Ctrl-C ends the run after
+    the step under way, with a checkpoint. Exit code: 0 at the end, or where --max-hours are over; 2 wrong
+    configuration, data or checkpoint, or a disk that takes no checkpoint; 6 the run was stopped by its guard,
+    or failed; 130 interrupted.
 
     Example: gpt2 train tiny --out runs/first
     """
@@ -102,22 +116,36 @@ def train(
 def prepare(
     corpus: Annotated[
         str,
-        typer.Argument(help="fineweb-edu, fineweb, openwebtext, tinystories, tinyshakespeare, a file, a folder."),
+        typer.Argument(
+            help="fineweb-edu, fineweb, openwebtext, tinystories, tinyshakespeare, a file, a folder."
+        ),
     ],
-    out: Annotated[Path | None, typer.Option(help="Folder for the shards; default: where gpt2 train looks.")] = None,
-    text_column: Annotated[str | None, typer.Option(help="The column of text, where it cannot be told.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the shards; default: where gpt2 train looks.")
+    ] = None,
+    text_column: Annotated[
+        str | None, typer.Option(help="The column of text, where it cannot be told.")
+    ] = None,
     val_corpus: Annotated[str | None, typer.Option(help="Take validation from this corpus instead.")] = None,
-    val_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens of validation; default: a shard.")] = None,
+    val_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of validation; default: a shard.")
+    ] = None,
     shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a shard.")] = 100_000_000,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
-    revision: Annotated[str | None, typer.Option(help="Of a repository of the hub; default: its newest.")] = None,
-    processes: Annotated[int | None, typer.Option(min=1, help="That tokenise; default: one per processor.")] = None,
-    nanogpt: Annotated[Path | None, typer.Option(help="Also write nanoGPT's train.bin and val.bin here.")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Of a repository of the hub; default: its newest.")
+    ] = None,
+    processes: Annotated[
+        int | None, typer.Option(min=1, help="That tokenise; default: one per processor.")
+    ] = None,
+    nanogpt: Annotated[
+        Path | None, typer.Option(help="Also write nanoGPT's train.bin and val.bin here.")
+    ] = None,
 ) -> None:
     """Tokenise a CORPUS into shards of uint16, in llm.c's format, for training and validation.
 
-    Broken off, the same command goes on after the last whole shard. Exit code: 0 once all is there; 2 where the corpus
-    or the folder cannot be used; 130 interrupted.
+    Broken off, the same command goes on after the last whole shard. Exit code: 0 once all is there; 2 where
+    the corpus or the folder cannot be used; 130 interrupted.
 
     Example: gpt2 prepare tinyshakespeare
     """
@@ -158,8 +186,8 @@ def prepare(
     parts = {split: [each for each in index.shards if each["split"] == split] for split in ("train", "val")}
     tokens = {split: sum(each["tokens"] for each in shards) for split, shards in parts.items()}
     typer.echo(
-        f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to train on, "
-        f"{tokens['val']:,} for validation"
+        f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to "
+        f"train on, {tokens['val']:,} for validation"
     )
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
@@ -185,7 +213,9 @@ def main() -> None:
         typer.echo(f"gpt2: {denied(error)}", err=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    if "pyarrow" in sys.modules:  # a thread of its own that has only just been started would abort the process now
+    if (
+        "pyarrow" in sys.modules
+    ):  # a thread of its own that has only just been started would abort the process now
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()

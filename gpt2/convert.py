@@ -3,8 +3,9 @@
 config, weights = read(Path("gpt2_124M.bin"))
 write_huggingface(Path("exported"), config, weights)
 
-Weights are a dict of float32 tensors, named and laid out as in gpt2.model.GPT2 without padding: (out, in) for linear
-layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left out. Loading runs no code.
+Weights are a dict of float32 tensors, named and laid out as in gpt2.model.GPT2 without padding: (out, in) for
+linear layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left out. Loading
+runs no code.
 """
 
 from __future__ import annotations
@@ -45,7 +46,15 @@ from gpt2.weight_files import (
 )
 from gpt2.workload import GPT2Config
 
-__all__ = ["ConvertError", "ConvertWarning", "Weights", "read", "write_huggingface", "write_llmc", "write_nanogpt"]
+__all__ = [
+    "ConvertError",
+    "ConvertWarning",
+    "Weights",
+    "read",
+    "write_huggingface",
+    "write_llmc",
+    "write_nanogpt",
+]
 
 HUGGINGFACE_FILES = (
     "model.safetensors",
@@ -61,7 +70,9 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-"""Keys of config.json that change the model's arithmetic, with the values accepted as GPT-2's, the default first."""
+"""Keys of config.json that change the model's arithmetic, with the values accepted as GPT-2's, the default
+first.
+"""
 
 CONTEXTS = ("n_positions", "block_size", "n_ctx")
 """Names under which other formats store the context length."""
@@ -76,8 +87,8 @@ PLAIN_TENSORS = (Tensor, torch.nn.Parameter)
 NANOGPT_ROWS = 50304
 """Padded vocabulary size of nanoGPT, whose softmax includes the padding rows."""
 NANOGPT_GELU = (
-    "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give slightly other "
-    "logits there"
+    "nanoGPT computes GELU exactly, this trainer by GPT-2's tanh approximation: the same weights give "
+    "slightly other logits there"
 )
 UNSAID_GELU = "it does not say which GELU it was trained with; GPT-2's tanh approximation is taken"
 
@@ -87,7 +98,8 @@ class ConvertWarning(UserWarning):
 
 
 def read(path: Path) -> tuple[GPT2Config, Weights]:
-    """Load a model from transformers' folder or file, nanoGPT's ckpt.pt or llm.c's .bin, as its content shows.
+    """Load a model from transformers' folder or file, nanoGPT's ckpt.pt or llm.c's .bin, as its content
+    shows.
 
     Weights are float32 on the CPU, whatever the file's dtype. Raises ConvertError; warns with ConvertWarning.
     """
@@ -98,7 +110,9 @@ def read(path: Path) -> tuple[GPT2Config, Weights]:
         raise ConvertError(f"{path} cannot be read ({reason(error)})") from None
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise ConvertError(f"{file}: {name} is not finite; the model has diverged, or the file is damaged")
+            raise ConvertError(
+                f"{file}: {name} is not finite; the model has diverged, or the file is damaged"
+            )
     return config, weights
 
 
@@ -107,21 +121,31 @@ def _within(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
-    raise ConvertError(f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin")
+    raise ConvertError(
+        f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
+    )
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    """Convert named tensors; the model's sizes are in the same file, as nanoGPT saves them, or in config.json."""
+    """Convert named tensors; the model's sizes are in the same file, as nanoGPT saves them, or in
+    config.json.
+    """
     tensors = _named(path, saved)
     inside = _sizes_within(saved)
     described = path if inside is not None else path.with_name("config.json")
     given = inside if inside is not None else _described(described)
     for key, values in HUGGINGFACE_MATHS.items():
         if given.get(key, values[0]) not in values:
-            raise ConvertError(f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}")
-    config = config_of(described, given, n_ctx=next((name for name in CONTEXTS if name in given), CONTEXTS[0]))
+            raise ConvertError(
+                f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}"
+            )
+    config = config_of(
+        described, given, n_ctx=next((name for name in CONTEXTS if name in given), CONTEXTS[0])
+    )
     if given.get("n_inner") not in (None, 4 * config.n_embd):
-        raise ConvertError(f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd")
+        raise ConvertError(
+            f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd"
+        )
     plain = _plain(path, tensors, config)
     linear = any(plain[name].shape == shape for name, shape in _oblong(config).items() if name in plain)
     if not linear:
@@ -129,7 +153,9 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
     if inside is None:
         return config, _weights(path, config, plain)
     if not given.get("bias", any(name.endswith("bias") for name in plain)):
-        plain = {name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")} | plain
+        plain = {
+            name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")
+        } | plain
     weights = _weights(path, config, plain)
     if linear:
         gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
@@ -143,7 +169,9 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
 
 
 def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the dict in a checkpoint that holds the model's sizes, under whatever key; None where there is none."""
+    """Return the dict in a checkpoint that holds the model's sizes, under whatever key; None where there is
+    none.
+    """
     outer = [each for each in saved.values() if isinstance(each, dict)]
     inner = [each for one in outer for each in one.values() if isinstance(each, dict)]
     found = [each for each in (saved, *outer, *inner) if "n_head" in each]
@@ -154,7 +182,8 @@ def _described(path: Path) -> Mapping[str, Any]:
     """Read transformers' config.json. Raises ConvertError where it is missing."""
     if not path.is_file():
         raise ConvertError(
-            f"{path} is missing, and without it the number of heads is unknown; copy it there, or {SAVE_WEIGHTS}"
+            f"{path} is missing, and without it the number of heads is unknown; copy it there, or "
+            f"{SAVE_WEIGHTS}"
         )
     return read_json(path)
 
@@ -162,8 +191,8 @@ def _described(path: Path) -> Mapping[str, Any]:
 def write_huggingface(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
     """Write a folder that transformers can load, with GPT-2's tokenizer where the vocabulary is GPT-2's.
 
-    The folder appears whole or not at all. Warns with ConvertWarning where a text vocabulary gets no tokenizer. Raises
-    ConvertError where the folder exists and is not empty, or cannot be written.
+    The folder appears whole or not at all. Warns with ConvertWarning where a text vocabulary gets no
+    tokenizer. Raises ConvertError where the folder exists and is not empty, or cannot be written.
     """
     assert_fit(config, weights)
     published = config.vocab_size == SIZE
@@ -204,7 +233,9 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
     model["lm_head.weight"] = model["transformer.wte.weight"]
     arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
     with whole(path) as file:
-        torch.save({"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file)
+        torch.save(
+            {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file
+        )
 
 
 def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -224,7 +255,9 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
         found[plain] = tensor
     if not any(GPT2_NAME.match(name) for name in found):
         if isinstance(saved, StandIn):
-            raise ConvertError(f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}")
+            raise ConvertError(
+                f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}"
+            )
         held = ", ".join([*found][:3]) or "nothing"
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         known = "only GPT-2's own names are known, as transformers and nanoGPT have them"
@@ -235,8 +268,8 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
 def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weights:
     """Return the weights without attention masks and without lm_head.
 
-    Raises ConvertError where lm_head is not tied to the embedding, a tensor is not dense floating point, or sizes
-    differ.
+    Raises ConvertError where lm_head is not tied to the embedding, a tensor is not dense floating point, or
+    sizes differ.
     """
     plain = {}
     for name, tensor in tensors.items():
@@ -254,7 +287,9 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
             raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
     layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:
-        raise ConvertError(f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}")
+        raise ConvertError(
+            f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}"
+        )
     for name, rows in (("wte.weight", config.vocab_size), ("wpe.weight", config.n_ctx)):
         _assert_shape(path, name, plain, (rows, config.n_embd))
     return plain
@@ -267,7 +302,9 @@ def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Wei
     """
     wanted = shapes(config)
     if missing := sorted(wanted.keys() - found.keys()):
-        raise ConvertError(f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else ""))
+        raise ConvertError(
+            f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+        )
     if more := sorted(found.keys() - wanted.keys()):
         raise ConvertError(f"{path} holds {more[0]}, which GPT-2 has not; it is another model")
     for name, shape in wanted.items():
@@ -282,8 +319,12 @@ def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Seq
 
 
 def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
-    """Return the shapes of the non-square linear weights, from which the layout (out, in) or (in, out) can be told."""
-    return {name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]}
+    """Return the shapes of the non-square linear weights, from which the layout (out, in) or (in, out) can be
+    told.
+    """
+    return {
+        name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]
+    }
 
 
 def _is_mask(name: str) -> bool:
@@ -295,7 +336,9 @@ def _is_linear(name: str) -> bool:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Convert a linear weight between (out, in) and the (in, out) of transformers' Conv1D, in either direction."""
+    """Convert a linear weight between (out, in) and the (in, out) of transformers' Conv1D, in either
+    direction.
+    """
     return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
 
 
@@ -311,6 +354,8 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield part
         part.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise ConvertError(f"cannot write {folder} ({reason(error)}); choose another place, or make room") from None
+        raise ConvertError(
+            f"cannot write {folder} ({reason(error)}); choose another place, or make room"
+        ) from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -1,11 +1,11 @@
 """Corpora as streams of documents: from the Hugging Face hub, or from text, JSON Lines and Parquet files.
 
-documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the hub
-for piece in documents: ...                               # piece.text, piece.begins
-position = documents.state_dict()                         # position of the next piece; JSON-able
+documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the
+hub for piece in documents: ...                               # piece.text, piece.begins position =
+documents.state_dict()                         # position of the next piece; JSON-able
 
-gpt2.prepare writes them into shards; gpt2.stream trains on them directly. Imports no torch; `datasets`, which may
-import it, is imported only when a corpus is opened.
+gpt2.prepare writes them into shards; gpt2.stream trains on them directly. Imports no torch; `datasets`, which
+may import it, is imported only when a corpus is opened.
 """
 
 from __future__ import annotations
@@ -24,7 +24,15 @@ from gpt2 import data
 from gpt2.cache import DataError, changed, sha256_of
 from gpt2.files import files_below, listed, printable
 from gpt2.hub import KNOWN, hub_files, import_datasets
-from gpt2.readers import FILE_KINDS, NoColumn, parquet_rows, read_json_lines, read_parquet, read_text, text_column_of
+from gpt2.readers import (
+    FILE_KINDS,
+    NoColumn,
+    parquet_rows,
+    read_json_lines,
+    read_parquet,
+    read_text,
+    text_column_of,
+)
 from gpt2.splits import files_of_split, split_of
 from gpt2.text import end_of_text_written
 
@@ -47,8 +55,8 @@ class Piece(NamedTuple):
 class Documents:
     """The documents of one split of a corpus, read lazily in the order of its files.
 
-    Iteration starts at the loaded position, else at the first document. It raises DataError where the source is
-    damaged, contains no text, or stays unreachable after all retries of `datasets`.
+    Iteration starts at the loaded position, else at the first document. It raises DataError where the source
+    is damaged, contains no text, or stays unreachable after all retries of `datasets`.
     """
 
     def __init__(
@@ -79,18 +87,24 @@ class Documents:
     def source(self) -> dict[str, Any]:
         """Identity of the corpus, JSON-able; positions are valid only while it is unchanged.
 
-        Local files are identified by their sha256, which takes reading each once; a hub repository by its revision.
-        Raises DataError where a file cannot be read, or changes meanwhile.
+        Local files are identified by their sha256, which takes reading each once; a hub repository by its
+        revision. Raises DataError where a file cannot be read, or changes meanwhile.
         """
         try:
-            files = [[_shown(file), sha256_of(Path(file)) if _is_local(file) else None] for file in self.files]
+            files = [
+                [_shown(file), sha256_of(Path(file)) if _is_local(file) else None] for file in self.files
+            ]
         except OSError as error:
-            raise DataError(f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})") from None
+            raise DataError(
+                f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})"
+            ) from None
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
         """Raise DataError where a local file differs from what `source` recorded."""
-        local = [(Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)]
+        local = [
+            (Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)
+        ]
         try:
             other = changed({path: sha256 for path, sha256 in local if sha256})
         except OSError as error:
@@ -116,8 +130,12 @@ class Documents:
 
     @property
     def bytes_of_text(self) -> int | None:
-        """Total size in bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
-        if self.kind == "parquet" or not all(_is_local(file) and not file.endswith(".gz") for file in self.files):
+        """Total size in bytes of local, uncompressed text or JSON files, else None; used to estimate the time
+        left.
+        """
+        if self.kind == "parquet" or not all(
+            _is_local(file) and not file.endswith(".gz") for file in self.files
+        ):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
@@ -155,18 +173,26 @@ class Documents:
         self._at_start = False
         place = state["examples_iterable"]  # the file (a shard to `datasets`), and its pieces already read
         if self.kind == "parquet" and place["shard_idx"] < len(self.files):
-            self._dataset = self._open(begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"])
+            self._dataset = self._open(
+                begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"]
+            )
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
         """Start over, with the files in an order drawn from `seed`, or in their own order where it is None."""
-        order = range(len(self.files)) if seed is None else np.random.default_rng(seed).permutation(len(self.files))
+        order = (
+            range(len(self.files))
+            if seed is None
+            else np.random.default_rng(seed).permutation(len(self.files))
+        )
         self._in_order = [self.files[i] for i in order]
         self._at_start = True
         self._dataset = self._open()
 
     def cut(self, piece_chars: int) -> None:
-        """Start over, cutting texts into pieces of about `piece_chars` characters; positions then count pieces."""
+        """Start over, cutting texts into pieces of about `piece_chars` characters; positions then count
+        pieces.
+        """
         self._piece_chars = piece_chars
         self.restart()
 
@@ -184,11 +210,12 @@ def open_documents(
 ) -> Documents:
     """Open a corpus: a name in KNOWN, tinyshakespeare, a path, a URL, or OWNER/NAME[:CONFIG] of the hub.
 
-    A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such files. A text file is one document; each
-    line of JSON and each row of Parquet is one. `text_column` names their column of text; where None, it is text or
-    content, or the only column of text. gpt2.splits decides which files of a folder belong to a split; hidden files
-    are ignored (see gpt2.files). `revision` selects a revision of a hub repository, the newest where None; the
-    result's `origin` says which was taken. Raises DataError with a one-line message that says what to do.
+    A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such files. A text file is one
+    document; each line of JSON and each row of Parquet is one. `text_column` names their column of text;
+    where None, it is text or content, or the only column of text. gpt2.splits decides which files of a folder
+    belong to a split; hidden files are ignored (see gpt2.files). `revision` selects a revision of a hub
+    repository, the newest where None; the result's `origin` says which was taken. Raises DataError with a
+    one-line message that says what to do.
     """
     import_datasets()
     if name in KNOWN:
@@ -207,7 +234,9 @@ def open_documents(
         files, left_out = ([path], "") if path.is_file() else _files_in(path, split)
         stem = stem_of(path)
         if stem == data.GENERATED:
-            raise DataError(f"{path}: a corpus called {data.GENERATED} is taken for the generated one; rename it")
+            raise DataError(
+                f"{path}: a corpus called {data.GENERATED} is taken for the generated one; rename it"
+            )
         return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem}, left_out)
     if HUB.fullmatch(name) and not _has_kind(name):
         repository, _, config = name.partition(":")
@@ -220,14 +249,17 @@ def open_documents(
 def is_other(source: Mapping[str, Any]) -> bool:
     """Return whether a Documents.source has the name of a known text but other content."""
     known = data.KNOWN.get(source["corpus"]) if "corpus" in source else None
-    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]  # older versions kept sizes instead
+    told = [
+        sha256 for _, sha256 in source["files"] if isinstance(sha256, str)
+    ]  # older versions kept sizes instead
     return known is not None and told not in ([], [known.text_sha256])
 
 
 def open_beside(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:
     """Open another corpus for validation: its validation split where it has one, else its training split.
 
-    text_column: the training corpus's column, used where this corpus has it. Raises DataError; see open_documents().
+    text_column: the training corpus's column, used where this corpus has it. Raises DataError; see
+    open_documents().
     """
     split = "validation" if has_validation(name) else "train"
     try:
@@ -266,7 +298,9 @@ def has_validation(name: str) -> bool:
 
 
 def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
-    """Return the files of a split, and a description of the folder's files that belong to none. Raises DataError."""
+    """Return the files of a split, and a description of the folder's files that belong to none. Raises
+    DataError.
+    """
     found = files_below(folder)
     files = [file for file in found if _has_kind(file.name)]
     if not files:
@@ -274,7 +308,9 @@ def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
     chosen = files_of_split(str(folder), folder, files, "train" if split == "train" else "val")
     others = [file.name for file in found if not _has_kind(file.name)]
     tests = [file.name for file in files if split_of(file.relative_to(folder)) == "test"]
-    left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [f"{listed(tests)} (for tests)"] * bool(tests)
+    left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [
+        f"{listed(tests)} (for tests)"
+    ] * bool(tests)
     # A title may contain the word train, so texts that name no split are trained on, too.
     return sorted([*chosen.taken, *chosen.left_out]), " and ".join(left_out)
 
@@ -288,7 +324,11 @@ def _kind(name: str, files: Sequence[str]) -> str:
     kinds = {kind for each in names for suffix, kind in FILE_KINDS.items() if each.endswith(suffix)}
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
-        hint = " (JSON Lines, an object on each line, are to be named .jsonl)" if names[0].endswith(".json") else ""
+        hint = (
+            " (JSON Lines, an object on each line, are to be named .jsonl)"
+            if names[0].endswith(".json")
+            else ""
+        )
         raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")
@@ -300,7 +340,9 @@ def _is_local(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a local file's name without its folder, which may move between sessions; other addresses unchanged."""
+    """Return a local file's name without its folder, which may move between sessions; other addresses
+    unchanged.
+    """
     return printable(Path(file).name) if _is_local(file) else file
 
 
@@ -311,5 +353,6 @@ def _unknown(name: str) -> DataError:
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? Known: " if near else "known: "
     return DataError(
-        f"unknown corpus {name!r}; {guess}{', '.join(names)}; or give a file, a folder, or OWNER/NAME of the hub"
+        f"unknown corpus {name!r}; {guess}{', '.join(names)}; or give a file, a folder, or OWNER/NAME of the "
+        "hub"
     )

@@ -69,10 +69,11 @@ KNOWN = {
 def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None = None) -> Corpus:
     """Find the corpus `name` and make its tokens readable.
 
-    synthetic needs no files. Any other name is looked for at `path`, then as $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in
-    the cache, and is downloaded where its address is known. A text file is tokenised once and cached by content; .bin
-    shards of nanoGPT and llm.c are read as they are; a folder stands for its training shards (see gpt2.splits). Raises
-    DataError where nothing is found, or the tokens do not fit the vocabulary.
+    synthetic needs no files. Any other name is looked for at `path`, then as
+    $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in the cache, and is downloaded where its address is known. A text
+    file is tokenised once and cached by content; .bin shards of nanoGPT and llm.c are read as they are; a
+    folder stands for its training shards (see gpt2.splits). Raises DataError where nothing is found, or the
+    tokens do not fit the vocabulary.
     """
     if name == GENERATED:
         if path is not None:
@@ -85,7 +86,9 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     try:
         corpus = _open(name, source, vocab_size)
     except OSError as error:
-        raise DataError(f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})") from None
+        raise DataError(
+            f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})"
+        ) from None
     if name in KNOWN and source.is_file() and corpus.sha256 != KNOWN[name].tokens_sha256:
         corpus.warnings += (not_the_known(name),)
     return corpus
@@ -97,7 +100,9 @@ def not_the_known(name: str) -> str:
 
 
 def find(name: str) -> Path:
-    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not found."""
+    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not
+    found.
+    """
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         for suffix in (".txt", ".bin", ""):
             if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
@@ -109,9 +114,9 @@ def find(name: str) -> Path:
 
 def _ways(name: str) -> str:
     return (
-        f"prepare it (gpt2 prepare), give its place with --data PATH, or put {name}.txt, {name}.bin or a folder "
-        f"{name}/ of .bin shards into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated text (--set "
-        "workload.data=synthetic)"
+        f"prepare it (gpt2 prepare), give its place with --data PATH, or put {name}.txt, {name}.bin or a "
+        f"folder {name}/ of .bin shards into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated "
+        "text (--set workload.data=synthetic)"
     )
 
 
@@ -139,7 +144,9 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
         return open_split(name, source, "train", vocab_size)
     is_tokens = source.suffix.lower() == ".bin"
     if not is_tokens and source.name.lower().endswith(DOCUMENTS):
-        raise DataError(f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them")
+        raise DataError(
+            f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them"
+        )
     corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
     if not is_tokens and (written := end_of_text_written(source)):
         corpus.warnings += (written,)
@@ -149,16 +156,18 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
 
 
 def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
-    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len + 1,)."""
+    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len +
+    1,).
+    """
     return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
 
 
 class Batches:
     """The global batch of every step, a function of (seed, step, tokens per step) and nothing else.
 
-    The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the seed; an
-    endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a step's sequences a
-    process takes, so that no sequence is taken twice.
+    The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the
+    seed; an endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a
+    step's sequences a process takes, so that no sequence is taken twice.
     """
 
     def __init__(self, corpus: Corpus, *, seq_len: int, tokens_per_step: int, seed: int) -> None:
@@ -170,13 +179,14 @@ class Batches:
         if corpus.tokens is not None:
             if corpus.tokens < seq_len + 1:
                 raise DataError(
-                    f"corpus {corpus.name!r} has {corpus.tokens} tokens, a sequence of {seq_len} needs {seq_len + 1}"
+                    f"corpus {corpus.name!r} has {corpus.tokens} tokens, a sequence of {seq_len} needs "
+                    f"{seq_len + 1}"
                 )
             self._chunks = (corpus.tokens - 1) // seq_len
             if self._chunks < self.sequences_per_step:
                 self.warnings += (
-                    f"the corpus has {corpus.tokens} tokens, fewer than the {tokens_per_step + 1} of a step with its "
-                    "last target; sequences repeat within a step",
+                    f"the corpus has {corpus.tokens} tokens, fewer than the {tokens_per_step + 1} of a step "
+                    "with its last target; sequences repeat within a step",
                 )
         self._order = lru_cache(maxsize=2)(self._draw_order)
 

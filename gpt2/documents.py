@@ -28,7 +28,8 @@ SCANNED = 1 << 24
 
 
 def in_new_order(corpus: Corpus, seed: int) -> Corpus:
-    """Return the corpus with its documents shuffled anew each epoch, or itself where it is not several documents.
+    """Return the corpus with its documents shuffled anew each epoch, or itself where it is not several
+    documents.
 
     Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
@@ -48,9 +49,9 @@ class _Epoch:
 class ShuffledDocuments:
     """An endless Corpus: all documents in an order drawn from (seed, epoch), epoch after epoch.
 
-    Each epoch contains every token once. A document begins at its <|endoftext|>, the first at token 0. Any range can
-    be read. Memory for 10 million documents: 42 MB for each epoch in use (at most two), and 80 MB mapped from the file
-    of document boundaries. Drawing an epoch of that size takes a second.
+    Each epoch contains every token once. A document begins at its <|endoftext|>, the first at token 0. Any
+    range can be read. Memory for 10 million documents: 42 MB for each epoch in use (at most two), and 80 MB
+    mapped from the file of document boundaries. Drawing an epoch of that size takes a second.
     """
 
     tokens: int | None = None
@@ -110,7 +111,9 @@ class ShuffledDocuments:
 
 
 def _bounds(corpus: Shards) -> np.ndarray:
-    """Return the start of each document and the end of the last: int64, mapped from a file that is written once."""
+    """Return the start of each document and the end of the last: int64, mapped from a file that is written
+    once.
+    """
     assert corpus.tokens
     remembered = cache_dir() / "documents" / f"{corpus.sha256}.npy"
     if (bounds := _kept(remembered)) is None:
@@ -160,11 +163,14 @@ class FirstTokens:
 
 
 def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.splits); None takes all of them.
+    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.splits); None takes all of
+    them.
 
     Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
     """
     try:
         return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)
     except OSError as error:
-        raise DataError(f"corpus {name!r}: cannot read {error.filename or folder} ({error.strerror})") from None
+        raise DataError(
+            f"corpus {name!r}: cannot read {error.filename or folder} ({error.strerror})"
+        ) from None

@@ -62,7 +62,9 @@ def encode(pieces: list[Piece]) -> Encoded:
 
 
 def encode_one(piece: Piece) -> np.ndarray:
-    """Return one piece's token ids, uint16, after <|endoftext|> where it begins a document. Raises TokeniseError."""
+    """Return one piece's token ids, uint16, after <|endoftext|> where it begins a document. Raises
+    TokeniseError.
+    """
     found = encode_text(piece.text, piece.where)  # releases Python's lock
     return np.concatenate([np.array([SEPARATOR], dtype=TOKEN), found]) if piece.begins else found
 
@@ -73,8 +75,8 @@ class Encoder:
     def __init__(self, processes: int | None = None, warn: Callable[[str], None] | None = None) -> None:
         """Prepare the pool. Raises DataError where the vocabulary is not available.
 
-        processes: default one per logical processor. warn: called with a line for each document that is left out;
-        where None, such a document is an error.
+        processes: default one per logical processor. warn: called with a line for each document that is left
+        out; where None, such a document is an error.
         """
         gpt2_encoding()  # reports a missing vocabulary here, once
         self.processes = processes or processors()
@@ -95,29 +97,36 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, documents: Documents, position: dict[str, Any] | None) -> Iterator[Batch]:
-        """Yield the documents from `position` on, encoded, in order; at most two batches per process are in memory.
+        """Yield the documents from `position` on, encoded, in order; at most two batches per process are in
+        memory.
 
-        A document that cannot be tokenised is left out with a warning. A text file is one document read in pieces;
-        none of it is left out, and a failure raises TokeniseError.
+        A document that cannot be tokenised is left out with a warning. A text file is one document read in
+        pieces; none of it is left out, and a failure raises TokeniseError.
         """
         leave_out = self._warn is not None and documents.kind != "text"
         waiting: deque[tuple[dict[str, Any] | None, int, Future[Encoded] | list[Piece]]] = deque()
         try:
             for began, pieces in _batches(documents, position):
                 characters = sum(len(piece.text) for piece in pieces)
-                waiting.append((began, characters, self._pool.submit(encode, pieces) if self._pool else pieces))
+                waiting.append(
+                    (began, characters, self._pool.submit(encode, pieces) if self._pool else pieces)
+                )
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
                     yield self._finished(*waiting.popleft(), leave_out)
             while waiting:
                 yield self._finished(*waiting.popleft(), leave_out)
         except BrokenProcessPool:
             raise DataError(
-                "a process that tokenised was ended from outside (out of memory?); run the same again to go on, "
-                "with fewer processes"
+                "a process that tokenised was ended from outside (out of memory?); run the same again to go "
+                "on, with fewer processes"
             ) from None
 
     def _finished(
-        self, position: dict[str, Any] | None, characters: int, work: Future[Encoded] | list[Piece], leave_out: bool
+        self,
+        position: dict[str, Any] | None,
+        characters: int,
+        work: Future[Encoded] | list[Piece],
+        leave_out: bool,
     ) -> Batch:
         tokens, errors = work.result() if isinstance(work, Future) else encode(work)
         for error in errors:
@@ -149,7 +158,9 @@ def _batches(
 class Tokens:
     """Encoded batches as one sequence of tokens, taken part by part."""
 
-    def __init__(self, batches: Iterator[Batch], *, limit: int | None, place: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self, batches: Iterator[Batch], *, limit: int | None, place: dict[str, Any] | None = None
+    ) -> None:
         self._batches = batches
         self._left = limit
         self._skip = place["skip"] if place else 0
@@ -185,7 +196,9 @@ class Tokens:
         return part
 
     def position(self) -> dict[str, Any]:
-        """Return the position of the next token, JSON-able: its batch, and the number of tokens before it there."""
+        """Return the position of the next token, JSON-able: its batch, and the number of tokens before it
+        there.
+        """
         return {
             "state": self._batch.position,
             "skip": self._used,

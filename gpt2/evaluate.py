@@ -24,9 +24,9 @@ Autocast = Callable[[], AbstractContextManager[Any]]
 class Validation:
     """Validation loss of a training on the first tokens of a corpus, in order.
 
-    The number of tokens is rounded down to whole forward passes over all ranks, with training's batch size, but to at
-    least one. Another batch size or number of ranks may therefore drop a few tokens at the end. Raises DataError where
-    the corpus is too short for one pass.
+    The number of tokens is rounded down to whole forward passes over all ranks, with training's batch size,
+    but to at least one. Another batch size or number of ranks may therefore drop a few tokens at the end.
+    Raises DataError where the corpus is too short for one pass.
     """
 
     def __init__(self, corpus: Corpus, training: Training, tokens: int) -> None:
@@ -38,12 +38,14 @@ class Validation:
         self.corpus, self.training = corpus, training
         if corpus.tokens is not None and corpus.tokens < self.tokens + 1:
             raise DataError(
-                f"validation corpus {corpus.name!r} has {corpus.tokens} tokens, one pass over {per_pass} sequences of "
-                f"{self.seq_len} needs {self.tokens + 1}; take a smaller micro_batch_size or another val_corpus"
+                f"validation corpus {corpus.name!r} has {corpus.tokens} tokens, one pass over {per_pass} "
+                f"sequences of {self.seq_len} needs {self.tokens + 1}; take a smaller micro_batch_size or "
+                "another val_corpus"
             )
 
     def loss(self, heed: Callable[[], None] = lambda: None) -> float:
-        """Return the mean cross-entropy in nats per token, the same on every rank; all ranks must call this together.
+        """Return the mean cross-entropy in nats per token, the same on every rank; all ranks must call this
+        together.
 
         heed: called before each forward pass; an exception that it raises ends the validation.
         """
@@ -51,10 +53,12 @@ class Validation:
         losses = []
         for x, y in training.device.feed(self._mine()):
             heed()
-            # Gradients stay enabled and DDP is used, so that this is the forward pass that trains.
-            # The loss is detached at once: a graph kept alive would hold its activations during the next pass.
+            # Gradients stay enabled and DDP is used, so that this is the forward pass that trains. The loss
+            # is detached at once: a graph kept alive would hold its activations during the next pass.
             with parallel.gradient_sync(training.wrapped, last=False), training.autocast():
-                losses.append(training.wrapped(training.device.put(x), training.device.put(y)).detach().clone())
+                losses.append(
+                    training.wrapped(training.device.put(x), training.device.put(y)).detach().clone()
+                )
             training.device.end_step()
         if training.toggles.shards_gradients:
             parallel.release(training.wrapped)
@@ -81,11 +85,12 @@ def corpus_loss(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
-    """Return the mean cross-entropy over the first `tokens` of a corpus, in nats per token, and the tokens scored.
+    """Return the mean cross-entropy over the first `tokens` of a corpus, in nats per token, and the tokens
+    scored.
 
-    The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with sequences
-    done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError where the loss is
-    not finite.
+    The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with
+    sequences done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError
+    where the loss is not finite.
     """
     T = model.config.n_ctx
     at_hand = tokens if corpus.tokens is None else min(tokens, corpus.tokens - 1)

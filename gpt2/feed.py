@@ -1,4 +1,5 @@
-"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports no torch.
+"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports
+no torch.
 
 data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
 """
@@ -53,7 +54,9 @@ class Data:
     """Messages for the user: the files trained and validated on, and warnings about them."""
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are read."""
+        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are
+        read.
+        """
         if self.streamed:
             self.streamed.check_unchanged()
 
@@ -70,8 +73,8 @@ def prepared_folder(name: str) -> Path:
 def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> Data:
     """Open the run's training and validation data.
 
-    saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or differs
-    from what the checkpoint was trained on.
+    saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or
+    differs from what the checkpoint was trained on.
     """
     data = _stream(run, source, (saved or {}).get("stream")) if source.stream else _shards(run, source)
     if saved and saved["sha256"] != data.facts["sha256"]:
@@ -120,8 +123,8 @@ def _shards(run: Run, source: Source) -> Data:
     if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
         notes += [
-            f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its loss tells "
-            "nothing of text that was never seen"
+            f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its "
+            "loss tells nothing of text that was never seen"
             for path, sha256 in validation.files.items()
             if sha256 in trained
         ]
@@ -163,7 +166,9 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
     documents = opened()
-    apart = f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
+    apart = (
+        f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
+    )
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -191,7 +196,9 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
     if folder is None and Path(os.path.expanduser(name)).exists():
-        raise DataError(f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER")
+        raise DataError(
+            f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER"
+        )
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size=vocab_size)

@@ -1,4 +1,5 @@
-"""Find the data files below a folder, and recognise other kinds of file by their first bytes. Imports no torch.
+"""Find the data files below a folder, and recognise other kinds of file by their first bytes. Imports no
+torch.
 
 for path in files_below(Path("corpus")): ...
 """
@@ -51,7 +52,8 @@ def listed(names: Sequence[str]) -> str:
 def hidden(name: str) -> bool:
     """Return whether a file or folder of this name is never data.
 
-    These names begin with a dot, as the files of editors, notebooks, version control and macOS do, or are __MACOSX.
+    These names begin with a dot, as the files of editors, notebooks, version control and macOS do, or are
+    __MACOSX.
     """
     return name.startswith(".") or name == "__MACOSX"
 
@@ -59,8 +61,8 @@ def hidden(name: str) -> bool:
 def files_below(folder: Path) -> list[Path]:
     """Return all files in a folder and its subfolders, sorted by path, without hidden ones.
 
-    Links are followed; a file or folder that can be reached in several ways is listed once, under its first path.
-    Raises DataError where a folder cannot be read, or a link is dangling.
+    Links are followed; a file or folder that can be reached in several ways is listed once, under its first
+    path. Raises DataError where a folder cannot be read, or a link is dangling.
     """
     found: list[Path] = []
     seen = {folder.resolve()}
@@ -74,7 +76,9 @@ def files_in(folder: Path) -> list[Path]:
     """Return the files of the folder itself, without subfolders, by the rules of files_below()."""
     seen: set[Path] = set()
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
-    own = {path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)}  # a file before a link to it
+    own = {
+        path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)
+    }  # a file before a link to it
     return [path for path in found if path in own]
 
 

@@ -18,7 +18,8 @@ OWN = torch.library.Library("gpt2", "FRAGMENT")
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
-"""Constants of GELU's tanh approximation: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
+"""Constants of GELU's tanh approximation: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3.
+"""
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
@@ -54,21 +55,22 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 CHUNK = 256
-"""Tokens per chunk of logits on a CPU. torch's own choice, 16 for GPT-2, accumulates the gradient of all weights so
-often that it takes four to five times as long.
+"""Tokens per chunk of logits on a CPU. torch's own choice, 16 for GPT-2, accumulates the gradient of all
+weights so often that it takes four to five times as long.
 """
 
 
 def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy of x @ head.T + bias, in chunks, so that all logits are never in memory at once.
+    """Return the mean cross-entropy of x @ head.T + bias, in chunks, so that all logits are never in memory
+    at once.
 
     x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar. Uses
     torch.nn.functional.linear_cross_entropy.
     """
     dtype = product_dtype(x)  # autocast does not cover this function
     bias = None if bias is None else bias.to(dtype)
-    # In a narrower format torch would also sum the losses of all tokens in that format, which costs a digit or two.
-    # reduction="none" avoids that, but then the backward pass computes the logits again.
+    # In a narrower format torch would also sum the losses of all tokens in that format, which costs a digit
+    # or two. reduction="none" avoids that, but then the backward pass computes the logits again.
     reduction = "mean" if dtype == torch.float32 else "none"
     on_cpu = {"batch_chunk_size": CHUNK, "chunking_method": None}
     options = torch.nn.LinearCrossEntropyOptions(**(on_cpu if x.device.type == "cpu" else {}))
@@ -102,18 +104,22 @@ class CrossEntropy(Function):
         share, at = gradient / len(targets), targets[:, None]
         chosen = (logits.gather(1, at).float() - log_sum[:, None]).exp()
         softmax = (logits.float() - log_sum[:, None]).exp()
-        return (softmax * share).to(logits.dtype).scatter(1, at, ((chosen - 1) * share).to(logits.dtype)), None
+        return (softmax * share).to(logits.dtype).scatter(
+            1, at, ((chosen - 1) * share).to(logits.dtype)
+        ), None
 
 
 class TiedEmbedding(Function):
-    """Embedding rows and the lm_head's weights in one function, so that both gradients accumulate in one matrix."""
+    """Embedding rows and the lm_head's weights in one function, so that both gradients accumulate in one
+    matrix.
+    """
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the tokens' embeddings and the lm_head's weights.
 
-        weight: (V, d); copy: the same in another dtype, or None; tokens: (B, T) int64. Returns (B, T, d) in weight's
-        dtype, and (V, d): the copy, else the weight in autocast's dtype.
+        weight: (V, d); copy: the same in another dtype, or None; tokens: (B, T) int64. Returns (B, T, d) in
+        weight's dtype, and (V, d): the copy, else the weight in autocast's dtype.
         """
         ctx.save_for_backward(tokens)
         if copy is not None:

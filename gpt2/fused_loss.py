@@ -1,8 +1,9 @@
-"""The lm_head and the loss in one autograd function, whose forward pass computes the gradient of the logits already.
+"""The lm_head and the loss in one autograd function, whose forward pass computes the gradient of the logits
+already.
 
-The gradient takes the place of the logits, so that the backward pass consists of two matmuls. The kernel is Triton's
-(gpt2.loss_kernel), or another project's (gpt2.kernel_libraries); on a CPU the same operator is made of torch's
-functions, which is for tests and estimates alone.
+The gradient takes the place of the logits, so that the backward pass consists of two matmuls. The kernel is
+Triton's (gpt2.loss_kernel), or another project's (gpt2.kernel_libraries); on a CPU the same operator is made
+of torch's functions, which is for tests and estimates alone.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ from torch.autograd import Function
 from gpt2.functions import OWN, product_dtype
 
 HALF_SCALE = 2.0**13
-"""Factor on float16's gradient of the logits, which would be 0 without one: a probability of 1 in 50,000 over a batch
-of 65,536 is 3e-10. It is the scale that the trainer's gradient scaler starts with.
+"""Factor on float16's gradient of the logits, which would be 0 without one: a probability of 1 in 50,000 over
+a batch of 65,536 is 3e-10. It is the scale that the trainer's gradient scaler starts with.
 """
 
-# The row-major order of the logits must stay, but rows may have gaps: torch.compile need not copy a padded matmul.
+# The row-major order of the logits must stay, but rows may have gaps: torch.compile need not copy a padded
+# matmul.
 OWN.define(
     "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
@@ -35,7 +37,9 @@ def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     """
     from gpt2 import loss_kernel
 
-    torch._check(logits.stride(1) == 1, lambda: f"cross_entropy: triton: logits have strides {logits.stride()}")
+    torch._check(
+        logits.stride(1) == 1, lambda: f"cross_entropy: triton: logits have strides {logits.stride()}"
+    )
     losses = _losses(logits, targets, scale)
     N, V = logits.shape
     kernel: Any = loss_kernel.cross_entropy
@@ -74,8 +78,9 @@ class FusedCrossEntropy(Function):
     ) -> Tensor:
         """Return the mean cross-entropy in nats, a float32 scalar.
 
-        x: (N, d); head: (V, d); bias: (V,) or None, which gets no gradient, -inf where a class is impossible; targets:
-        (N,) int64; kernel: triton, or an operator of gpt2.kernel_libraries: liger or quack, not for float16.
+        x: (N, d); head: (V, d); bias: (V,) or None, which gets no gradient, -inf where a class is impossible;
+        targets: (N,) int64; kernel: triton, or an operator of gpt2.kernel_libraries: liger or quack, not for
+        float16.
         """
         dtype = product_dtype(x)
         ctx.dtypes = x.dtype, head.dtype
@@ -100,4 +105,10 @@ class FusedCrossEntropy(Function):
         x, head, to_logits = ctx.saved_tensors
         of_x, of_head = ctx.dtypes
         factor = gradient / ctx.scale
-        return (to_logits @ head).to(of_x) * factor, (to_logits.t() @ x).to(of_head) * factor, None, None, None
+        return (
+            (to_logits @ head).to(of_x) * factor,
+            (to_logits.t() @ x).to(of_head) * factor,
+            None,
+            None,
+            None,
+        )

@@ -2,8 +2,8 @@
 
 text = stream_text(int(token) for (token,) in generate(model, prompt, max_tokens=100, seed=42))
 
-The layers' submodules are called eagerly, one by one. A model compiled for training is therefore neither recompiled
-for other shapes nor changed, and can be sampled between two of its steps.
+The layers' submodules are called eagerly, one by one. A model compiled for training is therefore neither
+recompiled for other shapes nor changed, and can be sampled between two of its steps.
 """
 
 from __future__ import annotations
@@ -23,11 +23,18 @@ from gpt2.model import GPT2, Attention
 from gpt2.text import gpt2_encoding
 from gpt2.tokenizer_files import END_OF_TEXT
 
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]
+KERNELS = [
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.MATH,
+]
 """All attention kernels: the one that training is restricted to may not support a single query."""
 
 COLDEST = 1e-30
-"""Smallest temperature that float32 can divide by; at far larger ones only the likeliest token remains already."""
+"""Smallest temperature that float32 can divide by; at far larger ones only the likeliest token remains
+already.
+"""
 
 
 def generate(
@@ -43,13 +50,13 @@ def generate(
 ) -> Iterator[Tensor]:
     """Continue each row of `tokens` by max_tokens tokens; each item holds the next token of every row.
 
-    tokens: (B, T) int64, T at least 1, on any device; beyond n_ctx only the last n_ctx tokens count. Items: (B,) int64
-    on the CPU. temperature: 0 takes the likeliest token. top_k, top_p: see probabilities(). autocast: entered around
-    each forward pass, as gpt2.stages.precision gives it. Random numbers are drawn on the CPU, so that a seed gives the
-    same text on every device, up to rounding of the logits.
+    tokens: (B, T) int64, T at least 1, on any device; beyond n_ctx only the last n_ctx tokens count. Items:
+    (B,) int64 on the CPU. temperature: 0 takes the likeliest token. top_k, top_p: see probabilities().
+    autocast: entered around each forward pass, as gpt2.stages.precision gives it. Random numbers are drawn on
+    the CPU, so that a seed gives the same text on every device, up to rounding of the logits.
 
-    Once all n_ctx positions are used, the last half of the text is read again as a new beginning: from then on a token
-    depends on the n_ctx / 2 to n_ctx tokens before it.
+    Once all n_ctx positions are used, the last half of the text is read again as a new beginning: from then
+    on a token depends on the n_ctx / 2 to n_ctx tokens before it.
 
     Raises ValueError where an argument is invalid, or the model has diverged.
     """
@@ -74,7 +81,9 @@ def generate(
     return _continue(reader, tokens[:, -model.config.n_ctx :].cpu(), max_tokens, choose)
 
 
-def _continue(reader: Reader, tokens: Tensor, max_tokens: int, choose: Callable[[Tensor], Tensor]) -> Iterator[Tensor]:
+def _continue(
+    reader: Reader, tokens: Tensor, max_tokens: int, choose: Callable[[Tensor], Tensor]
+) -> Iterator[Tensor]:
     n_ctx = reader.model.config.n_ctx
     window = unread = tokens
     for _ in range(max_tokens):
@@ -93,9 +102,9 @@ def _continue(reader: Reader, tokens: Tensor, max_tokens: int, choose: Callable[
 def probabilities(logits: Tensor, *, temperature: float, top_k: int | None, top_p: float | None) -> Tensor:
     """Return the probabilities that tokens are drawn with: the softmax of the filtered logits.
 
-    logits: (B, V). They are divided by the temperature. Then only the top_k largest are kept, with all that equal the
-    least of these; then the fewest likeliest tokens whose probabilities sum to at least top_p, at least one. Returns
-    (B, V), whose rows sum to 1.
+    logits: (B, V). They are divided by the temperature. Then only the top_k largest are kept, with all that
+    equal the least of these; then the fewest likeliest tokens whose probabilities sum to at least top_p, at
+    least one. Returns (B, V), whose rows sum to 1.
     """
     logits = (logits - logits.amax(dim=-1, keepdim=True)) / max(temperature, COLDEST)
     if top_k is not None and top_k < logits.size(-1):
@@ -130,8 +139,8 @@ class Reader:
     def read(self, tokens: Tensor) -> Tensor:
         """Read tokens and return the logits of the next one, (B, V).
 
-        tokens: (B, T) int64, the first ones of a text, or the single next one. V is GPT2Config.drawable: columns that
-        stand for no token are left out.
+        tokens: (B, T) int64, the first ones of a text, or the single next one. V is GPT2Config.drawable:
+        columns that stand for no token are left out.
         """
         assert not self.length or tokens.size(1) == 1
         model, config = self.model, self.model.config
@@ -150,7 +159,9 @@ class Reader:
         return logits[:, 0, : config.drawable]
 
     def _attend(self, number: int, layer: Attention, x: Tensor) -> Tensor:
-        """Attention.forward with the cached keys and values of earlier tokens. x: (B, T, d). Returns (B, T, d)."""
+        """Attention.forward with the cached keys and values of earlier tokens. x: (B, T, d). Returns (B, T,
+        d).
+        """
         B, T, d = x.shape
         q, k, v = (t.view(B, T, layer.n_head, -1).transpose(1, 2) for t in layer.c_attn(x).split(d, dim=-1))
         if not self.length:

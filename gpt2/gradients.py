@@ -1,4 +1,6 @@
-"""Compare the gradients of compiled code and this project's kernels with those of torch's functions in eager code."""
+"""Compare the gradients of compiled code and this project's kernels with those of torch's functions in eager
+code.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from gpt2.parallel import whole
 from gpt2.train import Training
 
 EAGER_SEQUENCES = 8
-"""Largest number of sequences that eager code takes at a time; it needs more memory for each than compiled code."""
+"""Largest number of sequences that eager code takes at a time; it needs more memory for each than compiled
+code.
+"""
 
 
 def _plain(training: Training) -> GPT2:
@@ -38,15 +42,16 @@ def _plain(training: Training) -> GPT2:
 def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     """Return the largest relative difference between a parameter's gradients as trained and in eager torch.
 
-    x, y: one micro-batch, int64 (micro_batch_size, seq_len), with the strides that training uses, such as its last
-    micro_batch: other strides would not fit the compiled code. Per parameter, the difference is ||trained - eager|| /
+    x, y: one micro-batch, int64 (micro_batch_size, seq_len), with the strides that training uses, such as its
+    last micro_batch: other strides would not fit the compiled code. Per parameter, the difference is
+    ||trained - eager|| /
     ||eager||, or relative to the norm of all gradients where its eager gradient is zero. Memory: two sets of gradients
-    beyond those of an eager step on at most EAGER_SEQUENCES sequences. Weights, their .grad and the optimiser are left
-    unchanged, and no torch mode stays set.
+    beyond those of an eager step on at most EAGER_SEQUENCES sequences. Weights, their .grad and the optimiser
+    are left unchanged, and no torch mode stays set.
 
-    Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each with a
-    micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is not the code that
-    trained.
+    Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each
+    with a micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is
+    not the code that trained.
     """
     x, y = x.to(training.device.torch_device), y.to(training.device.torch_device)
     trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
@@ -75,8 +80,11 @@ def _exact_sums() -> Iterator[None]:
             setattr(matmul, name, value)
 
 
-def gradients(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int) -> Sequence[Tensor]:
-    """Return one gradient for each of training.leaves: of a micro-batch's mean loss, multiplied by the scaler's scale.
+def gradients(
+    training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int
+) -> Sequence[Tensor]:
+    """Return one gradient for each of training.leaves: of a micro-batch's mean loss, multiplied by the
+    scaler's scale.
 
     The `model` takes `sequences` of the micro-batch at a time. stance: that of torch.compiler.set_stance().
     """
@@ -92,7 +100,9 @@ def gradients(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str
                 continue
             more = torch.autograd.grad(loss, training.leaves)
             # Accumulated in float32, so that splitting the batch adds no rounding.
-            found = [a.add_(b) for a, b in zip(found, more, strict=True)] if found else [g.float() for g in more]
+            found = (
+                [a.add_(b) for a, b in zip(found, more, strict=True)] if found else [g.float() for g in more]
+            )
     if training.toggles.shards_gradients:
         found = [leaf.grad for leaf in training.leaves if leaf.grad is not None]
         training.optimizer.zero_grad(set_to_none=True)

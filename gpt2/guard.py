@@ -1,4 +1,5 @@
-"""Detect steps with a non-finite or outlying loss or gradient norm, and apply the run's policy. Imports no torch.
+"""Detect steps with a non-finite or outlying loss or gradient norm, and apply the run's policy. Imports no
+torch.
 
 Such a step is reported, skipped, or ends the run; it never passes silently.
 """
@@ -31,7 +32,9 @@ class Policy:
     __pydantic_config__: ClassVar = STRICT
 
     not_finite: Literal["stop", "skip"] = "stop"
-    """Action for a loss or gradient norm that is infinite or NaN; float16's scaler always skips its own overflows."""
+    """Action for a loss or gradient norm that is infinite or NaN; float16's scaler always skips its own
+    overflows.
+    """
     spike: Literal["report", "skip", "stop"] = "report"
     """Action for a loss or gradient norm far above those of the last 128 steps."""
     spike_deviations: float = 8.0
@@ -48,7 +51,9 @@ class Policy:
 
 
 class Guard:
-    """Applies a Policy; called once per step, in order, with values common to all ranks, so that all decide alike."""
+    """Applies a Policy; called once per step, in order, with values common to all ranks, so that all decide
+    alike.
+    """
 
     def __init__(self, policy: Policy, tell: Callable[[int, str], None], remembered: dict[str, Any]) -> None:
         self.policy, self.tell = policy, tell
@@ -89,7 +94,9 @@ class Guard:
 
     def _act(self, step: int, seen: str, action: str) -> bool:
         if action == "stop":
-            raise TrainingStopped(f"step {step}: {seen}; the policy is to stop (guard.not_finite, guard.spike)")
+            raise TrainingStopped(
+                f"step {step}: {seen}; the policy is to stop (guard.not_finite, guard.spike)"
+            )
         if action == "skip":
             return self._pass_over(step, seen)
         self.tell(step, f"{seen}: trained on all the same")

@@ -2,10 +2,11 @@
 
 score = evaluate(model, load(), style="completion", device=device, autocast=training.autocast, batch_size=32)
 
-Two styles of scoring are in use and give different figures for the same weights, so a figure is always reported with
-its style. `completion` is the style of llm.c, build-nanogpt and the well-known posts: texts are taken as they are, and
-acc_norm divides by the ending's tokens. `harness` is that of EleutherAI's lm-evaluation-harness, task hellaswag,
-version 1.0: texts are cleaned and begin with the activity, and acc_norm divides by the ending's characters.
+Two styles of scoring are in use and give different figures for the same weights, so a figure is always
+reported with its style. `completion` is the style of llm.c, build-nanogpt and the well-known posts: texts are
+taken as they are, and acc_norm divides by the ending's tokens. `harness` is that of EleutherAI's
+lm-evaluation-harness, task hellaswag, version 1.0: texts are cleaned and begin with the activity, and
+acc_norm divides by the ending's characters.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class ScoreError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One question: a context and four endings, one of them right. The fields are those of the original files."""
+    """One question: a context and four endings, one of them right. The fields are those of the original
+    files.
+    """
 
     activity_label: str
     """Subject of the text, such as "Roof shingle removal"."""
@@ -66,15 +69,17 @@ class Example:
 def load(path: Path | None = None) -> list[Example]:
     """Read the examples of a JSON Lines file in the original format.
 
-    Without a path, hellaswag_val.jsonl (10,042 examples) is taken from $GPT2_DATA_DIR or the cache, or downloaded.
-    Raises DataError where it is not found, or a line is not an example.
+    Without a path, hellaswag_val.jsonl (10,042 examples) is taken from $GPT2_DATA_DIR or the cache, or
+    downloaded. Raises DataError where it is not found, or a line is not an example.
     """
     source = _find() if path is None else path
     try:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
-    examples = [_parse(line, f"{source}:{number}") for number, line in enumerate(lines, start=1) if line.strip()]
+    examples = [
+        _parse(line, f"{source}:{number}") for number, line in enumerate(lines, start=1) if line.strip()
+    ]
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
     return examples
@@ -88,7 +93,9 @@ def _parse(line: bytes, where: str) -> Example:
         what = ": ".join(
             [".".join(str(part) for part in first["loc"]), first["msg"]] if first["loc"] else [first["msg"]]
         )
-        raise DataError(f"{where}: {what}; each line should be one example, as in HellaSwag's {NAME}") from None
+        raise DataError(
+            f"{where}: {what}; each line should be one example, as in HellaSwag's {NAME}"
+        ) from None
 
 
 @cache
@@ -100,7 +107,9 @@ def _find() -> Path:
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         if folder and (candidate := Path(folder) / NAME).exists():
             return candidate
-    ways = f"give its place (--hellaswag-file), or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+    ways = (
+        f"give its place (--hellaswag-file), or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+    )
     try:
         with urllib.request.urlopen(URL, timeout=30) as response:
             content = response.read()
@@ -129,7 +138,9 @@ class Choice:
 
 @cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
-    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not available."""
+    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not
+    available.
+    """
     return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
 
 
@@ -217,10 +228,10 @@ def evaluate(
 ) -> Score:
     """Score the model on all examples; returns the same score on every rank.
 
-    autocast: entered around each forward pass (see gpt2.stages.precision). batch_size: endings per forward pass of
-    this process; where it feeds several devices, a multiple of their number. Each rank takes every processes-th
-    example. progress: called with this rank's endings done and in total. Raises DataError where an ending does not fit
-    the model's context, ScoreError where the model gives NaN.
+    autocast: entered around each forward pass (see gpt2.stages.precision). batch_size: endings per forward
+    pass of this process; where it feeds several devices, a multiple of their number. Each rank takes every
+    processes-th example. progress: called with this rank's endings done and in total. Raises DataError where
+    an ending does not fit the model's context, ScoreError where the model gives NaN.
     """
     from gpt2.parallel import gather
     from gpt2.scoring import log_probabilities
@@ -245,8 +256,12 @@ def evaluate(
         gather([*counts, len(mine), int(np.isnan(sums).any(1).sum())], processes), axis=0
     ).tolist()
     if lost:  # raised on all ranks, so that none waits for another
-        raise ScoreError(f"the model gives NaN for {lost} of {asked_in_all} examples; its weights are not finite")
-    return Score(acc=right / asked_in_all, acc_norm=right_norm / asked_in_all, examples=asked_in_all, style=style)
+        raise ScoreError(
+            f"the model gives NaN for {lost} of {asked_in_all} examples; its weights are not finite"
+        )
+    return Score(
+        acc=right / asked_in_all, acc_norm=right_norm / asked_in_all, examples=asked_in_all, style=style
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +285,9 @@ POST = {"source": "jjschwartz-2024", "url": "https://jjschwartz.github.io/blog/s
 DRAWN = "a line in its plots, beside the share that its trainer counts: by the mean loss"
 
 
-def _openai(model: str, style: Style, acc: float | None, acc_norm: float, file: str, note: str = "") -> PublishedScore:
+def _openai(
+    model: str, style: Style, acc: float | None, acc_norm: float, file: str, note: str = ""
+) -> PublishedScore:
     told = {"source": "llm.c", "url": f"{LLMC}/{file}", "note": note}
     return PublishedScore(model=model, corpus="webtext", style=style, acc=acc, acc_norm=acc_norm, **told)
 
@@ -284,9 +301,15 @@ PUBLISHED = (
     _openai("gpt2-medium", "completion", None, 0.375224, "vislog.ipynb", DRAWN),
     _openai("gpt2-large", "completion", None, 0.431986, "vislog.ipynb", DRAWN),
     _openai("gpt2-xl", "completion", None, 0.488946, "vislog.ipynb", DRAWN),
-    PublishedScore(model="gpt2", corpus="fineweb-edu", style="completion", acc=0.2886, acc_norm=0.3007, **POST),
-    PublishedScore(model="gpt2-xl", corpus="fineweb-edu", style="completion", acc=0.3450, acc_norm=0.4122, **POST),
-    PublishedScore(model="gpt2", corpus="tinystories", style="completion", acc=0.2669, acc_norm=0.2631, **POST),
+    PublishedScore(
+        model="gpt2", corpus="fineweb-edu", style="completion", acc=0.2886, acc_norm=0.3007, **POST
+    ),
+    PublishedScore(
+        model="gpt2-xl", corpus="fineweb-edu", style="completion", acc=0.3450, acc_norm=0.4122, **POST
+    ),
+    PublishedScore(
+        model="gpt2", corpus="tinystories", style="completion", acc=0.2669, acc_norm=0.2631, **POST
+    ),
     PublishedScore(
         model="gpt2",
         corpus="fineweb",

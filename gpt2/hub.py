@@ -33,7 +33,9 @@ class KnownCorpus:
         if asked == "train":
             return asked
         if self.validation is None:
-            raise DataError(f"corpus {name!r} has no validation split of its own; its first shard is its validation")
+            raise DataError(
+                f"corpus {name!r} has no validation split of its own; its first shard is its validation"
+            )
         return self.validation
 
 
@@ -51,10 +53,15 @@ KNOWN = {
         about="pages of the web, classic, the sample of 10B tokens",
     ),
     "openwebtext": KnownCorpus(
-        path="Skylion007/openwebtext", tokens=9.0e9, about="pages linked from Reddit, GPT-2's training set rebuilt"
+        path="Skylion007/openwebtext",
+        tokens=9.0e9,
+        about="pages linked from Reddit, GPT-2's training set rebuilt",
     ),
     "tinystories": KnownCorpus(
-        path="roneneldan/TinyStories", validation="validation", tokens=4.7e8, about="stories for small children"
+        path="roneneldan/TinyStories",
+        validation="validation",
+        tokens=4.7e8,
+        about="stories for small children",
     ),
 }
 
@@ -67,9 +74,13 @@ def import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError(f"reading a corpus needs the package `datasets`, which is not installed: {INSTALL}") from None
+        raise DataError(
+            f"reading a corpus needs the package `datasets`, which is not installed: {INSTALL}"
+        ) from None
     if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:3]) < OLDEST:
-        raise DataError(f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}")
+        raise DataError(
+            f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}"
+        )
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, as one line
     return datasets
@@ -80,8 +91,8 @@ def hub_files(
 ) -> tuple[list[str], dict[str, str | None]]:
     """Return the addresses of a split's files, pinned to a commit, and their origin.
 
-    revision: the newest commit where None. The origin is the corpus, repository, configuration and revision. Raises
-    DataError where the hub is unreachable, or has no such repository, configuration or split.
+    revision: the newest commit where None. The origin is the corpus, repository, configuration and revision.
+    Raises DataError where the hub is unreachable, or has no such repository, configuration or split.
     """
     try:
         builder = import_datasets().load_dataset_builder(repository, config, revision=revision)
@@ -89,7 +100,9 @@ def hub_files(
         raise _hub_error(name, repository, error) from None
     files = builder.config.data_files or {}
     if split not in files:
-        raise DataError(f"corpus {name!r}: {repository} has no split {split!r}, but {', '.join(files) or 'none'}")
+        raise DataError(
+            f"corpus {name!r}: {repository} has no split {split!r}, but {', '.join(files) or 'none'}"
+        )
     listed = [str(file) for file in files[split]]
     if commit := re.search(r"@([0-9a-f]{40})/", listed[0]):
         revision = commit[1]
@@ -107,10 +120,10 @@ def _hub_error(name: str, repository: str, error: Exception) -> DataError:
         return DataError(f"corpus {name!r}: {said}")
     if re.search(r"\b40[134]\b|doesn't exist on the Hub", said):
         return DataError(
-            f"corpus {name!r}: {repository} is no path here, and does not exist on the hub or asks for an account "
-            "(hf auth login)"
+            f"corpus {name!r}: {repository} is no path here, and does not exist on the hub or asks for an "
+            "account (hf auth login)"
         )
     return DataError(
-        f"corpus {name!r}: the Hugging Face hub is not reachable ({said}); check the network, or give files that you "
-        "have: a .txt, .jsonl or .parquet file or a folder of such"
+        f"corpus {name!r}: the Hugging Face hub is not reachable ({said}); check the network, or give files "
+        "that you have: a .txt, .jsonl or .parquet file or a folder of such"
     )

@@ -1,4 +1,5 @@
-"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no torch.
+"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no
+torch.
 
 index = read_index(Path("data/fineweb-edu"))      # None where there is none
 """
@@ -41,14 +42,17 @@ class Index:
     documents: int = 0
     """Number of documents that begin in the shards."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were written.
+    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were
+    written.
     """
     position: dict[str, Any] | None = None
     """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
     version: int = VERSION
 
     def lacking(self, folder: Path) -> Path | None:
-        """Return the first shard that is missing or has the wrong length; contents are not read (see damaged())."""
+        """Return the first shard that is missing or has the wrong length; contents are not read (see
+        damaged()).
+        """
         for entry in self.shards:
             path = folder / entry["file"]
             if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
@@ -62,7 +66,9 @@ class Index:
 
 
 def read_index(folder: Path) -> Index | None:
-    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another version."""
+    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another
+    version.
+    """
     path = folder / "index.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -70,13 +76,21 @@ def read_index(folder: Path) -> Index | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); prepare the corpus into another folder") from None
-    if not isinstance(found, dict) or found.get("version") != VERSION or set(found) != {f.name for f in fields(Index)}:
-        raise DataError(f"{path} is not an index of version {VERSION}; prepare the corpus into another folder")
+    if (
+        not isinstance(found, dict)
+        or found.get("version") != VERSION
+        or set(found) != {f.name for f in fields(Index)}
+    ):
+        raise DataError(
+            f"{path} is not an index of version {VERSION}; prepare the corpus into another folder"
+        )
     return Index(**found)
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an index."""
+    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an
+    index.
+    """
     index = read_index(folder)
     if index is None:
         raise DataError(f"{folder} holds no preparation")
@@ -115,7 +129,8 @@ def writing(target: Path) -> Iterator[Any]:
 
 
 def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their paths.
+    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their
+    paths.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """

@@ -1,6 +1,8 @@
-"""Kernels of other projects for GPUs, by toggle; no other module imports these packages, which only a GPU needs.
+"""Kernels of other projects for GPUs, by toggle; no other module imports these packages, which only a GPU
+needs.
 
-What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece around it.
+What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece
+around it.
 """
 
 from __future__ import annotations
@@ -34,11 +36,14 @@ PACKAGES = {
     ("layer_norm", "liger"): (*LIGER, "torch"),
     ("layer_norm", "quack"): (*QUACK, "torch"),
 }
-"""By toggle and value: the modules to import, how to install them, and another value of the toggle to choose."""
+"""By toggle and value: the modules to import, how to install them, and another value of the toggle to choose.
+"""
 
 
 def missing(toggle: str, value: object) -> str | None:
-    """Return why a package that this value of a toggle needs cannot be used here, and what to do; None if it can."""
+    """Return why a package that this value of a toggle needs cannot be used here, and what to do; None if it
+    can.
+    """
     if (toggle, value) not in PACKAGES:
         return None
     names, install, other = PACKAGES[toggle, str(value)]
@@ -58,17 +63,19 @@ def _spec(name: str) -> ModuleSpec | None:
 
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of all rows' losses.
+    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of all rows'
+    losses.
 
-    logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats, (N,)
-    float32.
+    logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
+    (N,) float32.
     """
 
     def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         operator = f"{name}_cross_entropy_"
         # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
         OWN.define(
-            f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor", tags=(torch.Tag.needs_fixed_stride_order,)
+            f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor",
+            tags=(torch.Tag.needs_fixed_stride_order,),
         )
         OWN.impl(operator, function, "CompositeExplicitAutograd")
         torch.library.register_fake(f"gpt2::{operator}", _losses, lib=OWN)
@@ -86,8 +93,8 @@ def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     from liger_kernel.ops import cross_entropy_forward  # pyright: ignore[reportMissingImports]
 
     logits = logits.detach().requires_grad_()  # by which it decides whether to write the gradient
-    # Positions: weights of classes, the target to ignore, z-loss, smoothing, reduction, soft cap, whether to return
-    # the z-loss. Not the mean: its losses would be summed in the logits' format.
+    # Positions: weights of classes, the target to ignore, z-loss, smoothing, reduction, soft cap, whether to
+    # return the z-loss. Not the mean: its losses would be summed in the logits' format.
     losses, *_ = cross_entropy_forward(logits, targets, None, -100, 0.0, 0.0, "none", None, False)
     return losses.float()
 
@@ -109,7 +116,8 @@ def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     return _by_cut(x.to(dtype), head.to(dtype), targets)
 
 
-# Its autograd function asks the device for the targets to ignore. As the model's last step, it breaks little off.
+# Its autograd function asks the device for the targets to ignore. As the model's last step, it breaks little
+# off.
 @torch.compiler.disable()
 def _by_cut(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
@@ -189,19 +197,24 @@ class QuackLayerNorm(Function):
 
 OWN.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
 OWN.define(
-    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> Tensor"
+    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
+    "Tensor"
 )
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T) float32."""
+    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T)
+    float32.
+    """
     from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
 
     out, log_sum, *_ = _flash_attn_fwd(q, k, v, causal=True, return_lse=True)
     return out, log_sum
 
 
-def _attention_backward(gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor) -> Tensor:
+def _attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+) -> Tensor:
     """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim). The kernel writes each in its place."""
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
 
@@ -232,9 +245,10 @@ torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backwa
 def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
     """Compute causal attention with FlashAttention-4.
 
-    qkv: packed, (B, T, 3, n_head, head_dim), or three of (B, T, n_head, head_dim); bfloat16 or float16. Returns (B, T,
-    n_head, head_dim). torch could run it as scaled_dot_product_attention, but unpacks two results where the package
-    returns four today; and of packed q, k and v, gradients are packed without copying.
+    qkv: packed, (B, T, 3, n_head, head_dim), or three of (B, T, n_head, head_dim); bfloat16 or float16.
+    Returns (B, T, n_head, head_dim). torch could run it as scaled_dot_product_attention, but unpacks two
+    results where the package returns four today; and of packed q, k and v, gradients are packed without
+    copying.
     """
     return _Flash4Attention.apply(*((qkv,) if isinstance(qkv, Tensor) else qkv))
 

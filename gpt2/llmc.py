@@ -2,8 +2,8 @@
 
 config, weights = read_llmc(Path("gpt2_124M.bin"))
 
-The format is a header of 256 int32 followed by all numbers, as written by write_model() in llm.c's train_gpt2.py, and
-by its train_gpt2.cu.
+The format is a header of 256 int32 followed by all numbers, as written by write_model() in llm.c's
+train_gpt2.py, and by its train_gpt2.cu.
 """
 
 from __future__ import annotations
@@ -41,14 +41,18 @@ def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
     """
     _, version, *sizes, rows = _header(path)[:8]
     if version not in DTYPES:
-        raise ConvertError(f"{path} is of llm.c's version {version}; only 3 (float32) and 5 (bfloat16) are read")
+        raise ConvertError(
+            f"{path} is of llm.c's version {version}; only 3 (float32) and 5 (bfloat16) are read"
+        )
     dtype, config = DTYPES[version], config_of(path, dict(zip(HEADER, sizes, strict=True)), "n_ctx")
     if rows < config.vocab_size:
         raise ConvertError(f"{path}: {config.vocab_size} tokens do not fit in {rows} rows; it is damaged")
     count = config.parameters + (rows - config.vocab_size) * config.n_embd
     promised, size = HEADER_BYTES + count * dtype.itemsize, path.stat().st_size
     if size != promised:
-        raise ConvertError(f"{path} has {size:,} bytes, its header promises {promised:,}; it was cut off or damaged")
+        raise ConvertError(
+            f"{path} has {size:,} bytes, its header promises {promised:,}; it was cut off or damaged"
+        )
     number = np.dtype("<f4" if dtype == torch.float32 else "<i2")
     weights, at = {}, HEADER_BYTES
     for name, shape in _order(replace(config, padded_vocab_size=rows)):
@@ -65,7 +69,8 @@ def _header(path: Path) -> list[int]:
 
 
 def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, bfloat16: bool) -> None:
-    """Write a model file that llm.c starts from: float32 like gpt2_124M.bin, or bfloat16 like gpt2_124M_bf16.bin.
+    """Write a model file that llm.c starts from: float32 like gpt2_124M.bin, or bfloat16 like
+    gpt2_124M_bf16.bin.
 
     Raises ConvertError where it cannot be written.
     """
@@ -84,8 +89,12 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
 
 
 def _order(config: GPT2Config) -> Iterator[tuple[str, torch.Size]]:
-    """Return names and shapes in the file's order: layers grouped by kind of parameter; shapes include padding."""
+    """Return names and shapes in the file's order: layers grouped by kind of parameter; shapes include
+    padding.
+    """
     all_shapes = shapes(config)
     kinds = [name.removeprefix("h.0.") for name in all_shapes if name.startswith("h.0.")]
     layers = [f"h.{number}.{kind}" for kind in kinds for number in range(config.n_layer)]
-    return ((name, all_shapes[name]) for name in ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias"))
+    return (
+        (name, all_shapes[name]) for name in ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
+    )

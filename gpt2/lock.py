@@ -15,7 +15,8 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def alone(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process, too.
+    """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process,
+    too.
 
     Raises Locked, or OSError where the folder is not writable.
     """
@@ -25,7 +26,9 @@ def alone(folder: Path) -> Iterator[None]:
 
 
 def lock(file: IO[Any]) -> None:
-    """Lock an open file until it is closed, where the file system can. Raises Locked where another process has it."""
+    """Lock an open file until it is closed, where the file system can. Raises Locked where another process
+    has it.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -101,7 +101,11 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
         for event in leg:
             if rank == 0 and not moved and _is_gone(place.folder / ABOUT):
                 moved = True
-                _say(f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is now", 0)
+                _say(
+                    f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is "
+                    "now",
+                    0,
+                )
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -130,7 +134,9 @@ def _is_gone(path: Path) -> bool:
 def _done(leg: Leg) -> str:
     steps, wanted, kept = leg.training.number, leg.run.steps, newest(leg.place.folder)
     if steps > wanted:
-        return f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
+        return (
+            f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
+        )
     return f"all {wanted:,} steps are done: {kept}"
 
 
@@ -140,12 +146,18 @@ def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
         _say(str(error), 0)
         leg.end("the metrics could not be written")
         return True
-    _say(f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on without", 0)
+    _say(
+        f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on "
+        "without",
+        0,
+    )
     return False
 
 
 def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
-    """Close a sink and report an error, since writing what is left may find the disk full or the network gone."""
+    """Close a sink and report an error, since writing what is left may find the disk full or the network
+    gone.
+    """
     try:
         sink.close(failed=kind is not None)
     except Exception as error:
@@ -159,7 +171,9 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
         str(folder).encode()
     except UnicodeEncodeError:  # safetensors cannot open such a path
         shown = os.fsencode(folder).decode(errors="backslashreplace")
-        raise MetricsError(f"the name of {shown} is no UTF-8, and no checkpoint there could be read again") from None
+        raise MetricsError(
+            f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
+        ) from None
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -167,14 +181,20 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
             stack.callback(_leave, folder)
         stack.enter_context(alone(folder))
         if place.checkpoints.exists() and not os.access(place.checkpoints, os.W_OK):
-            raise MetricsError(f"cannot write into {place.checkpoints}; ask for access, or choose another --out")
+            raise MetricsError(
+                f"cannot write into {place.checkpoints}; ask for access, or choose another --out"
+            )
     except Locked:
-        raise MetricsError(f"another gpt2 train is writing to {folder}; end it, or choose another --out") from None
+        raise MetricsError(
+            f"another gpt2 train is writing to {folder}; end it, or choose another --out"
+        ) from None
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     metrics = folder / "metrics.jsonl"
     if not place.resume and (folders(place.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
-        raise MetricsError(f"{folder} has a run already: --resume goes on with it, --out chooses another folder")
+        raise MetricsError(
+            f"{folder} has a run already: --resume goes on with it, --out chooses another folder"
+        )
 
 
 def _leave(folder: Path) -> None:
@@ -185,7 +205,9 @@ def _leave(folder: Path) -> None:
 
 
 def _see_one_folder(run: Run, place: Place) -> None:
-    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint there."""
+    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint
+    there.
+    """
     if run.toggles.processes == 1:
         return
     sign = place.folder / f".ranks-{parallel.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
@@ -197,7 +219,9 @@ def _see_one_folder(run: Run, place: Place) -> None:
         sign.unlink()
     if not all(seen):
         blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
-        raise CheckpointError(f"{place.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk")
+        raise CheckpointError(
+            f"{place.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
+        )
 
 
 def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
@@ -207,7 +231,11 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(place.folder, step, looked=not leg.look_first)
     if files.set_aside:
-        _say(f"the metrics that were there have no checkpoint to go on from, or are damaged: now {files.set_aside}", 0)
+        _say(
+            "the metrics that were there have no checkpoint to go on from, or are damaged: now "
+            f"{files.set_aside}",
+            0,
+        )
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(place.folder, step))
@@ -217,7 +245,9 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
 
 
 def _id(about: Path) -> str | None:
-    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not recorded."""
+    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not
+    recorded.
+    """
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
         return found if isinstance(found, str) else None
@@ -225,7 +255,9 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(leg: Leg) -> Callable[[], bool]:
-    """End the leg in order at the first signal, and exit at once at the second; returns whether there was one."""
+    """End the leg in order at the first signal, and exit at once at the second; returns whether there was
+    one.
+    """
     seen: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
@@ -241,6 +273,8 @@ def _heed_signals(leg: Leg) -> Callable[[], bool]:
 
 
 def _say(text: Any, code: int) -> int:
-    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal interrupted another print
+    with contextlib.suppress(
+        OSError, RuntimeError
+    ):  # the terminal is gone, or a signal interrupted another print
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

@@ -27,13 +27,19 @@ TOP_K = 50
 
 
 class Looks:
-    """All evaluations of a run; their inputs are loaded at construction, so that problems show before the first step.
+    """All evaluations of a run; their inputs are loaded at construction, so that problems show before the
+    first step.
 
     Raises ConfigError, DataError, and what gpt2.hellaswag.load() raises.
     """
 
     def __init__(self, run: Run, training: Training, data: Data) -> None:
-        self.asked, self.steps, self.training, self.corpus = run.evaluation, run.steps, training, data.facts["name"]
+        self.asked, self.steps, self.training, self.corpus = (
+            run.evaluation,
+            run.steps,
+            training,
+            data.facts["name"],
+        )
         asked = self.asked
         held_out = data.validation
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
@@ -41,7 +47,9 @@ class Looks:
         """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[Any] = []
-        if (asked.sample_every or asked.hellaswag_every) and run.workload.config.vocab_size != TEXT_VOCABULARY:
+        if (
+            asked.sample_every or asked.hellaswag_every
+        ) and run.workload.config.vocab_size != TEXT_VOCABULARY:
             raise ConfigError(
                 f"model {run.workload.model} has no vocabulary for text; set evaluation.sample_every and "
                 "evaluation.hellaswag_every to 0"
@@ -56,10 +64,11 @@ class Looks:
             self.examples = hellaswag.load()
 
     def at(self, step: int, to_end: Callable[[], bool]) -> Iterator[Event]:
-        """Make the evaluations due before step `step` and yield their events; all ranks must call this together.
+        """Make the evaluations due before step `step` and yield their events; all ranks must call this
+        together.
 
-        to_end: returns whether this process was asked to end the run. A single process stops at once; several stop
-        together between two evaluations. Either raises CutShort.
+        to_end: returns whether this process was asked to end the run. A single process stops at once; several
+        stop together between two evaluations. Either raises CutShort.
         """
         asked, processes = self.asked, self.training.toggles.processes
 
@@ -80,7 +89,9 @@ class Looks:
     def due(self, step: int) -> bool:
         """Return whether an evaluation is due before step `step`."""
         asked = self.asked
-        return any(self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every))
+        return any(
+            self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every)
+        )
 
     def _due(self, every: int, step: int) -> bool:
         return bool(every) and (step % every == 0 or step >= self.steps)
@@ -90,7 +101,12 @@ class Looks:
         start = time.perf_counter()
         loss = self.validation.loss(heed)
         corpus = self.validation.corpus
-        values = {"loss": loss, "tokens": self.validation.tokens, "corpus": corpus.name, "sha256": corpus.sha256}
+        values = {
+            "loss": loss,
+            "tokens": self.validation.tokens,
+            "corpus": corpus.name,
+            "sha256": corpus.sha256,
+        }
         yield self._event("val", step, start, values)
 
     def _hellaswag(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
@@ -108,7 +124,12 @@ class Looks:
             processes=training.toggles.processes,
             progress=heed,
         )
-        values = {"style": score.style, "acc": score.acc, "acc_norm": score.acc_norm, "examples": score.examples}
+        values = {
+            "style": score.style,
+            "acc": score.acc,
+            "acc_norm": score.acc_norm,
+            "examples": score.examples,
+        }
         yield self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
 
     def _samples(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:

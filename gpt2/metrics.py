@@ -1,7 +1,7 @@
 """Metrics of a run: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked for.
 
-There is one line per event. A resumed run drops the events after the checkpoint that it resumes from. Imports no
-torch.
+There is one line per event. A resumed run drops the events after the checkpoint that it resumes from. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
 COLUMNS = (
     *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
-    *("peak_memory_bytes", "wait_seconds", "corpus", "style", "acc", "acc_norm", "examples", "prompt", "text"),
+    *(
+        "peak_memory_bytes",
+        "wait_seconds",
+        "corpus",
+        "style",
+        "acc",
+        "acc_norm",
+        "examples",
+        "prompt",
+        "text",
+    ),
 )
 """Columns of metrics.csv; values that an event lacks stay empty."""
 
@@ -55,15 +65,16 @@ class Sink(Protocol):
 class Files:
     """The sink that writes metrics.jsonl and metrics.csv in a run's folder.
 
-    step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked: whether the
-    evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier ones are dropped
-    too. Raises MetricsError.
+    step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked:
+    whether the evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier
+    ones are dropped too. Raises MetricsError.
     """
 
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
-        """New path of metrics that could not be continued, because they have no checkpoint or are damaged; else None.
+        """New path of metrics that could not be continued, because they have no checkpoint or are damaged;
+        else None.
         """
         kept = self._kept(step, looked)
         try:
@@ -90,7 +101,9 @@ class Files:
             if not any(event.kind == "step" for event in found):
                 return []
         others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
-        self.set_aside = self._jsonl_path.with_name(f"metrics-before{f'-{others + 1}' if others else ''}.jsonl")
+        self.set_aside = self._jsonl_path.with_name(
+            f"metrics-before{f'-{others + 1}' if others else ''}.jsonl"
+        )
         self._jsonl_path.replace(self.set_aside)
         return []
 
@@ -109,7 +122,9 @@ class Files:
 
 
 class TensorBoard:
-    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later ones."""
+    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later
+    ones.
+    """
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

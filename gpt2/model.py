@@ -47,7 +47,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor | BlockMask | None) -> Tensor:
     """Return function(*inputs), keeping only the inputs; the backward pass recomputes intermediate results."""
-    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)  # nothing here is random
+    return checkpoint(
+        function, *inputs, use_reentrant=False, preserve_rng_state=False
+    )  # nothing here is random
 
 
 def multiplication(config: GPT2Config) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -85,7 +87,8 @@ class LayerNorm(nn.LayerNorm):
     def forward(self, input: Tensor) -> Tensor:
         """Normalise the last dimension.
 
-        input: (..., d), any dtype. Returns the same shape in float32, by another kernel than torch's in input's dtype.
+        input: (..., d), any dtype. Returns the same shape in float32, by another kernel than torch's in
+        input's dtype.
         """
         if self.kernel is not None:
             return self.kernel(input, self.weight, self.bias, self.eps)
@@ -113,8 +116,8 @@ ATTENTION: dict[str, Callable[..., Tensor]] = {
 }
 """Attention functions by name.
 
-They take packed q, k, v (B, T, 3, n_head, head_dim) and a mask where needed, and return (B, T, n_head, head_dim).
-Those of by_heads() and flash4 also take a tuple of q, k and v, each (B, T, n_head, head_dim).
+They take packed q, k, v (B, T, 3, n_head, head_dim) and a mask where needed, and return (B, T, n_head,
+head_dim). Those of by_heads() and flash4 also take a tuple of q, k and v, each (B, T, n_head, head_dim).
 """
 
 
@@ -130,8 +133,8 @@ class Attention(nn.Module):
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-        """Attend to earlier positions. x: (B, T, d); mask: where the attention needs one, else None. Returns (B, T,
-        d).
+        """Attend to earlier positions. x: (B, T, d); mask: where the attention needs one, else None. Returns
+        (B, T, d).
         """
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
@@ -155,8 +158,8 @@ class MLP(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Apply the MLP to each position. x: (B, T, d). Returns the same shape."""
         wide = self.c_fc(x)
-        # The projection keeps GELU's result for its own gradient, so it is part of the recomputed function; torch
-        # stops recomputing once it has the projection's input, before the matmul.
+        # The projection keeps GELU's result for its own gradient, so it is part of the recomputed function;
+        # torch stops recomputing once it has the projection's input, before the matmul.
         return recomputed(self.project, wide) if self.recompute_gelu else self.project(wide)
 
     def project(self, wide: Tensor) -> Tensor:
@@ -207,12 +210,16 @@ class GPT2(nn.Module):
         self.register_buffer("pad_bias", pad_bias, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats, a float32 scalar. tokens, targets: (B, T) int64 with T <= n_ctx."""
+        """Return the mean cross-entropy in nats, a float32 scalar. tokens, targets: (B, T) int64 with T <=
+        n_ctx.
+        """
         x, head = self.embed(tokens)
         return self.loss(self.layers(x), head, targets)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits, (B, T, padded_vocab_size), padding columns -inf. tokens: (B, T) int64 with T <= n_ctx."""
+        """Return the logits, (B, T, padded_vocab_size), padding columns -inf. tokens: (B, T) int64 with T <=
+        n_ctx.
+        """
         x, head = self.embed(tokens)
         return self._scores(self.ln_f(self.layers(x)), head)
 
@@ -255,12 +262,14 @@ class GPT2(nn.Module):
         return F.cross_entropy(logits.float(), targets.flatten())
 
     def _scores(self, x: Tensor, head: Tensor) -> Tensor:
-        # As a bias, the padding mask is applied within the matmul. A logit of -inf has probability and gradient 0,
-        # so loss, gradients and the padding rows (zero from the start) are those of the unpadded model.
+        # As a bias, the padding mask is applied within the matmul. A logit of -inf has probability and
+        # gradient 0, so loss, gradients and the padding rows (zero from the start) are those of the unpadded
+        # model.
         return multiplication(self.config)(x, head, self.pad_bias)
 
     def keep_copies(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
-        """Use copies of the weight matrices in `dtype` for all matmuls from now on, and return each matrix's copy.
+        """Use copies of the weight matrices in `dtype` for all matmuls from now on, and return each matrix's
+        copy.
 
         Whoever changes a matrix must update its copy. A copy receives the gradient of its matrix, except the
         embedding's copy, whose gradient goes to the embedding itself.
@@ -282,8 +291,8 @@ class GPT2(nn.Module):
     def initialise(self, seed: int) -> None:
         """Fill the weights in place, as GPT-2 initialises them.
 
-        Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends on (seed,
-        name) alone: not on device, padding, dtype or the order of construction.
+        Each parameter is drawn on the CPU in its logical shape by a generator of its own, so that it depends
+        on (seed, name) alone: not on device, padding, dtype or the order of construction.
         """
         for name, parameter in self.named_parameters():
             parameter.copy_(self._initial(name, parameter.shape, seed))

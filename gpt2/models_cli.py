@@ -26,16 +26,21 @@ Model = Annotated[
     Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]
 OnDevice = Annotated[Literal["cpu", "cuda", "mps", "xla"], typer.Option(help="Where the model runs.")]
-Products = Annotated[Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")]
+Products = Annotated[
+    Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")
+]
 
 
 def evaluate(
     model: Model,
     val_corpus: Annotated[
-        str | None, typer.Option(help="Validation loss on this corpus: a prepared one, or a folder of shards.")
+        str | None,
+        typer.Option(help="Validation loss on this corpus: a prepared one, or a folder of shards."),
     ] = None,
     val_tokens: Annotated[int, typer.Option(min=1, help="From its beginning.")] = 1_048_576,
-    hellaswag: Annotated[bool, typer.Option("--hellaswag", help="Score HellaSwag's validation examples.")] = False,
+    hellaswag: Annotated[
+        bool, typer.Option("--hellaswag", help="Score HellaSwag's validation examples.")
+    ] = False,
     hellaswag_file: Annotated[Path | None, typer.Option(help="Where they lie, if not downloaded.")] = None,
     style: Annotated[
         Literal["completion", "harness", "both"],
@@ -75,9 +80,15 @@ def evaluate(
                 batch_size=batch_size,
                 progress=_progress("sequences"),
             )
-            files = f" ({listed([path.name for path in corpus.files])})" if isinstance(corpus, FirstTokens) else ""
+            files = (
+                f" ({listed([path.name for path in corpus.files])})"
+                if isinstance(corpus, FirstTokens)
+                else ""
+            )
             cut = f"in sequences of {config.n_ctx:,}"
-            typer.echo(f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus} {cut}{files}{learnt}")
+            typer.echo(
+                f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus} {cut}{files}{learnt}"
+            )
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
@@ -102,11 +113,15 @@ def evaluate(
 
 def sample(
     model: Model,
-    prompt: Annotated[list[str] | None, typer.Option(help="What to continue; may be given several times.")] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="What to continue; may be given several times.")
+    ] = None,
     max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 100,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
     top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
-    top_p: Annotated[float | None, typer.Option(help="Choose among the likeliest of this share together.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Choose among the likeliest of this share together.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
@@ -148,7 +163,9 @@ def sample(
 
 
 def import_(
-    source: Annotated[Path, typer.Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")],
+    source: Annotated[
+        Path, typer.Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")
+    ],
     folder: Annotated[Path, typer.Argument(help="Where the checkpoint is to be.")],
 ) -> None:
     """Make a checkpoint of weights that others saved: to train on from, to judge, or to sample from.
@@ -165,7 +182,9 @@ def import_(
             config, weights = convert.read(source)
         state.save_weights(folder, config, weights)
         if tokenizer := other_vocabulary(source if source.is_dir() else source.parent):
-            typer.echo(f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True)
+            typer.echo(
+                f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True
+            )
     except _refused() as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
@@ -244,20 +263,24 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
     what = None
     if config.vocab_size < TEXT_VOCABULARY:
         what = (
-            f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, say, with "
-            "a meta.pkl beside their data, or generated tokens)"
+            f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, "
+            "say, with a meta.pkl beside their data, or generated tokens)"
         )
-    elif _checkpoint(path) is None and (tokenizer := other_vocabulary(path if path.is_dir() else path.parent)):
+    elif _checkpoint(path) is None and (
+        tokenizer := other_vocabulary(path if path.is_dir() else path.parent)
+    ):
         what = f"has a vocabulary that is not GPT-2's: see {tokenizer}"
     if what:
         fail(
-            f"{path} {what}: text cannot be encoded for it; judge it on a folder of its own tokens (gpt2 eval "
-            "--val-corpus FOLDER), or convert it (gpt2 export)"
+            f"{path} {what}: text cannot be encoded for it; judge it on a folder of its own tokens (gpt2 "
+            "eval --val-corpus FOLDER), or convert it (gpt2 export)"
         )
 
 
 def _learnt_from(path: Path) -> str:
-    """Return the tokens and corpus that a checkpoint was trained on, as text; empty for models of other projects."""
+    """Return the tokens and corpus that a checkpoint was trained on, as text; empty for models of other
+    projects.
+    """
     from gpt2.checkpoint import read
 
     kept = _checkpoint(path)

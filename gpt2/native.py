@@ -1,4 +1,6 @@
-"""Compile and load the project's C++ kernels for this CPU when they are first needed. Importing it loads no torch."""
+"""Compile and load the project's C++ kernels for this CPU when they are first needed. Importing it loads no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,19 @@ from gpt2.toggles import UnsupportedToggle
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (
     *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
-    *("-fno-math-errno", "-fno-trapping-math", "-fno-strict-aliasing"),  # pairs of bfloat16 are moved as one integer
+    *(
+        "-fno-math-errno",
+        "-fno-trapping-math",
+        "-fno-strict-aliasing",
+    ),  # pairs of bfloat16 are moved as one integer
 )
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Return the shared library of kernels, compiling it unless it is cached. Raises UnsupportedToggle on failure."""
+    """Return the shared library of kernels, compiling it unless it is cached. Raises UnsupportedToggle on
+    failure.
+    """
     import torch
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -49,8 +57,11 @@ def _compile(command: list[str], target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            # In a session of its own, so that Ctrl-C does not kill the compiler while the training shuts down.
-            compiled = subprocess.run([*command, "-o", made], capture_output=True, text=True, start_new_session=True)
+            # In a session of its own, so that Ctrl-C does not kill the compiler while the training shuts
+            # down.
+            compiled = subprocess.run(
+                [*command, "-o", made], capture_output=True, text=True, start_new_session=True
+            )
             if compiled.returncode:
                 lines = [*compiled.stderr.splitlines(), f"it ended with exit code {compiled.returncode}"]
                 said = next((line for line in lines if "error" in line), lines[0])

@@ -1,4 +1,6 @@
-"""The ops of one training step, as recorded by torch's profiler, and the matmuls and attention kernels among them."""
+"""The ops of one training step, as recorded by torch's profiler, and the matmuls and attention kernels among
+them.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from gpt2.device import Device
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the host as the profiler recorded it, or one kernel of an accelerator, without dtypes and shapes."""
+    """One op of the host as the profiler recorded it, or one kernel of an accelerator, without dtypes and
+    shapes.
+    """
 
     name: str
     dtypes: list[str]
@@ -81,7 +85,9 @@ def ops_of(recorded: Recorded) -> list[Op]:
             continue
         thread, end = event.start_thread_id(), event.end_ns()
         running = [each for each in within.get(thread, []) if each[0].end_ns() > event.start_ns()]
-        enclosing = [each for each in running if each[0].end_ns() >= end]  # an exchange may outlast its caller
+        enclosing = [
+            each for each in running if each[0].end_ns() >= end
+        ]  # an exchange may outlast its caller
         outer.update(number for other, number in enclosing if other.name() == event.name())
         if any(other.name().startswith("gpt2::") for other, _ in enclosing):  # our operators count as a whole
             outer.add(index)
@@ -114,7 +120,12 @@ FIRST_FACTOR = {
     "aten::baddbmm": 1,
 }
 """Index of the first factor among a matmul op's arguments; an argument before it is the bias."""
-NUMBER_FORMATS = {"float": "float32", "double": "float64", "c10::BFloat16": "bfloat16", "c10::Half": "float16"}
+NUMBER_FORMATS = {
+    "float": "float32",
+    "double": "float64",
+    "c10::BFloat16": "bfloat16",
+    "c10::Half": "float16",
+}
 
 
 def products(ops: Iterable[Op]) -> list[Product]:
@@ -140,8 +151,8 @@ def products(ops: Iterable[Op]) -> list[Product]:
 def fused_attention(ops: Iterable[Op]) -> dict[str, str]:
     """Return the attention kernels that never hold the score matrix, with the name seen for each.
 
-    The kinds are flash, efficient, cudnn and other. The host's ops name the kernel; under CUDA graphs there are none,
-    and the kernels' own names are used.
+    The kinds are flash, efficient, cudnn and other. The host's ops name the kernel; under CUDA graphs there
+    are none, and the kernels' own names are used.
     """
     ops = list(ops)
     return _attention_of(op for op in ops if not op.on_device) or _attention_of(ops)
@@ -169,8 +180,8 @@ def attention_kernel_kind(name: str) -> str | None:
 def attention_kernel(ops: Sequence[Op]) -> str | None:
     """Return the kernels that ran attention, or None where none was seen.
 
-    They are those of fused_attention(), or math for scaled_dot_product_attention by plain matmuls, brgemm for ours, or
-    flash4.
+    They are those of fused_attention(), or math for scaled_dot_product_attention by plain matmuls, brgemm for
+    ours, or flash4.
     """
     names = {op.name for op in ops}
     others = {"math": "aten::_scaled_dot_product_attention_math", "brgemm": "gpt2::attention"}
@@ -180,10 +191,11 @@ def attention_kernel(ops: Sequence[Op]) -> str | None:
 
 
 ATTENTION_KERNELS = {"cudnn": r"cudnn.*(sdpa|fmha|flash|fusion)", "flash": r"flash", "efficient": r"fmha"}
-"""Patterns of NVIDIA's attention kernels; the first match counts, because cuDNN's names contain the others' words too.
+"""Patterns of NVIDIA's attention kernels; the first match counts, because cuDNN's names contain the others'
+words too.
 
-cuDNN's backward pass has helper kernels, such as cudnn::fusion::compute_dot_do_o_specialized, convert_dq_to_16bits and
-fmha_reduce_head.
+cuDNN's backward pass has helper kernels, such as cudnn::fusion::compute_dot_do_o_specialized,
+convert_dq_to_16bits and fmha_reduce_head.
 """
 OTHER_ATTENTION = {
     "aten::_scaled_dot_product_attention_math_for_mps",

@@ -1,7 +1,7 @@
 """AdamW as a compiled function, which can also clip gradients and write the weights' casts in the same pass.
 
-AdamW is bound by memory traffic: each pass over weights, gradients or averages that is merged into another one saves
-time.
+AdamW is bound by memory traffic: each pass over weights, gradients or averages that is merged into another
+one saves time.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from gpt2.parallel import whole
 class CompiledAdamW(torch.optim.Optimizer):
     """AdamW with torch.optim.AdamW's arithmetic and state, compiled by torch.compile.
 
-    copies: each weight's copy in a narrower format. Copies that require a gradient replace their weights in the model
-    and receive the gradients; all copies are rewritten in each step. Weights that are themselves bfloat16 are rounded
-    stochastically, up or down with probabilities that preserve the mean, so that small updates are not lost; their
-    averages are float32, and there is no float32 master (Zamirai et al. 2020, https://arxiv.org/abs/2010.06192).
+    copies: each weight's copy in a narrower format. Copies that require a gradient replace their weights in
+    the model and receive the gradients; all copies are rewritten in each step. Weights that are themselves
+    bfloat16 are rounded stochastically, up or down with probabilities that preserve the mean, so that small
+    updates are not lost; their averages are float32, and there is no float32 master (Zamirai et al. 2020,
+    https://arxiv.org/abs/2010.06192).
 
-    The biases and LayerNorms of a group, which must have one dtype, become views of one buffer, and so do their
-    averages. A CUDA graph cannot capture a step, because the host computes with the step number and the learning rate.
+    The biases and LayerNorms of a group, which must have one dtype, become views of one buffer, and so do
+    their averages. A CUDA graph cannot capture a step, because the host computes with the step number and the
+    learning rate.
     """
 
     grad_scale: Tensor | None = None
@@ -49,14 +51,17 @@ class CompiledAdamW(torch.optim.Optimizer):
         rows = [_views_of_one(part) for part, _ in self._parts]
         averages, squares = ([torch.zeros_like(row, dtype=torch.float32) for row in rows] for _ in range(2))
         self._rows = rows, averages, squares
-        self._copies = [copies[part[0]].detach().view(-1) if part[0] in copies else None for part, _ in self._parts]
+        self._copies = [
+            copies[part[0]].detach().view(-1) if part[0] in copies else None for part, _ in self._parts
+        ]
         self._steps = torch.zeros(len(self._weights))
         steps = dict(zip(self._weights, self._steps.unbind(), strict=True))
         for (part, _), average, square in zip(self._parts, averages, squares, strict=True):
             for weight, *views in zip(part, _parted(average, part), _parted(square, part), strict=True):
                 self.state[weight] = {"step": steps[weight], "exp_avg": views[0], "exp_avg_sq": views[1]}
         on_cuda = rows[0].is_cuda
-        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel of its own.
+        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel of
+        # its own.
         options: Any = {"combo_kernels": True} if on_cuda else None
         self._update = torch.compile(_update, fullgraph=True, dynamic=False, options=options)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
@@ -65,7 +70,11 @@ class CompiledAdamW(torch.optim.Optimizer):
 
     def norm(self) -> Tensor:
         """Return the norm of all gradients together, a float32 scalar."""
-        return self._norm(self._gradients()) if self.norm_is_compiled else _norm_of_lists(_gradients(self.leaves))
+        return (
+            self._norm(self._gradients())
+            if self.norm_is_compiled
+            else _norm_of_lists(_gradients(self.leaves))
+        )
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -106,10 +115,13 @@ def leaves(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [weight for group in optimizer.param_groups for weight in group["params"]]
 
 
-def clip_gradients(optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], largest: float, how: str) -> Tensor:
+def clip_gradients(
+    optimizer: torch.optim.Optimizer, leaves: Sequence[Tensor], largest: float, how: str
+) -> Tensor:
     """Scale all gradients so that their global norm is at most `largest`, and return the norm before scaling.
 
-    The norm is the same on every rank. how: separate scales here; in_step leaves it to the optimiser's next step.
+    The norm is the same on every rank. how: separate scales here; in_step leaves it to the optimiser's next
+    step.
     """
     if isinstance(optimizer, CompiledAdamW):
         norm = optimizer.norm()
@@ -133,7 +145,9 @@ def _scalars(*values: float) -> list[Tensor]:
 
 
 def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], int]]:
-    """Yield the weights that are updated together and their group: each matrix alone, a group's vectors at once."""
+    """Yield the weights that are updated together and their group: each matrix alone, a group's vectors at
+    once.
+    """
     for index, group in enumerate(groups):
         yield from (([weight], index) for weight in group["params"] if weight.dim() > 1)
         if small := [weight for weight in group["params"] if weight.dim() <= 1]:
@@ -173,9 +187,9 @@ def _update(
 ) -> None:
     """Apply one step of AdamW to flat tensors, in place.
 
-    keeps: factor of each weight after decay. scale: factor of each gradient. numbers: step size, reciprocal root of
-    the second moment's bias correction, 1 - beta1, beta2, 1 - beta2, epsilon. A division takes longer than all the
-    rest of the arithmetic, so there is only one.
+    keeps: factor of each weight after decay. scale: factor of each gradient. numbers: step size, reciprocal
+    root of the second moment's bias correction, 1 - beta1, beta2, 1 - beta2, epsilon. A division takes longer
+    than all the rest of the arithmetic, so there is only one.
     """
     size, root, less, second, rest, eps = numbers
     for index, (weight, average, square, gradient, copy, keep) in enumerate(
@@ -210,8 +224,8 @@ MIX = -1640531535
 def rounded_at_random(x: Tensor, seed: Tensor) -> Tensor:
     """Round float32 to bfloat16 stochastically, each number up with the probability that preserves its mean.
 
-    x: float32, any shape. seed: int32, a different one for each call. The random bits are a hash of seed and position,
-    which is cheaper than a generator and the same on every device.
+    x: float32, any shape. seed: int32, a different one for each call. The random bits are a hash of seed and
+    position, which is cheaper than a generator and the same on every device.
     """
     place = torch.arange(x.numel(), dtype=torch.int32, device=x.device).view(x.shape)
     mixed = (place ^ seed) * MIX

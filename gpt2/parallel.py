@@ -52,13 +52,16 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
     yield torch.distributed.get_rank()
     # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
-    # the group, whose threads are joined only when it is freed; a thread left over aborts the process at its exit.
+    # the group, whose threads are joined only when it is freed; a thread left over aborts the process at its
+    # exit.
     gc.collect()
     torch.distributed.destroy_process_group()
 
 
 def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> torch.nn.Module:
-    """Wrap the model in DistributedDataParallel, which averages gradients over the ranks during the backward pass."""
+    """Wrap the model in DistributedDataParallel, which averages gradients over the ranks during the backward
+    pass.
+    """
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
@@ -103,7 +106,9 @@ def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.O
 
 
 def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context for a micro-step's forward and backward pass: only a step's last one exchanges gradients."""
+    """Return the context for a micro-step's forward and backward pass: only a step's last one exchanges
+    gradients.
+    """
     if hasattr(model, "set_requires_gradient_sync"):  # as fully_shard makes it
         model.set_requires_gradient_sync(last)
     elif hasattr(model, "no_sync") and not last:  # DistributedDataParallel
@@ -114,8 +119,8 @@ def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
 def keeps_gradients(model: Any) -> bool:
     """Return whether gradients must be zeroed in place after a step, as under DistributedDataParallel.
 
-    There they are views of the communication buffers. If they were freed, the next backward pass would allocate a
-    second set, which would have to be copied into those buffers.
+    There they are views of the communication buffers. If they were freed, the next backward pass would
+    allocate a second set, which would have to be copied into those buffers.
     """
     return hasattr(model, "no_sync")
 
@@ -131,7 +136,9 @@ def is_shard(tensor: Tensor) -> bool:
 
 
 def fill(tensor: Any, rows: Tensor) -> None:
-    """Copy `rows`, which every rank has in full, into the first rows of a sharded tensor; all ranks must call this."""
+    """Copy `rows`, which every rank has in full, into the first rows of a sharded tensor; all ranks must call
+    this.
+    """
     from torch.distributed.tensor import distribute_tensor
 
     full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=rows.device)

@@ -1,7 +1,7 @@
 """Datasheet figures of chips: peak matmul rates, memory size and memory bandwidth. Imports no torch.
 
-Rates are for dense matmuls; datasheet figures "with sparsity" are twice as high. A figure is for one device as torch
-or torch_xla counts devices. A figure that the maker does not publish is None, never a guess.
+Rates are for dense matmuls; datasheet figures "with sparsity" are twice as high. A figure is for one device
+as torch or torch_xla counts devices. A figure that the maker does not publish is None, never a guess.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from dataclasses import dataclass
 class Chip:
     """Peak FLOP/s of one device by the number format of a matmul's inputs, with float32 accumulation.
 
-    A rate is None where the chip has no units for that format or its maker publishes no figure; `note` says which.
-    Where one name covers variants of different speed, rates and bandwidth are those of the fastest, as `source` says.
+    A rate is None where the chip has no units for that format or its maker publishes no figure; `note` says
+    which. Where one name covers variants of different speed, rates and bandwidth are those of the fastest, as
+    `source` says.
     """
 
     name: str
@@ -28,7 +29,8 @@ class Chip:
     tf32: float | None
     float32: float | None
     memory_bytes: int | None
-    """Marketed size with 1 GB = 2**30 bytes (torch reports slightly less); None where one name covers several sizes.
+    """Marketed size with 1 GB = 2**30 bytes (torch reports slightly less); None where one name covers several
+    sizes.
     """
     bandwidth: float | None
     """Bytes per second between the device and its memory."""
@@ -38,8 +40,15 @@ class Chip:
     """Whether the rates are arithmetic and no datasheet's."""
 
     def peak(self, number_format: str) -> float | None:
-        """Return FLOP/s, or None, for float32, tf32, bfloat16 or float16; raises KeyError for any other format."""
-        rates = {"float32": self.float32, "tf32": self.tf32, "bfloat16": self.bfloat16, "float16": self.float16}
+        """Return FLOP/s, or None, for float32, tf32, bfloat16 or float16; raises KeyError for any other
+        format.
+        """
+        rates = {
+            "float32": self.float32,
+            "tf32": self.tf32,
+            "bfloat16": self.bfloat16,
+            "float16": self.float16,
+        }
         return rates[number_format]
 
     def lacks(self, number_format: str) -> bool:
@@ -64,8 +73,8 @@ def _chip(
 ) -> Chip:
     """Build a Chip from a datasheet's units: TFLOP/s, GB and GB/s.
 
-    The pattern matches up to the end of the device's name, because a suffix makes it another device: a MIG slice ("MIG
-    1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
+    The pattern matches up to the end of the device's name, because a suffix makes it another device: a MIG
+    slice ("MIG 1g.10gb"), a virtual GPU ("-24C"), "Laptop GPU", "Ti", "D", "SUPER".
     """
 
     def flops(tera: float | None) -> float | None:
@@ -111,7 +120,8 @@ SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves un
 M1_BANDWIDTH = f"{SHADERS}; bandwidth: not published"
 
 CHIPS = (
-    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, memory in GB, GB/s, source, note
+    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, memory in GB, GB/s, source,
+    # note
     _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, 900, VOLTA, TENSOR_16),
     _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, 900, VOLTA, TENSOR_16),
     _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, 900, VOLTA, TENSOR_16),
@@ -188,7 +198,8 @@ ZEN = {
     1: {23: (range(0x00, 0x30), range(0x50, 0x60))},
     4: {25: (range(0x10, 0x20), range(0x60, 0xB0))},
 }
-"""AMD's cores whose vector units are half as wide as their widest instructions: generation, family, ranges of models.
+"""AMD's cores whose vector units are half as wide as their widest instructions: generation, family, ranges of
+models.
 
 Source: Linux, arch/x86/kernel/cpu/amd.c. Generation 1 includes Zen+.
 """
@@ -199,22 +210,25 @@ def _zen(identity: Mapping[str, str]) -> int | None:
     if identity.get("vendor") != "AuthenticAMD":
         return None
     family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
-    return next((zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ()))), None)
+    return next(
+        (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ()))), None
+    )
 
 
 def derived_cpu(
     cores: int, mhz: float | None, flags: Collection[str], identity: Mapping[str, str] | None = None
 ) -> Chip | None:
-    """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where clock or vector units are not known.
+    """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where clock or vector units are
+    not known.
 
-    `cores` are physical, `mhz` is in MHz, `flags` and `identity` are as Linux reports them. The units per core are
-    assumed to be a server core's, since flags do not show them, and the clock is assumed to hold under load. The
-    result is therefore shown as derived and never ranked.
+    `cores` are physical, `mhz` is in MHz, `flags` and `identity` are as Linux reports them. The units per
+    core are assumed to be a server core's, since flags do not show them, and the clock is assumed to hold
+    under load. The result is therefore shown as derived and never ranked.
     """
     if mhz is None or mhz <= 0 or cores < 1:
         return None
-    # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. asimd and sve give no rate: Arm cores have one to four
-    # such units, of a width that the flag does not show.
+    # A multiply-add on each of 16 or 8 lanes counts as 2 FLOP. asimd and sve give no rate: Arm cores have one
+    # to four such units, of a width that the flag does not show.
     zen = _zen(identity or {})
     if zen == 4 and "avx512f" in flags:
         float32, vectors = 2 * 2 * 8, "AVX-512 on two multiply-add units of 256 bits"
@@ -229,8 +243,8 @@ def derived_cpu(
     if "amx_tile" in flags and "amx_bf16" in flags:
         bfloat16, tiles = 2 * 16 * 16 * 32 // 16, "AMX"  # a matmul of 16 x 32 and 32 x 16 every 16 cycles
     elif zen == 4 and "avx512_bf16" in flags:
-        # Two multiply-adds per lane, and VDPBF16PS runs as often as VFMADD231PS: both 3.2 per nanosecond at 256 bits
-        # and 1.6 at 512, measured on a core of family 25, model 17.
+        # Two multiply-adds per lane, and VDPBF16PS runs as often as VFMADD231PS: both 3.2 per nanosecond at
+        # 256 bits and 1.6 at 512, measured on a core of family 25, model 17.
         bfloat16, tiles = 2 * float32, "AVX-512 BF16 on the same units"
     else:
         bfloat16, tiles = None, ""

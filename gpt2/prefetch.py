@@ -19,24 +19,29 @@ SMALL_BYTES = 4 << 20
 def how_many(item_bytes: int) -> int:
     """Return how many items of this size to keep ready: many where they are small, and at least 2.
 
-    At a small batch a step takes less time than the thread now and then takes for one item, for want of Python's lock
-    or at the start of an epoch.
+    At a small batch a step takes less time than the thread now and then takes for one item, for want of
+    Python's lock or at the start of an epoch.
     """
     return max(2, min(MOST_AHEAD, SMALL_BYTES // item_bytes))
 
 
 class Prefetched(Iterator[T], Generic[T]):
-    """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them ready.
+    """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them
+    ready.
 
-    ahead: a number, or a function that returns it for the first prepared item. Exceptions in the thread, and the end
-    of the items, are raised here after all items before them.
+    ahead: a number, or a function that returns it for the first prepared item. Exceptions in the thread, and
+    the end of the items, are raised here after all items before them.
     """
 
-    def __init__(self, items: Iterable[T], prepare: Callable[[T], T], *, ahead: int | Callable[[T], int] = 2) -> None:
+    def __init__(
+        self, items: Iterable[T], prepare: Callable[[T], T], *, ahead: int | Callable[[T], int] = 2
+    ) -> None:
         self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
         self._end: BaseException | None = None
         # A daemon thread, so that it ends with the process even if items are left.
-        threading.Thread(target=self._work, args=(items, prepare, ahead), name="prefetch", daemon=True).start()
+        threading.Thread(
+            target=self._work, args=(items, prepare, ahead), name="prefetch", daemon=True
+        ).start()
 
     def _work(self, items: Iterable[T], prepare: Callable[[T], T], ahead: int | Callable[[T], int]) -> None:
         try:

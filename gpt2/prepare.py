@@ -2,11 +2,12 @@
 
 for progress in prepare("fineweb-edu", Path("data/fineweb-edu")):
     print(progress.tokens, progress.tokens_per_second, progress.remaining_seconds)
-corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))      # the training shards
+corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))      # the training
+shards
 
-The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads the shards as they
-are; nanoGPT maps one headerless file per split, which gpt2.index.to_nanogpt() writes. Run by `gpt2 prepare`. Imports
-no torch.
+The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads the shards
+as they are; nanoGPT maps one headerless file per split, which gpt2.index.to_nanogpt() writes. Run by `gpt2
+prepare`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -69,7 +70,9 @@ class Settings:
                 raise DataError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings as the index stores them, with only the last part of each path, since folders move."""
+        """Return the settings as the index stores them, with only the last part of each path, since folders
+        move.
+        """
         paths = {"corpus": self.corpus, "val_corpus": self.val_corpus}
         return {**vars(self), **{key: _last_part(value) for key, value in paths.items()}}
 
@@ -85,19 +88,19 @@ def prepare(
 ) -> Iterator[Progress]:
     """Write a corpus's tokens into shards, with `processes` processes (one per processor where None).
 
-    <|endoftext|> precedes each document. Shards have `shard_tokens` tokens each, and the last one what is left.
-    Validation is at most `val_tokens` tokens (a shard where None) of the corpus's own validation split or of
-    `val_corpus`. Without either, it is the first `val_tokens` of the corpus, by default its first shard, or its first
-    tenth where it ends within that. `max_tokens` limits the tokens taken from the corpus, including validation that is
-    cut from it. See Settings for the rest.
+    <|endoftext|> precedes each document. Shards have `shard_tokens` tokens each, and the last one what is
+    left. Validation is at most `val_tokens` tokens (a shard where None) of the corpus's own validation split
+    or of `val_corpus`. Without either, it is the first `val_tokens` of the corpus, by default its first
+    shard, or its first tenth where it ends within that. `max_tokens` limits the tokens taken from the corpus,
+    including validation that is cut from it. See Settings for the rest.
 
-    `warn` is called with a line for each document that cannot be tokenised and is left out, at the end with their
-    number, and with other warnings about files and texts; where it is None, such a document is an error. `tell` is
-    called at the beginning with a description of the files taken.
+    `warn` is called with a line for each document that cannot be tokenised and is left out, at the end with
+    their number, and with other warnings about files and texts; where it is None, such a document is an
+    error. `tell` is called at the beginning with a description of the files taken.
 
     Killed at any moment, the same call resumes after the last whole shard and writes the same shards as an
-    uninterrupted call; once finished it does nothing. Raises DataError for other settings in the same folder, a
-    damaged or unreachable corpus, or a full disk.
+    uninterrupted call; once finished it does nothing. Raises DataError for other settings in the same folder,
+    a damaged or unreachable corpus, or a full disk.
     """
     asked = Settings(corpus=corpus, **settings)
     try:
@@ -147,7 +150,9 @@ class _Job:
         tokens = Tokens(encoder.encoded(self.training, place["state"]), limit=limit, place=place)
         estimate = _total(self.asked, self.training)
         if not self.index.shards:
-            entry = yield from self._shard("val", tokens, self._val_tokens, lambda: estimate(tokens, self.index))
+            entry = yield from self._shard(
+                "val", tokens, self._val_tokens, lambda: estimate(tokens, self.index)
+            )
             self._keep([entry] if tokens.more() else self._tenth(entry), tokens.position())
         while tokens.more():
             entry = yield from self._shard(
@@ -189,7 +194,9 @@ class _Job:
         return {"file": path.name, "split": split, "tokens": count, "documents": documents, "sha256": sha256}
 
     def _tenth(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split a corpus that ended within its first shard: its first tenth becomes validation, the rest training."""
+        """Split a corpus that ended within its first shard: its first tenth becomes validation, the rest
+        training.
+        """
         path = self.folder / entry["file"]
         ids = np.fromfile(path, dtype=TOKEN, offset=HEADER_BYTES)
         if self.asked.val_tokens is not None or len(ids) < 10:
@@ -226,21 +233,28 @@ class _Job:
 
 
 def _begin(asked: Settings, folder: Path) -> _Job | None:
-    """Open the corpus and the folder's index, and check that they match; None where the preparation is finished.
+    """Open the corpus and the folder's index, and check that they match; None where the preparation is
+    finished.
 
     Raises DataError.
     """
     index = read_index(folder)
-    if index is not None and not index.shards:  # an earlier attempt failed early; its cause may be fixed by now
+    if (
+        index is not None and not index.shards
+    ):  # an earlier attempt failed early; its cause may be fixed by now
         index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
-        raise DataError(f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own")
+        raise DataError(
+            f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own"
+        )
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
     local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        raise DataError(f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder")
+        raise DataError(
+            f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder"
+        )
     if index is not None and index.finished and not local:
         return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
@@ -263,7 +277,9 @@ def _validation(asked: Settings, training: Documents, index: Index | None) -> Do
         if not has_validation(asked.corpus):
             return None
         revision = revision or training.origin.get("revision")
-        return open_documents(asked.corpus, split="validation", text_column=asked.text_column, revision=revision)
+        return open_documents(
+            asked.corpus, split="validation", text_column=asked.text_column, revision=revision
+        )
     return open_beside(asked.val_corpus, text_column=asked.text_column, revision=revision)
 
 
@@ -277,11 +293,17 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """Return an estimator of the number of tokens in all shards together, which gives None where it is not known."""
+    """Return an estimator of the number of tokens in all shards together, which gives None where it is not
+    known.
+    """
     whole, of_text = documents.documents, documents.bytes_of_text
 
     def estimate(tokens: Tokens, index: Index) -> float | None:
-        apart = sum(entry["tokens"] for entry in index.shards[:1]) if "first tokens of" not in index.validation else 0
+        apart = (
+            sum(entry["tokens"] for entry in index.shards[:1])
+            if "first tokens of" not in index.validation
+            else 0
+        )
         found = documents.tokens
         if of_text and tokens.characters:
             found = tokens.taken * of_text / tokens.characters

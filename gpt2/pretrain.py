@@ -3,8 +3,8 @@
 with process_group(run.toggles, device):
     for event in Leg(run, Place(folder=Path("runs/mine")), device): print(event)
 
-The steps are those of gpt2.train, which the harness times. This module holds the clock, checkpoints and policies; the
-caller (gpt2.longrun) displays and records the events.
+The steps are those of gpt2.train, which the harness times. This module holds the clock, checkpoints and
+policies; the caller (gpt2.longrun) displays and records the events.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ class Place:
     """A checkpoint whose weights the run begins with, at step 0."""
     source: Source = field(default_factory=Source)
     seconds: float | None = None
-    """Time limit of this leg; it ends in order before a step and the last checkpoint would exceed it. None: no limit.
+    """Time limit of this leg; it ends in order before a step and the last checkpoint would exceed it. None:
+    no limit.
     """
     peak_flops: float | None = None
     """Dense bfloat16 peak of one device in FLOP/s, for MFU; None: the datasheet's figure, if known."""
@@ -63,8 +64,9 @@ class Place:
 class Leg(Iterator[Event]):
     """One stretch of a run, from its start or a checkpoint to its end or interruption; an iterator of events.
 
-    Create it once per process. Events are the same on every rank except for memory and times; all ranks must take
-    them. Raises CheckpointError, ConfigError, DataError, and TrainingStopped where the guard ends the run.
+    Create it once per process. Events are the same on every rank except for memory and times; all ranks must
+    take them. Raises CheckpointError, ConfigError, DataError, and TrainingStopped where the guard ends the
+    run.
     """
 
     ended_early: str | None = None
@@ -79,8 +81,8 @@ class Leg(Iterator[Event]):
         saved = _read(self.resumed_from) if self.resumed_from else None
         if saved and not saved.run:
             raise CheckpointError(
-                f"{self.resumed_from} holds weights alone, which gpt2 import wrote, and no training to go on with; "
-                "move it out of the run's folder and begin from it with --init-from"
+                f"{self.resumed_from} holds weights alone, which gpt2 import wrote, and no training to go on "
+                "with; move it out of the run's folder and begin from it with --init-from"
             )
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
@@ -204,7 +206,9 @@ class Leg(Iterator[Event]):
         )
 
     def _accept(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Return whether the guard accepts this step; shares the mean loss, and requests to end, among all ranks."""
+        """Return whether the guard accepts this step; shares the mean loss, and requests to end, among all
+        ranks.
+        """
         values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
         mean, ending = parallel.mean(values, self.run.toggles.processes).tolist()
         if ending:
@@ -216,7 +220,10 @@ class Leg(Iterator[Event]):
         limit = self.place.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            following = (self.training.number + 1, self.training.number + 2)  # this step and the next must fit
+            following = (
+                self.training.number + 1,
+                self.training.number + 2,
+            )  # this step and the next must fit
             looking = self._looking_seconds if any(map(self.looks.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
@@ -242,7 +249,11 @@ class Leg(Iterator[Event]):
             tokens=training.number * self.run.tokens_per_step,
             elapsed_seconds=self._elapsed(),
             run=asdict(self.run),
-            data={**self.data.facts, "stream": self.data.place(training.number), "validation": self.looks.judged_by},
+            data={
+                **self.data.facts,
+                "stream": self.data.place(training.number),
+                "validation": self.looks.judged_by,
+            },
             scaler=training.scaler.state_dict(),
             guard=self.guard.remembered(),
             looked=looked,
@@ -281,9 +292,11 @@ class Leg(Iterator[Event]):
 
 
 def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
-    """Open the run's data on every rank; one rank of each machine goes first and fills the cache for the others.
+    """Open the run's data on every rank; one rank of each machine goes first and fills the cache for the
+    others.
 
-    Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank 0's.
+    Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank
+    0's.
     """
     ranks = run.toggles.processes
     data: Data | None = None
@@ -303,8 +316,8 @@ def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
             raise DataError(f"rank {rank} cannot open the data: {problem}")
         if theirs != everyone[0][0]:
             raise DataError(
-                f"rank {rank} would train or validate on other data than rank 0: its files differ; give all machines "
-                "the same (--data, GPT2_DATA_DIR, GPT2_CACHE_DIR)"
+                f"rank {rank} would train or validate on other data than rank 0: its files differ; give all "
+                "machines the same (--data, GPT2_DATA_DIR, GPT2_CACHE_DIR)"
             )
     assert data is not None
     return data
@@ -331,7 +344,9 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
 
 
 FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
-"""Workload keys that must not change on resuming, because the data or model would no longer match earlier steps."""
+"""Workload keys that must not change on resuming, because the data or model would no longer match earlier
+steps.
+"""
 
 
 def _comparable(folder: Path, saved: Saved, run: Run) -> None:

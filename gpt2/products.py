@@ -1,8 +1,8 @@
 """Matmuls on a CPU, each split in the way that was timed as fastest for its shape.
 
-torch passes each matmul whole to oneDNN, whose distribution over threads suits some shapes badly: on two cores, a
-matmul of 768 columns leaves one of them idle. Split explicitly by rows or columns of the result, both cores work. No
-sum is split: each element of the result is the same dot product.
+torch passes each matmul whole to oneDNN, whose distribution over threads suits some shapes badly: on two
+cores, a matmul of 768 columns leaves one of them idle. Split explicitly by rows or columns of the result,
+both cores work. No sum is split: each element of the result is the same dot product.
 """
 
 from __future__ import annotations
@@ -25,10 +25,13 @@ LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
 """Timing budget for one shape after LEAST_ROUNDS rounds; large shapes need fewer timings."""
 PLENTY_SECONDS = 5.0
-"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the scheduler."""
+"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the
+scheduler.
+"""
 
 WORTH_CUTTING = 0.97
-"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse."""
+"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse.
+"""
 
 Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
@@ -49,7 +52,15 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
     a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
     """
-    key = (torch.get_num_threads(), a.shape, b.shape, a.stride(-1) == 1, b.stride(-1) == 1, a.dtype, bias is not None)
+    key = (
+        torch.get_num_threads(),
+        a.shape,
+        b.shape,
+        a.stride(-1) == 1,
+        b.stride(-1) == 1,
+        a.dtype,
+        bias is not None,
+    )
     name = _chosen.get(key)
     if name is None:
         name = _chosen[key] = _fastest(a, b, bias)

@@ -2,9 +2,10 @@
 
     code = train_in_ranks("gpt2.cli", processes=8, variables=environment(toggles))
 
-torchrun is not used here: it turns every exit code into 1, prints an error once per rank and a traceback of its own
-below, and before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they still write a checkpoint. Ranks started by
-others, as by torchrun on several machines, have WORLD_SIZE in their environment; then there is nothing to start.
+torchrun is not used here: it turns every exit code into 1, prints an error once per rank and a traceback of
+its own below, and before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they still write a checkpoint.
+Ranks started by others, as by torchrun on several machines, have WORLD_SIZE in their environment; then there
+is nothing to start.
 """
 
 from __future__ import annotations
@@ -59,8 +60,9 @@ def _wait_for_launcher() -> None:
 def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
     """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
-    It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails first, the
-    last lines of output are shown. Signals are passed on to all ranks. `variables` are added to their environment.
+    It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails
+    first, the last lines of output are shown. Signals are passed on to all ranks. `variables` are added to
+    their environment.
     """
     command = [*python(module), *sys.argv[1:]]
     shared = {
@@ -96,7 +98,9 @@ def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) ->
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)
-        refused = ranks[0].returncode == REFUSED  # rank 0 has reported why; others may have failed only for lack of it
+        refused = (
+            ranks[0].returncode == REFUSED
+        )  # rank 0 has reported why; others may have failed only for lack of it
         for rank in failed:
             code = ranks[rank].returncode
             if not refused or code < 0 or (0 not in failed and code != REFUSED):

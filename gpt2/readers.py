@@ -1,7 +1,7 @@
 """Read the documents of one corpus file, and explain what is wrong with it. Imports no torch.
 
-gpt2.corpora passes read_text, read_json_lines and read_parquet to `datasets`. Each yields documents with "text", None
-where it is null, and "where": the file, with the line or row.
+gpt2.corpora passes read_text, read_json_lines and read_parquet to `datasets`. Each yields documents with
+"text", None where it is null, and "where": the file, with the line or row.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ ROWS = 1024
 USUAL_COLUMNS = ("text", "content")
 LOOKED_AT = 256
 """Lines of JSON that are examined to find the columns of text."""
-ONE_EACH = "a document is one object on one line (jq -c . OLD > NEW.jsonl for objects, jq -c '.[]' for an array)"
+ONE_EACH = (
+    "a document is one object on one line (jq -c . OLD > NEW.jsonl for objects, jq -c '.[]' for an array)"
+)
 BLANK = b" \t\r\n\0"
 """Characters of a line without a document; NULs end a file that was allocated beforehand."""
 
@@ -46,7 +48,8 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
-    """Yield each line's `column` as one document; of a duplicate key, the last value counts. Raises DataError.
+    """Yield each line's `column` as one document; of a duplicate key, the last value counts. Raises
+    DataError.
 
     null is an empty document, and so is a line without the column, unless it has text in another one.
     """
@@ -60,12 +63,14 @@ def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any
             yield {"text": text, "where": where}
 
 
-def read_parquet(files: Sequence[str], column: str, begun: str = "", skip: int = 0) -> Iterator[dict[str, Any]]:
+def read_parquet(
+    files: Sequence[str], column: str, begun: str = "", skip: int = 0
+) -> Iterator[dict[str, Any]]:
     """Yield each row's `column` as one document. Raises DataError.
 
-    The first `skip` rows of the file `begun` will not be used: where they form whole row groups, empty records stand
-    for them and nothing is read. All reading is done in this thread, because the threads of pyarrow's scanner, which
-    `datasets` uses for Parquet, abort a process that exits early.
+    The first `skip` rows of the file `begun` will not be used: where they form whole row groups, empty
+    records stand for them and nothing is read. All reading is done in this thread, because the threads of
+    pyarrow's scanner, which `datasets` uses for Parquet, abort a process that exits early.
     """
     for file in files:
         try:
@@ -99,7 +104,9 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
 
 
 def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each JSON object of a file with its line, skipping lines of BLANK characters only. Raises DataError."""
+    """Yield each JSON object of a file with its line, skipping lines of BLANK characters only. Raises
+    DataError.
+    """
     number, first = 0, True
     try:
         with open_file(file) as lines:
@@ -133,7 +140,11 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         if first and error.pos >= len(text):  # the value continues on the next line
-            what = "an array over several lines" if text.lstrip().startswith("[") else "an object over several lines"
+            what = (
+                "an array over several lines"
+                if text.lstrip().startswith("[")
+                else "an object over several lines"
+            )
             raise DataError(f"{where}: the beginning of {what}; {ONE_EACH}") from None
         raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of nested brackets
@@ -157,9 +168,9 @@ def open_file(file: str) -> Any:
 def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None) -> str:
     """Return the column of text: the one asked for if it exists, else the usual one, else the only one.
 
-    Parquet columns have types. In JSON, the first LOOKED_AT lines decide: a column with a string in any of them is
-    text; one with only nulls may be, and is taken by its name or where no other column is text. Raises DataError where
-    the column does not exist or cannot be inferred.
+    Parquet columns have types. In JSON, the first LOOKED_AT lines decide: a column with a string in any of
+    them is text; one with only nulls may be, and is taken by its name or where no other column is text.
+    Raises DataError where the column does not exist or cannot be inferred.
     """
     if kind == "text":
         return "text"
@@ -171,12 +182,14 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if asked is not None and asked not in columns:
         raise NoColumn(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
-        raise DataError(f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}")
+        raise DataError(
+            f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}"
+        )
     named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
     if asked is None and not named and (other := [column for column in USUAL_COLUMNS if column in columns]):
         raise DataError(
-            f"corpus {name!r}: column {other[0]!r} of {file} is no text, as it should be by its name; write it as "
-            "strings, or say with --text-column which column is meant"
+            f"corpus {name!r}: column {other[0]!r} of {file} is no text, as it should be by its name; write "
+            "it as strings, or say with --text-column which column is meant"
         )
     usual = [asked] if asked else named or texts or empty
     if len(usual) != 1 and not set(usual) & set(USUAL_COLUMNS):
@@ -245,12 +258,16 @@ def explain(file: str, error: Exception) -> DataError:
     if isinstance(error, PermissionError):
         return DataError(f"{file} cannot be read (permission denied)")
     if isinstance(error, FileNotFoundError):
-        return DataError(f"{file} is not there, or its server does not answer" if remote else f"{file} does not exist")
+        return DataError(
+            f"{file} is not there, or its server does not answer" if remote else f"{file} does not exist"
+        )
     if isinstance(error, UnicodeDecodeError):
         return DataError(f"{file} holds text that is no UTF-8 ({error.reason})")
     if remote and not type(error).__module__.startswith("pyarrow"):
         return DataError(
-            f"{file} cannot be read any further, after all tries ({type(error).__name__}: {said}); nothing is lost: "
-            "once the network is back, go on from the last checkpoint or whole shard"
+            f"{file} cannot be read any further, after all tries ({type(error).__name__}: {said}); nothing "
+            "is lost: once the network is back, go on from the last checkpoint or whole shard"
         )
-    return DataError(f"{file} cannot be read ({said}); it is damaged, cut off, or not of the kind that its name says")
+    return DataError(
+        f"{file} cannot be read ({said}); it is damaged, cut off, or not of the kind that its name says"
+    )

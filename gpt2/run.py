@@ -93,7 +93,9 @@ class Run:
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name {self.name!r} is no name for a folder")
         if self.guard.skips and self.toggles.launch == "graph":
-            raise ValueError("launch: graph records whole steps, so that guard cannot skip one; choose stop or report")
+            raise ValueError(
+                "launch: graph records whole steps, so that guard cannot skip one; choose stop or report"
+            )
         object.__setattr__(self, "toggles", resolve(self.workload, self.toggles))
 
     @property
@@ -103,7 +105,8 @@ class Run:
 
 
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
-    """Load a Run from a file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as toggles.device=cuda.
+    """Load a Run from a file, or by its name in gpt2/configs; overrides are PATH=VALUE, such as
+    toggles.device=cuda.
 
     Raises ConfigError, which names file and key.
     """

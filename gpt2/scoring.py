@@ -2,7 +2,8 @@
 
 sums = log_probabilities(model, texts, device=device, autocast=contextlib.nullcontext, batch_size=32)
 
-Used by gpt2.hellaswag. A text is any object with `tokens` and `scored`, the number of tokens at its end that count.
+Used by gpt2.hellaswag. A text is any object with `tokens` and `scored`, the number of tokens at its end that
+count.
 """
 
 from __future__ import annotations
@@ -67,10 +68,11 @@ def log_probabilities(
 ) -> np.ndarray:
     """Return the log-probability of each text's scored tokens given the tokens before them, in nats.
 
-    Returns float64 (len(texts),). Runs eagerly, since compiled code would be recompiled for each shape. A text that is
-    too long loses its first tokens. Memory: the logits of one batch, and a float32 copy at scored positions only. With
-    several processes, all must call this together, each with its own texts. progress: called with texts done and in
-    total. Raises DataError where the scored tokens alone are too long.
+    Returns float64 (len(texts),). Runs eagerly, since compiled code would be recompiled for each shape. A
+    text that is too long loses its first tokens. Memory: the logits of one batch, and a float32 copy at
+    scored positions only. With several processes, all must call this together, each with its own texts.
+    progress: called with texts done and in total. Raises DataError where the scored tokens alone are too
+    long.
     """
     batches = _plan(texts, model.config.n_ctx, batch_size)
     # Where ranks shard the weights, all must take part in each forward pass.
@@ -95,7 +97,9 @@ def log_probabilities(
 
 
 def _plan(texts: Sequence[Text], n_ctx: int, batch_size: int) -> list[Batch]:
-    """Group texts of similar length into batches of one shape each, the longest first, as they need most memory."""
+    """Group texts of similar length into batches of one shape each, the longest first, as they need most
+    memory.
+    """
     widths: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(texts):
         if each.scored > n_ctx:
@@ -113,7 +117,8 @@ def _filled_up(length: int, most: int) -> int:
 
 
 def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
-    """Yield a batch's inputs (rows, T), and positions and targets of scored tokens (rows, K); int64, on the CPU.
+    """Yield a batch's inputs (rows, T), and positions and targets of scored tokens (rows, K); int64, on the
+    CPU.
 
     Rows are padded on the right, where causal attention ignores it.
     """

@@ -26,7 +26,9 @@ def loaded_libraries() -> str:
 
 
 def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
-    """Return the page faults caused by creating and filling a tensor of `size` bytes, and its number of pages."""
+    """Return the page faults caused by creating and filling a tensor of `size` bytes, and its number of
+    pages.
+    """
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(size, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
@@ -75,7 +77,9 @@ class Seen:
 
     @cached_property
     def heads(self) -> list[Product]:
-        """The lm_head's matmul of each forward pass, recognised by its many columns and short inner dimension."""
+        """The lm_head's matmul of each forward pass, recognised by its many columns and short inner
+        dimension.
+        """
         config = self.training.model.config
         return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
 
@@ -84,13 +88,16 @@ class Seen:
         """Tokens of each forward pass in the step."""
         if self.toggles.cross_entropy == "linear":  # the lm_head's matmul runs in chunks
             config = self.training.model.config
-            first = [p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)]  # of each layer
+            first = [
+                p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)
+            ]  # of each layer
             return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
         if self.toggles.cross_entropy == "cut":  # the kernel that has the lm_head's matmul in it
             return [op.shapes[0][0] for op in self.named("LinearCrossEntropyFunction")]
         if self.heads:
             return [head.m for head in self.heads]
-        # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of them.
+        # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of
+        # them.
         whole = [
             torch.Size(shape).numel()
             for op in self.named("CompiledFunction")
@@ -126,13 +133,16 @@ class Seen:
         names = [op.name for op in self.ops]
         step = next((place for place, name in enumerate(names) if name.startswith(STEP)), len(names))
         before, within = (
-            sum(name.startswith("Torch-Compiled Region") for name in part) for part in (names[:step], names[step:])
+            sum(name.startswith("Torch-Compiled Region") for name in part)
+            for part in (names[:step], names[step:])
         )
         return before, within
 
     @cached_property
     def wide_kept(self) -> int:
-        """Number of activations of the MLPs' inner width that one more forward pass keeps for its backward pass."""
+        """Number of activations of the MLPs' inner width that one more forward pass keeps for its backward
+        pass.
+        """
         assert self.training.micro_batch is not None
         wide, kept = 4 * self.training.model.config.n_embd, set()
         weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
@@ -171,7 +181,9 @@ class Seen:
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         model = self.training.model
         with self.training.autocast(), torch.compiler.set_stance("force_eager"):
-            loss = model(x, y)  # kept, because a function written in Python tells nothing once its result is gone
+            loss = model(
+                x, y
+            )  # kept, because a function written in Python tells nothing once its result is gone
         found, left = set(), [loss.grad_fn]
         while left:
             if (node := left.pop()) is not None and node not in found:

@@ -14,7 +14,9 @@ from gpt2.files import kind_of
 from gpt2.workload import TEXT_VOCABULARY
 
 TOKEN = np.dtype("<u2")
-HEADER_INTS = 256  # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
+HEADER_INTS = (
+    256  # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
+)
 HEADER_BYTES = 4 * HEADER_INTS
 MAGIC = 20240520
 VERSION = 1
@@ -29,7 +31,9 @@ No GPT-2 text has token 0 (an exclamation mark) twice in a row, because two of t
 FEWEST_TO_TELL = 8
 """Smallest number of tokens for which zeros at every other position are no coincidence."""
 FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
-"""Smallest number of bytes, and of distinct bytes, for comparing distributions, and the distance of similar ones."""
+"""Smallest number of bytes, and of distinct bytes, for comparing distributions, and the distance of similar
+ones.
+"""
 
 
 def shard_header(tokens: int) -> bytes:
@@ -42,7 +46,9 @@ def shard_header(tokens: int) -> bytes:
 class Shards:
     """Memory-mapped token files as one sequence; a Corpus."""
 
-    def __init__(self, name: str, arrays: list[np.ndarray], sha256: str, *, vocab_size: int | None = None) -> None:
+    def __init__(
+        self, name: str, arrays: list[np.ndarray], sha256: str, *, vocab_size: int | None = None
+    ) -> None:
         self.name, self.sha256 = name, sha256
         self.files: dict[Path, str] = {}
         """sha256 of each file, header included; empty where the tokens are in memory."""
@@ -68,18 +74,22 @@ class Shards:
             self._check(each)  # so that nothing is taken which was written meanwhile
         if self._vocab_size is not None and found.max(initial=0) >= self._vocab_size:
             raise DataError(
-                f"corpus {self.name!r}: its files changed since they were opened: token id {found.max()} is beyond "
-                f"the model's vocabulary of {self._vocab_size}"
+                f"corpus {self.name!r}: its files changed since they were opened: token id {found.max()} is "
+                f"beyond the model's vocabulary of {self._vocab_size}"
             )
         return found
 
     def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
-        """Record the files behind the arrays, their sha256 and their current state, so that reads notice changes."""
+        """Record the files behind the arrays, their sha256 and their current state, so that reads notice
+        changes.
+        """
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
 
     def _check(self, shard: int) -> None:
-        """Raise DataError where a file was written to; a file that replaces it does not affect the mapped tokens."""
+        """Raise DataError where a file was written to; a file that replaces it does not affect the mapped
+        tokens.
+        """
         if not self._looks:
             return
         path, before = self._looks[shard]
@@ -98,8 +108,9 @@ class Shards:
 def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """Open the files, in this order, as one corpus.
 
-    Each file is read once in full: its width is verified, its ids are checked against the vocabulary, and its content
-    gives the corpus's sha256. Raises DataError where one is damaged, or of another width or vocabulary.
+    Each file is read once in full: its width is verified, its ids are checked against the vocabulary, and its
+    content gives the corpus's sha256. Raises DataError where one is damaged, or of another width or
+    vocabulary.
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
@@ -108,14 +119,15 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
             raise DataError(
-                f"corpus {name!r}: {path.name} has nothing but zeros from token {unwritten:,} on, {UNWRITTEN} or "
-                "more, as a file has that was not written to its end, or padding; write it anew, without"
+                f"corpus {name!r}: {path.name} has nothing but zeros from token {unwritten:,} on, "
+                f"{UNWRITTEN} or more, as a file has that was not written to its end, or padding; write it "
+                "anew, without"
             )
         if largest >= vocab_size:
             raise DataError(
                 f"corpus {name!r}: token id {largest} of {path.name} is beyond the model's vocabulary of "
-                f"{vocab_size}; choose a model with the vocabulary that made the tokens (tiny has only that of the "
-                "synthetic corpus), and see that they are little-endian uint16"
+                f"{vocab_size}; choose a model with the vocabulary that made the tokens (tiny has only that "
+                "of the synthetic corpus), and see that they are little-endian uint16"
             )
     corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
     corpus.watch(dict(zip(paths, found["files"], strict=True)), looks)
@@ -147,7 +159,9 @@ def _map_shard(path: Path) -> np.memmap:
         # No text has 506 equal tokens after its first six, so zeros there are a header of some kind.
         if magic == MAGIC or not header[3:].any():
             if magic == LLAMA_MAGIC:
-                raise DataError(f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary")
+                raise DataError(
+                    f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary"
+                )
             if magic != MAGIC:
                 raise DataError(f"{path}: header magic {magic} is not {MAGIC}, llm.c's GPT-2 token shards")
             if version != VERSION:
@@ -204,22 +218,27 @@ def _first_bytes(path: Path) -> bytes:
 def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> None:
     """Raise DataError where a headerless file was not written as uint16.
 
-    zeros: whether all even and all odd positions are 0, as with ids of GPT-2's vocabulary in 4 or 8 bytes; no text has
-    token 0, an exclamation mark, at every other position.
+    zeros: whether all even and all odd positions are 0, as with ids of GPT-2's vocabulary in 4 or 8 bytes; no
+    text has token 0, an exclamation mark, at every other position.
     """
     if any(zeros):
-        wide = "all its tokens are 0" if all(zeros) else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
+        wide = (
+            "all its tokens are 0"
+            if all(zeros)
+            else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
+        )
         raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
-    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions; in uint16 ids they
-    # do not: their distance is about 0.7 for GPT-2's tokens of English or code, and below 0.1 for bytes.
+    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions; in uint16
+    # ids they do not: their distance is about 0.7 for GPT-2's tokens of English or code, and below 0.1 for
+    # bytes.
     places = array[:SCANNED].view(np.uint8).reshape(-1, 2)
     low, high = (np.bincount(places[:, place], minlength=256)[1:] for place in (0, 1))
     if min(low.sum(), high.sum()) < FEWEST_TO_COMPARE or np.count_nonzero(high) < FEWEST_KINDS:
         return
     if np.abs(low / low.sum() - high / high.sum()).sum() / 2 < ALIKE:
         raise DataError(
-            f"{path} holds no uint16 tokens but bytes, as plain text or ids of one byte each; name a text .txt, or "
-            "write ids with numpy's .astype('<u2')"
+            f"{path} holds no uint16 tokens but bytes, as plain text or ids of one byte each; name a text "
+            ".txt, or write ids with numpy's .astype('<u2')"
         )
 
 
@@ -238,8 +257,9 @@ def _refuse_other_vocabulary(folder: Path, vocab_size: int) -> None:
         size = None
     if isinstance(size, int) and size != vocab_size:
         raise DataError(
-            f"{path} says that the tokens beside it are of a vocabulary of {size}, the model's is of {vocab_size}; "
-            "prepare the text with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a model of that vocabulary"
+            f"{path} says that the tokens beside it are of a vocabulary of {size}, the model's is of "
+            f"{vocab_size}; prepare the text with GPT-2's vocabulary (gpt2 prepare FILE.txt), or choose a "
+            "model of that vocabulary"
         )
 
 

@@ -19,7 +19,9 @@ def ending() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals with `handler` within the block; outside the main thread, Python allows no handlers."""
+    """Handle these signals with `handler` within the block; outside the main thread, Python allows no
+    handlers.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -27,9 +27,11 @@ if TYPE_CHECKING:
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
-    """Return the CPU threads of one rank: the toggle's, or the usable cores divided by the ranks on this machine.
+    """Return the CPU threads of one rank: the toggle's, or the usable cores divided by the ranks on this
+    machine.
 
-    nodes: machines that the ranks are spread over, for a launcher; a rank reads LOCAL_WORLD_SIZE, which torchrun sets.
+    nodes: machines that the ranks are spread over, for a launcher; a rank reads LOCAL_WORLD_SIZE, which
+    torchrun sets.
     """
     if toggles.threads != "default":
         return toggles.threads
@@ -67,7 +69,8 @@ def _allocator(name: str) -> dict[str, str]:
     if name == "thp":
         return {"THP_MEM_ALLOC_ENABLE": "1"}  # read by torch, for blocks of 2 MiB and more
     if name == "expandable":
-        # torch reads only one of the two variables; a value that this function set before must not be added again.
+        # torch reads only one of the two variables; a value that this function set before must not be added
+        # again.
         given = os.environ.get(CUDA_ALLOCATOR) or os.environ.get("PYTORCH_ALLOC_CONF", "")
         others = [each for each in given.split(",") if each and not each.startswith("expandable_segments:")]
         return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
@@ -120,7 +123,9 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
 
 
 MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
-"""Attentions of the model's own; the others are kernels of scaled_dot_product_attention, which torch is told of."""
+"""Attentions of the model's own; the others are kernels of scaled_dot_product_attention, which torch is told
+of.
+"""
 
 
 def compile_options(toggles: Toggles) -> dict[str, Any]:
@@ -151,7 +156,9 @@ TUNED: dict[str, dict[str, Any]] = {
     "gemm": {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8},
     "coordinate-descent": {COORDINATE_DESCENT: True},
 }
-"""Values of the toggle `compile` that are options of Inductor and no mode of torch.compile, alone or joined by +."""
+"""Values of the toggle `compile` that are options of Inductor and no mode of torch.compile, alone or joined
+by +.
+"""
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
@@ -196,9 +203,15 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    options: dict[str, Any] = {"lr": workload.lr, "betas": (workload.beta1, workload.beta2), "eps": workload.eps}
+    options: dict[str, Any] = {
+        "lr": workload.lr,
+        "betas": (workload.beta1, workload.beta2),
+        "eps": workload.eps,
+    }
     if toggles.adamw == "compiled":
-        copies = model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
+        copies = (
+            model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
+        )
         return CompiledAdamW(groups, **options, copies=copies)
     if toggles.launch == "graph":  # a recorded step finds the learning rate in memory
         options |= {"lr": torch.tensor(workload.lr, device=parameters[0].device), "capturable": True}
@@ -209,7 +222,9 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
 def precision(
     toggles: Toggles, device: Device
 ) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
-    """Return the context for each forward pass, and the gradient scaler, which is disabled except for float16."""
+    """Return the context for each forward pass, and the gradient scaler, which is disabled except for
+    float16.
+    """
     import torch
 
     dtype = getattr(torch, toggles.autocast)

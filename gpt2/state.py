@@ -1,8 +1,8 @@
 """Save and load a training's tensors with torch.distributed.checkpoint, as safetensors.
 
-Tensors have the plain model's names and logical shapes, however the model is compiled, padded, replicated or sharded.
-A checkpoint saved under one set of toggles can therefore be resumed under another, on any number of ranks. Reading
-runs no code.
+Tensors have the plain model's names and logical shapes, however the model is compiled, padded, replicated or
+sharded. A checkpoint saved under one set of toggles can therefore be resumed under another, on any number of
+ranks. Reading runs no code.
 
     save(folder, training, Saved(...)); saved = read(folder); restore(folder, saved, training)
 """
@@ -37,7 +37,8 @@ FAILURES = (Exception, CheckpointException)
 
 
 def save(folder: Path, training: Training, saved: Saved) -> None:
-    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks must call this together.
+    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks must call this
+    together.
 
     Raises CheckpointError on every rank where it cannot be written.
     """
@@ -55,7 +56,8 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
 
 
 def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint of weights only, from one process; they are named and shaped as weights() returns them.
+    """Write a checkpoint of weights only, from one process; they are named and shaped as weights() returns
+    them.
 
     Raises CheckpointError.
     """
@@ -161,7 +163,9 @@ def _tensors(training: Training) -> dict[str, Tensor]:
 def _named(training: Training) -> dict[str, Tensor]:
     """Return the tensors of _tensors() in their logical shapes."""
     return {
-        name: tensor if (rows := _rows(name, training.model)) is None else parallel.whole(tensor)[:rows].contiguous()
+        name: tensor
+        if (rows := _rows(name, training.model)) is None
+        else parallel.whole(tensor)[:rows].contiguous()
         for name, tensor in _tensors(training).items()
     }
 
@@ -185,7 +189,10 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
             if not state:
                 device = parameter.device if group.get("fused") else "cpu"
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-                state |= {each: torch.zeros_like(parameter, memory_format=torch.preserve_format) for each in AVERAGES}
+                state |= {
+                    each: torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    for each in AVERAGES
+                }
             state["step"].fill_(updates)
 
 
@@ -199,7 +206,9 @@ def _begin(part: Path) -> None:
 
 
 def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
-    """Write tensors as safetensors; model: that of a training, whose other ranks may have further tensors, or None."""
+    """Write tensors as safetensors; model: that of a training, whose other ranks may have further tensors, or
+    None.
+    """
     if model is None:
         names = list(tensors)
         sizes = [tensor.numel() * 4 for tensor in tensors.values()]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
 Compute = Callable[[Iterator[Batch]], tuple[Tensor, Tensor]]
-"""Takes one optimiser step with micro-batches that lie on the device, and returns its loss and gradient norm."""
+"""Takes one optimiser step with micro-batches that lie on the device, and returns its loss and gradient norm.
+"""
 
 EAGER_STEPS = 2
 """Steps that run before the recording: they compile, choose kernels and allocate what stays."""
@@ -22,9 +23,9 @@ EAGER_STEPS = 2
 class StepGraph:
     """Runs a step kernel by kernel at first, then records it once and replays the recording.
 
-    A recording reads and writes the same memory each time. Micro-batches are therefore copied into tensors that stay,
-    weights and optimiser state must stay where they are, and whatever changes between steps, such as the learning
-    rate, must be a tensor on the device.
+    A recording reads and writes the same memory each time. Micro-batches are therefore copied into tensors
+    that stay, weights and optimiser state must stay where they are, and whatever changes between steps, such
+    as the learning rate, must be a tensor on the device.
     """
 
     recordings = 0
@@ -43,8 +44,8 @@ class StepGraph:
     def __call__(self, batches: Sequence[Batch], *, replay: bool = True) -> tuple[Tensor, Tensor]:
         """Take one step and return its loss and gradient norm, which the next step does not overwrite.
 
-        batches: on the device or, pinned, on the host; all steps must have the same shapes. replay: False runs this
-        step kernel by kernel, as a profiler needs to see its ops.
+        batches: on the device or, pinned, on the host; all steps must have the same shapes. replay: False
+        runs this step kernel by kernel, as a profiler needs to see its ops.
         """
         self._copy(batches)
         self._taken += 1

@@ -1,8 +1,9 @@
 """Batches directly from a corpus, without shards on disk, with a position for checkpoints. Imports no torch.
 
-batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337)
-x, y = batches.sequences(step=0, first=0, count=4)                # as gpt2.data.Batches, steps in rising order
-state = batches.state(step=0)                                     # JSON-able; give it to a later StreamedBatches
+batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337) x, y
+= batches.sequences(step=0, first=0, count=4)                # as gpt2.data.Batches, steps in rising order
+state = batches.state(step=0)                                     # JSON-able; give it to a later
+StreamedBatches
 """
 
 from __future__ import annotations
@@ -47,8 +48,8 @@ class HeldOut:
 def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> HeldOut:
     """Read the first `tokens` tokens of a corpus, and hold out the documents that they come from.
 
-    The last of these documents is held out as a whole. The documents are consumed: open them again to train. Raises
-    DataError where the corpus is shorter, unless `or_all` is set.
+    The last of these documents is held out as a whole. The documents are consumed: open them again to train.
+    Raises DataError where the corpus is shorter, unless `or_all` is set.
     """
     assert tokens > 0
     documents.cut(PIECE_CHARS)
@@ -62,10 +63,13 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
         if not left:
             break
     if left and not (or_all and parts):
-        raise DataError(f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out")
+        raise DataError(
+            f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out"
+        )
     ids = np.concatenate(parts)
     return HeldOut(
-        Shards(documents.name, [ids], hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()), frozenset(digests)
+        Shards(documents.name, [ids], hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()),
+        frozenset(digests),
     )
 
 
@@ -87,11 +91,11 @@ class _Block(NamedTuple):
 class StreamedBatches:
     """The global batch of every step, from documents that are shuffled in blocks as they are read.
 
-    `block_documents` documents are read, their tokens are put in an order drawn from (seed, epoch, block), and the
-    next block follows. Documents in `held_out` are left out (see hold_out). A text file counts piece by piece. Each
-    epoch reads the files in an order of its own. A batch depends on the corpus, the seed and the step alone: each rank
-    reads the whole stream and takes its rows. Raises DataError as the corpus does, or where `state` belongs to another
-    corpus or other settings.
+    `block_documents` documents are read, their tokens are put in an order drawn from (seed, epoch, block),
+    and the next block follows. Documents in `held_out` are left out (see hold_out). A text file counts piece
+    by piece. Each epoch reads the files in an order of its own. A batch depends on the corpus, the seed and
+    the step alone: each rank reads the whole stream and takes its rows. Raises DataError as the corpus does,
+    or where `state` belongs to another corpus or other settings.
     """
 
     def __init__(
@@ -141,7 +145,8 @@ class StreamedBatches:
         self._note_state(first, place)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences first to first + count of the global batch of `step`; see gpt2.data.Batches.sequences.
+        """Return sequences first to first + count of the global batch of `step`; see
+        gpt2.data.Batches.sequences.
 
         A step can be asked for again until a later one is; earlier ones are no longer available.
         """
@@ -154,7 +159,8 @@ class StreamedBatches:
         return taken[:, :-1], taken[:, 1:]
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the position before `step`, JSON-able, from which a new StreamedBatches gives the same batches.
+        """Return the position before `step`, JSON-able, from which a new StreamedBatches gives the same
+        batches.
 
         Available for the next step and the last KEPT steps that were asked for.
         """
@@ -188,7 +194,9 @@ class StreamedBatches:
             del self._states[old]
 
     def _end(self) -> None:
-        """Wait until no block is being read while the interpreter exits: a thread inside pyarrow would abort it."""
+        """Wait until no block is being read while the interpreter exits: a thread inside pyarrow would abort
+        it.
+        """
         self._ending = True
         self._working.acquire(timeout=10)
 
@@ -252,24 +260,24 @@ def _same(block: _Block) -> _Block:
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
     if any(isinstance(size, int) for _, size in state.get("source", {}).get("files", [])):
         raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files and no "
-            "checksums; go on with that version, or begin a new run from its weights with --init-from"
+            f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files "
+            "and no checksums; go on with that version, or begin a new run from its weights with --init-from"
         )
     if state.keys() & identity.keys() != identity.keys():
         raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, whose positions mean something else; go on "
-            "with that version, or begin a new run from its weights with --init-from"
+            f"corpus {name!r}: the checkpoint is of an older version, whose positions mean something else; "
+            "go on with that version, or begin a new run from its weights with --init-from"
         )
     had, now = (Counter(map(tuple, each.get("files", []))) for each in (state["source"], identity["source"]))
     if other := sorted({file for file, _ in (had - now) + (now - had)}):
         raise DataError(
-            f"corpus {name!r}: the checkpoint's position in the stream is for other files: {listed(other)} came, went "
-            "or changed since; go on with the files as they were"
+            f"corpus {name!r}: the checkpoint's position in the stream is for other files: {listed(other)} "
+            "came, went or changed since; go on with the files as they were"
         )
     for key, value in identity.items():
         if state.get(key) != value:
             what = "another source" if key == "source" else f"{key} {state.get(key)}, not {value}"
             raise DataError(
-                f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the same corpus "
-                "and settings"
+                f"corpus {name!r}: the checkpoint's position in the stream is for {what}; go on with the "
+                "same corpus and settings"
             )

@@ -8,7 +8,8 @@ from gpt2.toggles import HOST, SCALED, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:
-    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires another one.
+    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires
+    another one.
 
     gpt2.device.check also asks the actual device.
     """
@@ -29,7 +30,8 @@ def check(toggles: Toggles) -> None:
         reason = "one rank has nobody to share with; choose a world_size above 1, or none"
         raise UnsupportedToggle("sharding", toggles.sharding, reason)
     if toggles.cuda_graphs and toggles.shards_gradients:
-        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each time.
+        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each
+        # time.
         reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
         raise UnsupportedToggle("compile", toggles.compile, reason)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
@@ -39,7 +41,9 @@ def check(toggles: Toggles) -> None:
 
 
 def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
-    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and requirement."""
+    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and
+    requirement.
+    """
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
     if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
@@ -47,9 +51,17 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
         return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
     if toggles.clip == "in_step":
         if toggles.adamw not in ("fused", "compiled"):
-            return "clip", toggles.clip, "only these scale gradients as they read them: set adamw to fused or compiled"
+            return (
+                "clip",
+                toggles.clip,
+                "only these scale gradients as they read them: set adamw to fused or compiled",
+            )
         if toggles.autocast == "float16" or toggles.sharding != "none":
-            return "clip", toggles.clip, "float16's scaler and shards have gradients scaled apart; choose separate"
+            return (
+                "clip",
+                toggles.clip,
+                "float16's scaler and shards have gradients scaled apart; choose separate",
+            )
     needed = _needs(toggles)
     for name, others in needed.items():
         for other, value in others.items():
@@ -57,9 +69,7 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 return name, getattr(toggles, name), f"it takes {other}: {value}"
     for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
         if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
-            reason = (
-                f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
-            )
+            reason = f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
             return name, getattr(toggles, name), reason
     if toggles.reductions == "apart" and toggles.compile == "eager":
         return "reductions", toggles.reductions, "nothing is compiled; set compile"
@@ -74,7 +84,11 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
     if reason := _why_not_this_loss(toggles):
         return "cross_entropy", toggles.cross_entropy, reason
     if toggles.attention == "flex" and toggles.compile == "eager":
-        return "attention", toggles.attention, "uncompiled it materialises the scores; set compile, or choose sdpa"
+        return (
+            "attention",
+            toggles.attention,
+            "uncompiled it materialises the scores; set compile, or choose sdpa",
+        )
     if toggles.affinity == "pinned" and toggles.world_size > 1:
         return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
     return None
@@ -99,7 +113,9 @@ def _why_not_this_loss(toggles: Toggles) -> str | None:
     if loss in ("liger", "quack") and toggles.autocast == "float16":
         return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
     if loss == "quack" and toggles.vocab_multiple == 1:
-        return "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
+        return (
+            "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
+        )
     if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
         return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
     return None

@@ -53,7 +53,9 @@ def finite(value: float | None) -> float | None:
 
 
 def denied(error: PermissionError) -> str:
-    """Return what to say where the system lets this user not read or write; raises `error` if it names no file."""
+    """Return what to say where the system lets this user not read or write; raises `error` if it names no
+    file.
+    """
     if error.filename is None:
         raise error
     return f"{error.filename}: {error.strerror}; ask for access, or name another place"

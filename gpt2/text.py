@@ -3,10 +3,11 @@
 ids = encode("To be, or not to be")               # all text of this package is tokenised by this function
 shard = tokenise(Path("input.txt"))               # the file's tokens, cached
 
-A long text is cut into parts that are encoded separately. Cuts are made where the tokenizer's own pattern always
-separates, so that no token changes: before white space followed by a visible character, and between a letter or digit
-and a punctuation mark. A stretch of more than LONGEST characters without such a place, such as a million letters, is
-cut every LONGEST characters from its beginning. Cuts depend on the text alone, not on how it is read.
+A long text is cut into parts that are encoded separately. Cuts are made where the tokenizer's own pattern
+always separates, so that no token changes: before white space followed by a visible character, and between a
+letter or digit and a punctuation mark. A stretch of more than LONGEST characters without such a place, such
+as a million letters, is cut every LONGEST characters from its beginning. Cuts depend on the text alone, not
+on how it is read.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ END_OF_TEXT = "<|endoftext|>"
 CONTROL, FEWEST, CONTROL_SHARE = bytes({*range(32)} - {*b"\b\t\n\v\f\r\x1b"}), 16, 0.75
 """Control characters that are rare in text, NUL among them.
 
-A sample of at least FEWEST bytes, of which fewer than CONTROL_SHARE are other bytes, is not text. Latin and Cyrillic
-letters in UTF-16 are valid UTF-8 with one such character each.
+A sample of at least FEWEST bytes, of which fewer than CONTROL_SHARE are other bytes, is not text. Latin and
+Cyrillic letters in UTF-16 are valid UTF-8 with one such character each.
 """
 HOLE = "\0" * 4096
 """A part of a file that was never written."""
@@ -41,12 +42,16 @@ POINTER_BYTES = 1024
 TOKENISED = 2
 """Version of the rules for cutting texts; cached tokens of other versions are not used."""
 LONGEST = 1 << 18
-"""Characters encoded at most at once. tiktoken panics at a million blanks before a word, but not at 600,000."""
+"""Characters encoded at most at once. tiktoken panics at a million blanks before a word, but not at 600,000.
+"""
 BLANK, VISIBLE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-"""White space as tiktoken defines it, and everything else; Python also counts ASCII's four separators as white space.
+"""White space as tiktoken defines it, and everything else; Python also counts ASCII's four separators as
+white space.
 """
 WORD = r"[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
-"""Letters and digits in every version of Unicode: not all of them, but including those of scripts without spaces."""
+"""Letters and digits in every version of Unicode: not all of them, but including those of scripts without
+spaces.
+"""
 MARK = r"[!-/:-@\[-`{-~\u3001-\u3003\u3008-\u3011\uff01\uff0c\uff1a\uff1b\uff1f]"
 """Most of the punctuation marks in every version of Unicode."""
 LAST_CUT = re.compile(rf"(?s:.+)(?:(?={BLANK}{VISIBLE})|(?<={WORD})(?={MARK}))")
@@ -61,8 +66,8 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     """Encode a UTF-8 text file with GPT-2's vocabulary; returns the cached shard, in llm.c's format.
 
     The shard is named by the text's sha256. Text is read and encoded piece by piece. A byte order mark at the
-    beginning is ignored. Special tokens in the text are encoded as ordinary text. Raises DataError where the text is
-    not UTF-8 or blank, or the vocabulary is not available.
+    beginning is ignored. Special tokens in the text are encoded as ordinary text. Raises DataError where the
+    text is not UTF-8 or blank, or the vocabulary is not available.
     """
     digest = _digest(path)
     target = cache_dir() / "tokens" / f"{digest}-gpt2-{TOKENISED}.bin"
@@ -93,13 +98,15 @@ def _digest(path: Path) -> str:
 
 
 def end_of_text_written(path: Path) -> str | None:
-    """Return a warning where a text file contains <|endoftext|> as text, as if to separate documents; else None."""
+    """Return a warning where a text file contains <|endoftext|> as text, as if to separate documents; else
+    None.
+    """
     count = remembered([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})["count"]
     if not count:
         return None
     return (
-        f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no documents; give "
-        "these as lines of JSON (.jsonl) to have them parted"
+        f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no "
+        "documents; give these as lines of JSON (.jsonl) to have them parted"
     )
 
 
@@ -116,8 +123,8 @@ def _count(path: Path, what: bytes) -> int:
 def encode(text: str, where: str = "the text") -> np.ndarray:
     """Return a text's tokens, uint16, as tiktoken gives them except where a long stretch is cut (see above).
 
-    Special tokens in the text are ordinary text; an unpaired surrogate becomes U+FFFD. Raises TokeniseError, whose
-    message begins with `where`, or DataError where the vocabulary is not available.
+    Special tokens in the text are ordinary text; an unpaired surrogate becomes U+FFFD. Raises TokeniseError,
+    whose message begins with `where`, or DataError where the vocabulary is not available.
     """
     encoding = gpt2_encoding()
     try:
@@ -133,9 +140,11 @@ def encode(text: str, where: str = "the text") -> np.ndarray:
 
 
 def encoded(prompt: str) -> list[int]:
-    """Return a prompt's tokens; an empty prompt becomes <|endoftext|>, from which GPT-2 generates unconditionally.
+    """Return a prompt's tokens; an empty prompt becomes <|endoftext|>, from which GPT-2 generates
+    unconditionally.
 
-    <|endoftext|> in a prompt is that token. In a corpus it is ordinary text (see encode()). Raises as encode() does.
+    <|endoftext|> in a prompt is that token. In a corpus it is ordinary text (see encode()). Raises as
+    encode() does.
     """
     first, *others = (encode(part).tolist() for part in prompt.split(END_OF_TEXT))
     tokens = first + [token for part in others for token in (gpt2_encoding().eot_token, *part)]
@@ -156,7 +165,8 @@ def _parts(text: str) -> Iterator[str]:
 def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     """Yield a text file in pieces of about `piece_chars` characters that can be tokenised separately.
 
-    At most two pieces and LONGEST characters are in memory. Raises DataError where the file is not UTF-8 text.
+    At most two pieces and LONGEST characters are in memory. Raises DataError where the file is not UTF-8
+    text.
     """
     held = ""
     with path.open("rb") as file:
@@ -175,7 +185,9 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
                 if HOLE in held:
                     raise _no_text(path, head)
                 found = LAST_CUT.match(held)
-                end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST  # the next chunk may add a place
+                end = (
+                    found.end() if found else (len(held) - 1) // LONGEST * LONGEST
+                )  # the next chunk may add a place
                 if end:
                     yield held[:end]
                     held = held[end:]
@@ -185,14 +197,18 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
             place = _first_undecodable(file)
-        raise DataError(f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}") from None
+        raise DataError(
+            f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}"
+        ) from None
     if held:
         yield held
 
 
 def _no_text(path: Path, head: bytes) -> DataError:
     what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written throughout"
-    return DataError(f"{path} is not UTF-8 text (much of it is control characters){of_other_kind(head) or what}")
+    return DataError(
+        f"{path} is not UTF-8 text (much of it is control characters){of_other_kind(head) or what}"
+    )
 
 
 def of_other_kind(head: bytes) -> str:
@@ -223,6 +239,6 @@ def gpt2_encoding() -> tiktoken.Encoding:
     except (OSError, ValueError) as error:  # requests' errors are OSErrors; ValueError is a damaged cache
         raise DataError(
             "tiktoken's GPT-2 vocabulary is not cached and could not be downloaded "
-            f"({type(error).__name__}); set TIKTOKEN_CACHE_DIR to tiktoken's cache folder of a machine that has it, "
-            "or give tokens (.bin files of nanoGPT or llm.c) in place of text"
+            f"({type(error).__name__}); set TIKTOKEN_CACHE_DIR to tiktoken's cache folder of a machine that "
+            "has it, or give tokens (.bin files of nanoGPT or llm.c) in place of text"
         ) from None

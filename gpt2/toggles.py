@@ -1,7 +1,7 @@
 """The toggles: one field per optimisation, with its values and the devices that support them.
 
-A new optimisation is a field of Toggles, a branch in its stage in gpt2.stages, and a proof in gpt2.proofs. Importing
-this module loads no torch, so that ladders can be read without it.
+A new optimisation is a field of Toggles, a branch in its stage in gpt2.stages, and a proof in gpt2.proofs.
+Importing this module loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ HOST = "cpu"
 
 
 SPMD = frozenset({"xla"})
-"""Devices that are all fed by one process, with one program split over them; other devices have a process each."""
+"""Devices that are all fed by one process, with one program split over them; other devices have a process
+each.
+"""
 EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or code from torch.compile; XLA compiles each whole step by itself."""
 SCALED = frozenset({"cpu", "cuda"})
@@ -51,11 +53,17 @@ def choice(
 ) -> Any:
     """Make a field of Toggles.
 
-    only: values that not every device supports. precision: values that change the arithmetic, with their class (see
-    LOSS_TOLERANCE). maths: values that differ from GPT-2's training by more than rounding, and why. note: returns what
-    the scoreboard should say beside the value.
+    only: values that not every device supports. precision: values that change the arithmetic, with their
+    class (see LOSS_TOLERANCE). maths: values that differ from GPT-2's training by more than rounding, and
+    why. note: returns what the scoreboard should say beside the value.
     """
-    metadata = {"help": help, "only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
+    metadata = {
+        "help": help,
+        "only": only or {},
+        "precision": precision or {},
+        "maths": maths or {},
+        "note": note,
+    }
     return field(default=default, metadata=metadata)
 
 
@@ -87,18 +95,29 @@ class Toggles:
         only={
             "high": Only({"cuda", "xla"}, "TF32 exists on CUDA only; on a CPU choose medium"),
             "medium": Only(
-                {"cpu", "xla"}, "bfloat16 products of float32 exist on CPUs and TPUs only; on CUDA choose high"
+                {"cpu", "xla"},
+                "bfloat16 products of float32 exist on CPUs and TPUs only; on CUDA choose high",
             ),
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
     attention: Literal[
-        "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flash4", "flex"
+        "explicit",
+        "sdpa",
+        "flash",
+        "efficient",
+        "cudnn",
+        "math",
+        "blocks",
+        "brgemm",
+        "flash3",
+        "flash4",
+        "flex",
     ] = choice(
         "explicit",
-        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named one; blocks "
-        "is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, flash3 "
-        "FlashAttention-3, flash4 FlashAttention-4, flex FlexAttention.",
+        "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named "
+        "one; blocks is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, "
+        "flash3 FlashAttention-3, flash4 FlashAttention-4, flex FlexAttention.",
         only={
             "flash4": Only({"cuda"}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
             "flash3": Only({"cuda"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
@@ -121,9 +140,9 @@ class Toggles:
         "max-autotune-no-cudagraphs",
     ] = choice(
         "eager",
-        "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each matmul by "
-        "timing, long sums cut in parts where that is faster; coordinate-descent tunes the settings of each Triton "
-        "kernel one after another; max-autotune is torch's, without that.",
+        "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each "
+        "matmul by timing, long sums cut in parts where that is faster; coordinate-descent tunes the "
+        "settings of each Triton kernel one after another; max-autotune is torch's, without that.",
         note=lambda toggles, workload: (
             "each block apart; embeddings and lm_head eager"
             if toggles.compile != "eager" and toggles.shards_gradients
@@ -152,18 +171,20 @@ class Toggles:
     )
     compile_region: Literal["model", "block"] = choice(
         "model",
-        "What torch.compile takes in one piece: the model, its layers unrolled, or a block, which is compiled once "
-        "for all layers.",
+        "What torch.compile takes in one piece: the model, its layers unrolled, or a block, which is "
+        "compiled once for all layers.",
         only={"block": Only(EAGER, "XLA compiles every step by itself; choose model")},
     )
     launch: Literal["ops", "graph"] = choice(
         "ops",
-        "How the host launches a step: op by op, or the whole step at once, as one CUDA graph recorded before.",
+        "How the host launches a step: op by op, or the whole step at once, as one CUDA graph recorded "
+        "before.",
         only={"graph": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose ops")},
     )
     adamw: Literal["for_loop", "foreach", "fused", "compiled"] = choice(
         "for_loop",
-        "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or compiled.",
+        "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or "
+        "compiled.",
         only={
             "compiled": Only({"cpu", "cuda"}, "torch compiles no optimiser on this device; choose fused"),
             "foreach": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
@@ -172,9 +193,11 @@ class Toggles:
     )
     sharding: Literal["none", "zero1", "zero2", "fsdp2"] = choice(
         "none",
-        "What ranks share out instead of each keeping all of it: optimiser state, gradients too, weights too.",
+        "What ranks share out instead of each keeping all of it: optimiser state, gradients too, weights "
+        "too.",
         only=dict.fromkeys(
-            ("zero1", "zero2", "fsdp2"), Only({"cpu", "cuda"}, "there is no such sharding on this device; choose none")
+            ("zero1", "zero2", "fsdp2"),
+            Only({"cpu", "cuda"}, "there is no such sharding on this device; choose none"),
         ),
         note=lambda toggles, workload: {
             "zero1": "optimiser state, each tensor's on one rank",
@@ -191,7 +214,8 @@ class Toggles:
     )
     recompute: Literal["none", "gelu", "block"] = choice(
         "none",
-        "What the backward pass computes again instead of keeping it: nothing, GELU's results, or each block.",
+        "What the backward pass computes again instead of keeping it: nothing, GELU's results, or each "
+        "block.",
         only={
             "gelu": Only(EAGER, "XLA computes once what it is asked twice; choose none"),
             "block": Only(EAGER, "XLA computes once what it is asked twice; choose none"),
@@ -201,7 +225,8 @@ class Toggles:
     grad_accum_steps: int = choice(1, "Forward and backward passes per optimiser step and rank.")
     world_size: int = choice(
         1,
-        "Devices that train together, by DistributedDataParallel unless gradients are sharded; on xla by SPMD.",
+        "Devices that train together, by DistributedDataParallel unless gradients are sharded; on xla by "
+        "SPMD.",
         note=lambda toggles, workload: (
             ""
             if toggles.world_size == 1 or toggles.shards_gradients
@@ -212,13 +237,15 @@ class Toggles:
     )
     cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
         "torch",
-        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own format; "
-        "together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton kernel of ours, whose "
-        "forward pass overwrites the logits with their gradient. liger and quack are Liger Kernel's and QuACK's "
-        "kernels, which do the same; cut is Cut Cross-Entropy, exact, which keeps no logits.",
+        "The loss: of float32 logits, by torch; with the gradient of the logits written out, in their own "
+        "format; together with the lm_head, in chunks, by torch's linear_cross_entropy; or by a Triton "
+        "kernel of ours, whose forward pass overwrites the logits with their gradient. liger and quack are "
+        "Liger Kernel's and QuACK's kernels, which do the same; cut is Cut Cross-Entropy, exact, which keeps "
+        "no logits.",
         only={
             **dict.fromkeys(
-                ("triton", "liger", "quack", "cut"), Only({"cuda"}, "it is a kernel for GPUs; choose closed_form")
+                ("triton", "liger", "quack", "cut"),
+                Only({"cuda"}, "it is a kernel for GPUs; choose closed_form"),
             ),
             "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
             "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
@@ -231,8 +258,8 @@ class Toggles:
     )
     tied_gradient: Literal["scatter", "rows"] = choice(
         "scatter",
-        "Gradient of the embedding: its rows scattered over zeros and added to the lm_head's, or added to that row by "
-        "row.",
+        "Gradient of the embedding: its rows scattered over zeros and added to the lm_head's, or added to "
+        "that row by row.",
         only={"rows": Only(EAGER, "XLA arranges its additions by itself; choose scatter")},
     )
     gelu: Literal["tanh", "sigmoid"] = choice(
@@ -247,13 +274,14 @@ class Toggles:
     )
     products: Literal["whole", "tuned"] = choice(
         "whole",
-        "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their shape here.",
+        "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their "
+        "shape here.",
         only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
     )
     bias_gradient: Literal["torch", "triton"] = choice(
         "torch",
-        "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the gradients they "
-        "sum, of GELU's input and of q, k and v.",
+        "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the "
+        "gradients they sum, of GELU's input and of q, k and v.",
         only={"triton": Only({"cuda"}, "they are kernels for GPUs; choose torch")},
         note=lambda toggles, workload: (
             "same gradients, summed in another order" if toggles.bias_gradient == "triton" else ""
@@ -276,17 +304,22 @@ class Toggles:
     )
     weights: Literal["float32", "bfloat16"] = choice(
         "float32",
-        "Number format of the weight matrices; bfloat16 is rounded stochastically by AdamW and has no float32 master "
-        "(weight_casts: optimizer has one).",
+        "Number format of the weight matrices; bfloat16 is rounded stochastically by AdamW and has no "
+        "float32 master (weight_casts: optimizer has one).",
         maths={"bfloat16": "weights keep 8 of 24 bits, rounded at random"},
         only={"bfloat16": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose float32")},
     )
     float8: Literal["none", "tensorwise", "rowwise"] = choice(
         "none",
-        "The blocks' linear layers multiply in float8 by torchao, scaled by tensor or by row; the lm_head does not.",
-        maths=dict.fromkeys(("tensorwise", "rowwise"), "linear layers keep 3 or 4 bits of what they multiply"),
+        "The blocks' linear layers multiply in float8 by torchao, scaled by tensor or by row; the lm_head "
+        "does not.",
+        maths=dict.fromkeys(
+            ("tensorwise", "rowwise"), "linear layers keep 3 or 4 bits of what they multiply"
+        ),
         precision=dict.fromkeys(("tensorwise", "rowwise"), "float8"),
-        only=dict.fromkeys(("tensorwise", "rowwise"), Only({"cuda"}, "only newer GPUs have such units; choose none")),
+        only=dict.fromkeys(
+            ("tensorwise", "rowwise"), Only({"cuda"}, "only newer GPUs have such units; choose none")
+        ),
         note=lambda toggles, workload: "" if toggles.float8 == "none" else "MFU is over bfloat16's peak",
     )
     int8: Literal["none", "rowwise"] = choice(
@@ -299,11 +332,12 @@ class Toggles:
     )
     allocator: Literal["system", "thp", "tcmalloc", "jemalloc", "expandable"] = choice(
         "system",
-        "Where memory comes from: on a CPU the C library, the same in huge pages by torch (thp), or another library; "
-        "on CUDA torch's cache, or that in segments that grow (expandable).",
+        "Where memory comes from: on a CPU the C library, the same in huge pages by torch (thp), or another "
+        "library; on CUDA torch's cache, or that in segments that grow (expandable).",
         only={
             **dict.fromkeys(
-                ("thp", "tcmalloc", "jemalloc"), Only({"cpu"}, "this device has memory of its own; choose system")
+                ("thp", "tcmalloc", "jemalloc"),
+                Only({"cpu"}, "this device has memory of its own; choose system"),
             ),
             "expandable": Only({"cuda"}, "only CUDA's memory has segments; choose system"),
         },
@@ -323,14 +357,17 @@ class Toggles:
             value = getattr(self, toggle.name)
             if isinstance(value, bool):  # a bool is an int in Python
                 raise ValueError(
-                    f"{toggle.name}: YAML reads on, off, yes and no as true and false; none of them is a value"
+                    f"{toggle.name}: YAML reads on, off, yes and no as true and false; none of them is a "
+                    "value"
                 )
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
 
     @property
     def processes(self) -> int:
-        """Number of processes that train together: one per device, except where one process feeds all devices."""
+        """Number of processes that train together: one per device, except where one process feeds all
+        devices.
+        """
         return 1 if self.device in SPMD else self.world_size
 
     @property
@@ -364,7 +401,9 @@ class Toggles:
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def maths(self) -> dict[str, str]:
-        """Return the toggles that change GPT-2's training by more than matmul rounding: "toggle=value", and why."""
+        """Return the toggles that change GPT-2's training by more than matmul rounding: "toggle=value", and
+        why.
+        """
         return {
             f"{toggle.name}={value}": why
             for toggle in fields(self)
@@ -384,15 +423,18 @@ BASELINE = Toggles()
 
 
 def resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """Derive grad_accum_steps from the workload's tokens per step, if given. Raises ValueError where it cannot."""
+    """Derive grad_accum_steps from the workload's tokens per step, if given. Raises ValueError where it
+    cannot.
+    """
     if workload.tokens_per_step is None:
         return toggles
     once = replace(toggles, grad_accum_steps=1).tokens_per_step(workload.seq_len)
     steps, rest = divmod(workload.tokens_per_step, once)
     if rest or not steps:
         raise ValueError(
-            f"workload.tokens_per_step {workload.tokens_per_step} is not a multiple of {once} = micro_batch_size "
-            f"{toggles.micro_batch_size} x world_size {toggles.world_size} x seq_len {workload.seq_len}"
+            f"workload.tokens_per_step {workload.tokens_per_step} is not a multiple of {once} = "
+            f"micro_batch_size {toggles.micro_batch_size} x world_size {toggles.world_size} x seq_len "
+            f"{workload.seq_len}"
         )
     return replace(toggles, grad_accum_steps=steps)
 

@@ -1,6 +1,7 @@
 """Write GPT-2's vocabulary as the files that transformers reads, from tiktoken's. Imports no torch.
 
-python -c "from pathlib import Path; from gpt2.tokenizer_files import write_tokenizer; write_tokenizer(Path('tok'))"
+python -c "from pathlib import Path; from gpt2.tokenizer_files import write_tokenizer;
+write_tokenizer(Path('tok'))"
 """
 
 from __future__ import annotations
@@ -22,10 +23,11 @@ SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 
 
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
-    """Write the files with which `transformers.AutoTokenizer.from_pretrained(folder)` encodes as tiktoken does.
+    """Write the files with which `transformers.AutoTokenizer.from_pretrained(folder)` encodes as tiktoken
+    does.
 
-    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.cache.DataError where the vocabulary
-    is not available, or a file cannot be written.
+    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.cache.DataError where the
+    vocabulary is not available, or a file cannot be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
         with replacing(folder / name) as file:
@@ -52,7 +54,8 @@ def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
 
 
 def other_vocabulary(folder: Path) -> Path | None:
-    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's; None where none does.
+    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's; None where
+    none does.
 
     Tokens added to GPT-2's do not count as another vocabulary.
     """
@@ -65,7 +68,11 @@ def other_vocabulary(folder: Path) -> Path | None:
 def _is_gpt2(path: Path) -> bool:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-        added = {each["content"]: each["id"] for each in content.get("added_tokens", ()) if path.stem == "tokenizer"}
+        added = {
+            each["content"]: each["id"]
+            for each in content.get("added_tokens", ())
+            if path.stem == "tokenizer"
+        }
         ranks = (content["model"]["vocab"] if path.stem == "tokenizer" else content) | added
         tokens = {rank: token for token, rank in ranks.items()}
         found = "\n".join(tokens[rank] for rank in range(SIZE))
@@ -77,7 +84,8 @@ def _is_gpt2(path: Path) -> bool:
 def merges(tokens: list[bytes]) -> list[tuple[bytes, bytes]]:
     """Return, in order of rank, the two tokens that each token of several bytes is merged from.
 
-    tokens: all of them, by rank. The two are what encoding the token's bytes gives just before the last merge.
+    tokens: all of them, by rank. The two are what encoding the token's bytes gives just before the last
+    merge.
     """
     ranks = {token: rank for rank, token in enumerate(tokens)}
     return [_last_pair(token, ranks) for token in tokens if len(token) > 1]

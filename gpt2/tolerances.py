@@ -26,15 +26,16 @@ LOSS_TOLERANCE = {
 }
 """Tolerances by class of arithmetic, the coarsest last.
 
-About ten times the values measured on a CPU with torch 2.13, for gpt2 (1 x 1024 tokens, 9 steps) and tiny (20 steps),
-and more for float32, which other devices sum in other orders: float32 1e-7, 1e-7, 2e-7; bfloat16 4e-5, 6e-4, 6e-4.
-TF32 and float16 keep three bits more than bfloat16.
+About ten times the values measured on a CPU with torch 2.13, for gpt2 (1 x 1024 tokens, 9 steps) and tiny (20
+steps), and more for float32, which other devices sum in other orders: float32 1e-7, 1e-7, 2e-7; bfloat16
+4e-5, 6e-4, 6e-4. TF32 and float16 keep three bits more than bfloat16.
 """
 
 
 GRADIENT_TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 3e-2, "float8": 3e-1}
-"""Largest gpt2.gradients.gradient_difference() that another order of rounding explains, by class of arithmetic.
+"""Largest gpt2.gradients.gradient_difference() that another order of rounding explains, by class of
+arithmetic.
 
-Measured on a CPU with torch 2.13, the largest for gpt2 (1 x 1024 tokens) and tiny (4 x 64) within their first steps:
-float32 9e-7, float16 5e-4, bfloat16 5e-3, float32 matmuls in bfloat16 3e-3. TF32 rounds like float16.
+Measured on a CPU with torch 2.13, the largest for gpt2 (1 x 1024 tokens) and tiny (4 x 64) within their first
+steps: float32 9e-7, float16 5e-4, bfloat16 5e-3, float32 matmuls in bfloat16 3e-3. TF32 rounds like float16.
 """

@@ -31,9 +31,13 @@ class Step:
     """One optimiser step. The tensors stay on the device; reading them waits for it."""
 
     loss: Tensor
-    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is that of the global batch."""
+    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is that of the global
+    batch.
+    """
     grad_norm: Tensor
-    """Global gradient norm before clipping, equal on all ranks; not finite where float16's scaler skipped the step."""
+    """Global gradient norm before clipping, equal on all ranks; not finite where float16's scaler skipped the
+    step.
+    """
     tokens: int
     """Tokens of this step over all ranks."""
 
@@ -41,7 +45,8 @@ class Step:
 def micro_batches(
     batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this process's part of each global batch, in order: inputs and targets, int64 (sequences, seq_len).
+    """Yield this process's part of each global batch, in order: inputs and targets, int64 (sequences,
+    seq_len).
 
     Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
     """
@@ -56,9 +61,9 @@ def micro_batches(
 class Training(Iterator[Step]):
     """An iterator of optimiser steps, whose model, optimiser and other parts are public; made by train().
 
-    It ends where its batches end. `model` is the plain GPT2 (compiled in place where asked for). `wrapped` is the
-    module whose forward pass runs: the model, or one of several replicas. Where ranks shard the weights, both are the
-    same module, and its parameters are this rank's shards.
+    It ends where its batches end. `model` is the plain GPT2 (compiled in place where asked for). `wrapped` is
+    the module whose forward pass runs: the model, or one of several replicas. Where ranks shard the weights,
+    both are the same module, and its parameters are this rank's shards.
     """
 
     def __init__(
@@ -73,7 +78,9 @@ class Training(Iterator[Step]):
         self.autocast, self.scaler = stages.precision(toggles, device)
         device.end_step()  # a lazy device runs the set-up now, so that it is not part of the first step's program
         self.micro_batch: tuple[Tensor, Tensor] | None = None
-        """The last micro-batch: inputs and targets on the device, with the strides that compiled code expects."""
+        """The last micro-batch: inputs and targets on the device, with the strides that compiled code
+        expects.
+        """
         self.number = 0
         """Steps taken so far, skipped ones included; this is the number of the next step."""
         self.accept: Callable[[Tensor, Tensor], bool] | None = None
@@ -83,7 +90,8 @@ class Training(Iterator[Step]):
         self.graph = stages.step_graph(toggles, device, self._compute)
         """The recording of a whole step; None where the host launches its ops one by one."""
         self.replay = True
-        """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops."""
+        """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops.
+        """
 
     def __next__(self) -> Step:
         for group in self.optimizer.param_groups:
@@ -96,13 +104,17 @@ class Training(Iterator[Step]):
             batches = [next(self._batches) for _ in range(self.toggles.grad_accum_steps)]
             loss, grad_norm = self.graph(batches, replay=self.replay)
         else:
-            loss, grad_norm = self._compute((self.device.put(x), self.device.put(y)) for x, y in self._batches)
+            loss, grad_norm = self._compute(
+                (self.device.put(x), self.device.put(y)) for x, y in self._batches
+            )
         if self._first and self.device.compilations():
             self.device.give_back()
         self._first = False
         self.number += 1
         self.device.end_step()
-        return Step(loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len))
+        return Step(
+            loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len)
+        )
 
     def _compute(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Train on the next micro-batches, as many as a step has; return the step's loss and gradient norm."""
@@ -129,10 +141,12 @@ class Training(Iterator[Step]):
         return loss, grad_norm
 
 
-def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]) -> Training:
+def train(
+    workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
+) -> Training:
     """Return an endless iterator of optimiser steps; the caller decides when to stop.
 
-    `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the process group
-    must exist (see parallel.process_group). The model is built before this returns.
+    `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the
+    process group must exist (see parallel.process_group). The model is built before this returns.
     """
     return Training(workload, toggles, device, batches)

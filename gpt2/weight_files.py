@@ -1,4 +1,5 @@
-"""Shared parts of gpt2.convert's formats: read named tensors from files of other projects, write files atomically.
+"""Shared parts of gpt2.convert's formats: read named tensors from files of other projects, write files
+atomically.
 
 content(Path("model.safetensors"))["wte.weight"]
 
@@ -34,7 +35,8 @@ class ConvertError(Exception):
 
 
 def content(path: Path, *, index: bool = True) -> dict[str, Any]:
-    """Return a file's contents by name; index: whether it may be an index of other files that hold the tensors.
+    """Return a file's contents by name; index: whether it may be an index of other files that hold the
+    tensors.
 
     Tensors may be memory-mapped: copy those that you keep. Raises ConvertError, or OSError.
     """
@@ -53,7 +55,9 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
         return _indexed(path)
     if start.startswith(b"version https://git-lfs"):
         raise ConvertError(f"{path} only points to the weights, which Git LFS keeps; run git lfs pull there")
-    raise ConvertError(f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged")
+    raise ConvertError(
+        f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged"
+    )
 
 
 class StandIn(dict[str, Any]):
@@ -93,21 +97,26 @@ SAVE_WEIGHTS = (
     '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
     '}, "weights.pt")'
 )
-"""Advice for a file that needs code, or lacks the model's sizes; the example has those of the smallest GPT-2."""
+"""Advice for a file that needs code, or lacks the model's sizes; the example has those of the smallest GPT-2.
+"""
 
 
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
     """Load a file of torch.save(); objects of classes unknown to torch become StandIn. Raises ConvertError."""
-    # Mapped, because most of a training checkpoint is optimiser state, which then is never read. Mapping needs a path,
-    # and newer versions of torch decide by a path's suffix.
+    # Mapped, because most of a training checkpoint is optimiser state, which then is never read. Mapping
+    # needs a path, and newer versions of torch decide by a path's suffix.
     mapped = zipped and path.suffix != ".safetensors"
     classes: list[str] = []
     while True:
         # torch's error message omits the module builtins
-        allowed: list[Any] = [(StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")]
+        allowed: list[Any] = [
+            (StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")
+        ]
         try:
             with torch.serialization.safe_globals([*NUMPY, *allowed]), path.open("rb") as file:
-                saved = torch.load(path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped)
+                saved = torch.load(
+                    path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped
+                )
             break
         except OSError:
             raise
@@ -157,12 +166,18 @@ SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
 def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
-    """Return the GPT2Config of these sizes. n_ctx: the file's name for the context length. Raises ConvertError."""
+    """Return the GPT2Config of these sizes. n_ctx: the file's name for the context length. Raises
+    ConvertError.
+    """
     for name in (*SIZES, n_ctx):
         if type(given.get(name)) is not int or given[name] < 1:
-            raise ConvertError(f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2")
+            raise ConvertError(
+                f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2"
+            )
     if given["n_embd"] % given["n_head"]:
-        raise ConvertError(f"{path}: {given['n_head']} heads cannot share a width of {given['n_embd']}; it is damaged")
+        raise ConvertError(
+            f"{path}: {given['n_head']} heads cannot share a width of {given['n_embd']}; it is damaged"
+        )
     return GPT2Config(n_ctx=given[n_ctx], **{name: given[name] for name in SIZES})
 
 
@@ -196,7 +211,9 @@ def whole(path: Path) -> Iterator[IO[bytes]]:
             yield file
     except (DataError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
         cause = error.__context__ or error  # a DataError's advice is about the cache
-        raise ConvertError(f"cannot write {path} ({reason(cause)}); choose another place, or make room") from None
+        raise ConvertError(
+            f"cannot write {path} ({reason(cause)}); choose another place, or make room"
+        ) from None
 
 
 def reason(error: BaseException) -> str:

@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""pydantic settings for dataclasses that a user writes: unknown keys, wrong types and infinities are errors."""
+"""pydantic settings for dataclasses that a user writes: unknown keys, wrong types and infinities are errors.
+"""
 
 
 MOST_FLOAT32 = 3.4e38
 TEXT_VOCABULARY = 50257
-"""Size of GPT-2's vocabulary; a smaller model vocabulary is another one, such as generated tokens or characters."""
+"""Size of GPT-2's vocabulary; a smaller model vocabulary is another one, such as generated tokens or
+characters.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,9 +33,12 @@ class GPT2Config:
     vocab_size: int = TEXT_VOCABULARY
     """Logical vocabulary size: the ids that text can contain."""
     padded_vocab_size: int = 0
-    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the additional rows are masked."""
+    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the additional rows are
+    masked.
+    """
     attention: str = "explicit"
-    """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's scaled_dot_product_attention).
+    """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's
+    scaled_dot_product_attention).
     """
     recompute: str = "none"
     """Activations that the backward pass recomputes instead of keeping: none, gelu or block."""
@@ -66,14 +72,17 @@ class GPT2Config:
 
     @property
     def plain(self) -> GPT2Config:
-        """The same config with torch's own functions, the reference for ours; choices that change the maths stay."""
+        """The same config with torch's own functions, the reference for ours; choices that change the maths
+        stay.
+        """
         attention = "explicit" if self.attention == "explicit" else "sdpa"
         torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "layer_norm": "torch"}
         return replace(self, attention=attention, products="whole", bias_gradient="torch", **torchs)
 
 
-# Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests and smoke
-# ladders; its vocabulary is prime, so that padding it to a multiple of 64 has an effect. `mini` takes text.
+# Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests
+# and smoke ladders; its vocabulary is prime, so that padding it to a multiple of 64 has an effect. `mini`
+# takes text.
 PRESETS = {
     "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509),
     "mini": GPT2Config(n_layer=4, n_head=4, n_embd=128, n_ctx=256),
@@ -81,10 +90,10 @@ PRESETS = {
     "gpt2-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024),
     "gpt2-large": GPT2Config(n_layer=36, n_head=20, n_embd=1280),
     "gpt2-xl": GPT2Config(n_layer=48, n_head=25, n_embd=1600),
-    # Sizes from the GPT-3 paper (Brown et al. 2020, table 2.1), with dense attention in every layer, where the paper's
-    # alternates with banded. Where the paper's number of heads times their width is not the model's width, the heads'
-    # width is kept: xl there has 24 heads of 128 for a width of 2048, here 16; 13b there has a width of 5140 for 40
-    # heads of 128, here 5120.
+    # Sizes from the GPT-3 paper (Brown et al. 2020, table 2.1), with dense attention in every layer, where
+    # the paper's alternates with banded. Where the paper's number of heads times their width is not the
+    # model's width, the heads' width is kept: xl there has 24 heads of 128 for a width of 2048, here 16; 13b
+    # there has a width of 5140 for 40 heads of 128, here 5120.
     "gpt3-small": GPT2Config(n_layer=12, n_head=12, n_embd=768, n_ctx=2048),
     "gpt3-medium": GPT2Config(n_layer=24, n_head=16, n_embd=1024, n_ctx=2048),
     "gpt3-large": GPT2Config(n_layer=24, n_head=16, n_embd=1536, n_ctx=2048),
@@ -95,17 +104,19 @@ PRESETS = {
     "gpt3-175b": GPT2Config(n_layer=96, n_head=96, n_embd=12288, n_ctx=2048),
 }
 
-FLOPS_FORMULA = "3 x forward matmuls = 6 N + 12 L T d; attention not halved, lm_head at the logical vocabulary"
+FLOPS_FORMULA = (
+    "3 x forward matmuls = 6 N + 12 L T d; attention not halved, lm_head at the logical vocabulary"
+)
 
 
 def flops_per_token(config: GPT2Config, seq_len: int) -> int:
     """Return the floating-point operations to train on one token: the numerator of MFU, whatever the toggles.
 
-    The forward pass of one token multiplies and adds once per matmul weight (2 N FLOPs) and, in each layer, computes
-    scores over and averages T positions of width d (2 T d each). The backward pass has two matmuls for each one of the
-    forward pass, hence the factor 3. N counts matmul weights only: qkv, projections, MLP and the tied lm_head at the
-    logical vocabulary; embeddings are look-ups. This is the formula of PaLM, appendix B (Chowdhery et al. 2022); for
-    gpt2 at 1024 it gives 854,438,400.
+    The forward pass of one token multiplies and adds once per matmul weight (2 N FLOPs) and, in each layer,
+    computes scores over and averages T positions of width d (2 T d each). The backward pass has two matmuls
+    for each one of the forward pass, hence the factor 3. N counts matmul weights only: qkv, projections, MLP
+    and the tied lm_head at the logical vocabulary; embeddings are look-ups. This is the formula of PaLM,
+    appendix B (Chowdhery et al. 2022); for gpt2 at 1024 it gives 854,438,400.
     """
     d = config.n_embd
     matmul_weights = config.n_layer * 12 * d * d + config.vocab_size * d
@@ -114,11 +125,12 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
 
 
 def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -> int:
-    """Return the floating-point operations of the matmuls that actually run for one token: the numerator of HFU.
+    """Return the floating-point operations of the matmuls that actually run for one token: the numerator of
+    HFU.
 
-    To flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are recomputed, their
-    forward matmuls except the last: the MLP's output projection, whose result no gradient needs. The lm_head is in no
-    block. Recomputation inside a fused attention kernel or the chunked loss is not counted.
+    To flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are recomputed,
+    their forward matmuls except the last: the MLP's output projection, whose result no gradient needs. The
+    lm_head is in no block. Recomputation inside a fused attention kernel or the chunked loss is not counted.
     """
     d = config.n_embd
     padding = 3 * 2 * (config.padded_vocab_size - config.vocab_size) * d
@@ -146,7 +158,9 @@ class Workload:
     lr_warmup_steps: int = 0
     """Steps of linear warm-up to lr; 0 starts at lr."""
     lr_decay_steps: int = 0
-    """Step at which a cosine decay from lr reaches lr_final_fraction of it, which then stays; 0 keeps lr constant."""
+    """Step at which a cosine decay from lr reaches lr_final_fraction of it, which then stays; 0 keeps lr
+    constant.
+    """
     lr_final_fraction: float = 0.1
     """Share of lr that remains after the decay."""
     beta1: float = 0.9
@@ -196,8 +210,8 @@ class Workload:
     def other_flops_per_token(self) -> dict[str, int]:
         """FLOPs per token by other conventions, by name: their MFU differs by that factor.
 
-        "6 N without embeddings" is that of Kaplan et al. (2020), without attention. llm.c counts every parameter,
-        embeddings and padding included, and half of the attention: 6 L T d.
+        "6 N without embeddings" is that of Kaplan et al. (2020), without attention. llm.c counts every
+        parameter, embeddings and padding included, and half of the attention: 6 L T d.
         """
         config, d = self.config, self.config.n_embd
         embeddings = (config.vocab_size + config.n_ctx) * d

@@ -1,8 +1,8 @@
 """Read YAML as ladders and runs are written in it, in files and in values of --set. Imports no torch.
 
-It is YAML 1.1 (on, off, yes and no are true and false; << merges mappings), with these differences: 1e-3 is a number
-as 1.0e-3 is, a date is text, and anything but plain data is refused: a duplicate key, a number that is not finite, a
-value that contains itself, a tag such as !!set.
+It is YAML 1.1 (on, off, yes and no are true and false; << merges mappings), with these differences: 1e-3 is a
+number as 1.0e-3 is, a date is text, and anything but plain data is refused: a duplicate key, a number that is
+not finite, a value that contains itself, a tag such as !!set.
 """
 
 from __future__ import annotations
@@ -61,7 +61,9 @@ class _Loader(yaml.SafeLoader):
                 raise _wrong(f"*{event.anchor} stands within what it names", event)
             self._values += self._sizes.get(event.anchor, 0)
         elif event.anchor in self.anchors:
-            raise _wrong(f"anchor &{event.anchor} is given twice; every anchor needs a name of its own", event)
+            raise _wrong(
+                f"anchor &{event.anchor} is given twice; every anchor needs a name of its own", event
+            )
         self._values += 1
         if self._depth > DEEPEST:
             raise _wrong("is nested too deeply", event)
@@ -89,7 +91,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings named by <<: own keys win, then the first of a list; PyYAML's releases differ in this."""
+        """Merge the mappings named by <<: own keys win, then the first of a list; PyYAML's releases differ in
+        this.
+        """
         own = [pair for pair in node.value if pair[0].tag != MERGE]
         merges = [value for key, value in node.value if key.tag == MERGE]
         known, merged = {key.value for key, _ in own}, []
@@ -103,7 +107,9 @@ class _Loader(yaml.SafeLoader):
         node.value = merged + own
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct as PyYAML does, with the position in errors about text that does not fit its tag (!!int four)."""
+        """Construct as PyYAML does, with the position in errors about text that does not fit its tag (!!int
+        four).
+        """
         try:
             found = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -117,7 +123,8 @@ class _Dumper(yaml.SafeDumper):
     """A dumper that quotes text which the reader would take for a number."""
 
     yaml_implicit_resolvers = {  # noqa: RUF012 (the library's own name and type)
-        first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *each] for first, each in _resolvers().items()
+        first: [*yaml.SafeDumper.yaml_implicit_resolvers.get(first, []), *each]
+        for first, each in _resolvers().items()
     }
 
 
@@ -157,7 +164,9 @@ def mapping(path: Path, keys: str) -> dict[str, Any]:
     if content is None:
         raise ConfigError(f"{path}: is empty; {keys}")
     if not isinstance(content, dict):
-        raise ConfigError(f"{path}: line 1: is {'a list' if isinstance(content, list) else 'one value'}; {keys}")
+        raise ConfigError(
+            f"{path}: line 1: is {'a list' if isinstance(content, list) else 'one value'}; {keys}"
+        )
     if odd := next((key for key in content if not isinstance(key, str)), None):
         raise ConfigError(f"{path}: unknown key {odd!r}; {keys}")
     return content

@@ -1,4 +1,6 @@
-"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a reason."""
+"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a
+reason.
+"""
 
 from __future__ import annotations
 
@@ -32,8 +34,10 @@ REAL_TIME = frozenset(
         "two_hosts",
     )
 )
-"""Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and any of
-their tests may fail by that alone: those that fail are tried again, and pytest's last line says how many were."""
+"""Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and
+any of their tests may fail by that alone: those that fail are tried again, and pytest's last line says how
+many were.
+"""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -113,10 +117,13 @@ def write_ladder(tmp_path: Path):
         "ceiling_seconds": 0,
     }
 
-    def write(rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float) -> Path:
+    def write(
+        rungs: str, *, workload: str = "model: tiny, data: synthetic, seq_len: 32", **protocol: float
+    ) -> Path:
         path = tmp_path / "ladder.yaml"
         path.write_text(
-            f"name: test\nworkload: {{{workload}}}\nprotocol: {json.dumps({**quick, **protocol})}\nrungs: {rungs}\n"
+            f"name: test\nworkload: {{{workload}}}\nprotocol: {json.dumps({**quick, **protocol})}\nrungs: "
+            f"{rungs}\n"
         )
         return path
 

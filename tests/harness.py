@@ -1,9 +1,10 @@
 """EleutherAI's lm-evaluation-harness on a local HellaSwag, without a network.
 
-python tests/harness.py FOLDER      # with a model as transformers saves it and examples.jsonl; writes found.json
+python tests/harness.py FOLDER      # with a model as transformers saves it and examples.jsonl; writes
+found.json
 
-The task is the harness's own but for the place of its examples. In a process of its own, because the harness seeds
-all generators, and what keeps it off the network is read when it is loaded.
+The task is the harness's own but for the place of its examples. In a process of its own, because the harness
+seeds all generators, and what keeps it off the network is read when it is loaded.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ dataset_kwargs: {{data_files: {{train: {examples}, validation: {examples}}}}}
 
 
 def write_tokenizer(folder: Path, cache: Path) -> None:
-    """GPT-2's tokenizer for transformers, from the two files in tiktoken's cache: the same files by other names."""
+    """GPT-2's tokenizer for transformers, from the two files in tiktoken's cache: the same files by other
+    names.
+    """
     published = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
     for name, renamed in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
         kept = hashlib.sha1(f"{published}{name}".encode()).hexdigest()

@@ -1,4 +1,5 @@
-"""What the harness costs: its windows against a bare training loop, in turn, on one and the same model and optimiser.
+"""What the harness costs: its windows against a bare training loop, in turn, on one and the same model and
+optimiser.
 
     python tests/overhead.py --model gpt2 --rounds 20 --out overhead.json
 
@@ -52,7 +53,9 @@ def main() -> None:
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
     data = Waiting(micro_batches(batches, toggles))
     training = train(workload, toggles, device, data)
-    protocol = Protocol(min_warmup_steps=1, block_seconds=arguments.seconds / 5, blocks=5, max_window_seconds=3600)
+    protocol = Protocol(
+        min_warmup_steps=1, block_seconds=arguments.seconds / 5, blocks=5, max_window_seconds=3600
+    )
     progress = Progress(arguments.out)
 
     def harness() -> float:
@@ -80,7 +83,9 @@ def main() -> None:
         return tokens * steps / (time.perf_counter() - start)
 
     walls: list[float] = []
-    """Tokens per second of each measure() as a whole, with what it does between blocks, which its TPS leaves out."""
+    """Tokens per second of each measure() as a whole, with what it does between blocks, which its TPS leaves
+    out.
+    """
     found: dict[str, dict[int, float]] = {"harness": {}, "bare loop": {}}
     arms: list[tuple[str, Callable[[], float]]] = [("harness", harness), ("bare loop", bare)]
     bare()

@@ -1,6 +1,8 @@
-"""One rank of a group that stays up: trains what each line of standard input asks for, and answers with a line.
+"""One rank of a group that stays up: trains what each line of standard input asks for, and answers with a
+line.
 
-Tests start it once per rank (see Ranks) and ask many questions: starting Python and torch costs more than they do.
+Tests start it once per rank (see Ranks) and ask many questions: starting Python and torch costs more than
+they do.
 """
 
 from __future__ import annotations
@@ -57,9 +59,13 @@ class Ranks:
             for rank in range(world_size)
         ]
 
-    def ask(self, toggles: Toggles, workload: Workload, *, steps: int = 3, **more: Any) -> list[dict[str, Any]]:
+    def ask(
+        self, toggles: Toggles, workload: Workload, *, steps: int = 3, **more: Any
+    ) -> list[dict[str, Any]]:
         """What each rank answers, rank 0 first; see answer()."""
-        question = json.dumps({"toggles": asdict(toggles), "workload": asdict(workload), "steps": steps, **more})
+        question = json.dumps(
+            {"toggles": asdict(toggles), "workload": asdict(workload), "steps": steps, **more}
+        )
         for process in self.processes:
             assert process.stdin is not None
             print(question, file=process.stdin, flush=True)
@@ -127,7 +133,9 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         result["weights"] = [whole(p.detach()).flatten().tolist() for p in training.model.parameters()]
     if question.get("proofs"):
         findings = prove(training, profile(lambda: next(training), training.device))
-        result["proofs"] = {name: [finding.took_effect, finding.evidence] for name, finding in findings.items()}
+        result["proofs"] = {
+            name: [finding.took_effect, finding.evidence] for name, finding in findings.items()
+        }
     if question.get("gradients"):
         assert training.micro_batch is not None
         result["gradient_difference"] = gradient_difference(training, *training.micro_batch)

@@ -23,13 +23,23 @@ def program(steps: int = 1000, seconds: float = 0.02) -> str:
 
 
 def command(ladder: Path) -> list[str]:
-    return [sys.executable, "-m", "bench.external", str(ladder), "other", "--out", str(ladder.with_name("m.json"))]
+    return [
+        sys.executable,
+        "-m",
+        "bench.external",
+        str(ladder),
+        "other",
+        "--out",
+        str(ladder.with_name("m.json")),
+    ]
 
 
 def timed(ladder: Path, environ: dict[str, str] | None = None) -> tuple[Outcome, str]:
     """The outcome, and what was printed."""
     variables = {**os.environ, **(environ or {})}
-    done = subprocess.run(command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60
+    )
     outcome = Outcome.model_validate_json(ladder.with_name("m.json").read_text())
     assert (done.returncode == 0) == (outcome.status == "ok")
     return outcome, done.stdout

@@ -34,15 +34,17 @@ class Hub:
 
             def do_GET(self) -> None:
                 path, _, query = urllib.parse.unquote(self.path).partition("?")
-                if (found := re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/([^/]+))?", path)) and self.has(
-                    found
-                ):
+                if (
+                    found := re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/([^/]+))?", path)
+                ) and self.has(found):
                     commit = found[3] if found[3] in commits else commits[-1]
                     about = {"id": found[1], "sha": commit, "private": False, "gated": False, "downloads": 0}
-                    self.as_json({**about, "siblings": [{"rfilename": file} for file in self.files(found[1])]})
-                elif (found := re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/[^/]+/?(.*)", path)) and self.has(
-                    found
-                ):
+                    self.as_json(
+                        {**about, "siblings": [{"rfilename": file} for file in self.files(found[1])]}
+                    )
+                elif (
+                    found := re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/[^/]+/?(.*)", path)
+                ) and self.has(found):
                     self.as_json(self.tree(found[1], found[2], "recursive=true" in query.lower()))
                 elif found := re.fullmatch(rf"/datasets/{REPOSITORY}/resolve/([^/]+)/(.*)", path):
                     self.file(self.place / found[1] / found[3], found[2])
@@ -61,7 +63,11 @@ class Hub:
                 found = (top / folder).rglob("*") if recursive else (top / folder).glob("*")
                 entries = []
                 for path in sorted(found):
-                    kind = {"type": "file", "size": path.stat().st_size} if path.is_file() else {"type": "directory"}
+                    kind = (
+                        {"type": "file", "size": path.stat().st_size}
+                        if path.is_file()
+                        else {"type": "directory"}
+                    )
                     entries.append({**kind, "path": str(path.relative_to(top)), "oid": "0" * 40})
                 return entries
 
@@ -75,7 +81,9 @@ class Hub:
                 if asked := re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", "")):
                     part = content[int(asked[1]) : int(asked[2] or len(content)) + 1]
                     last = int(asked[1]) + len(part) - 1
-                    self.answer(206, part, {**about, "Content-Range": f"bytes {asked[1]}-{last}/{len(content)}"})
+                    self.answer(
+                        206, part, {**about, "Content-Range": f"bytes {asked[1]}-{last}/{len(content)}"}
+                    )
                 else:
                     self.answer(200, content, about)
 

@@ -23,7 +23,9 @@ def documents(count: int, seed: int = 0, words: int = 30) -> list[str]:
     texts = []
     for number in range(count):
         drawn = rng.integers(0, 3000, rng.integers(0, 2 * words))
-        texts.append(f"{number} " * bool(len(drawn)) + " ".join(odd[w] if w < 10 else f"word{w}" for w in drawn))
+        texts.append(
+            f"{number} " * bool(len(drawn)) + " ".join(odd[w] if w < 10 else f"word{w}" for w in drawn)
+        )
     return texts
 
 
@@ -47,7 +49,11 @@ def text(path: Path, texts: Sequence[str]) -> Path:
     return path
 
 
-WRITERS: dict[str, Callable[[Path, Sequence[str]], Path]] = {"parquet": parquet, "jsonl": json_lines, "txt": text}
+WRITERS: dict[str, Callable[[Path, Sequence[str]], Path]] = {
+    "parquet": parquet,
+    "jsonl": json_lines,
+    "txt": text,
+}
 
 
 def folder(place: Path, texts: Sequence[str], files: int, kind: str = "parquet") -> Path:
@@ -87,7 +93,11 @@ class Server:
                 if not path.is_file():
                     self.send_error(404)
                     return
-                if body and server.most_files is not None and len({*server.given, self.path}) > server.most_files:
+                if (
+                    body
+                    and server.most_files is not None
+                    and len({*server.given, self.path}) > server.most_files
+                ):
                     self.close_connection = True
                     return
                 server.given |= {self.path} if body else set()

@@ -132,7 +132,9 @@ def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
 
 def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
     derived = measurement(peak_flops_kind="derived")
-    cpu = scoreboard([record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d"))
+    cpu = scoreboard(
+        [record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d")
+    )
     (table,) = hardware([SLOW, cpu], [])
     assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {
         "a": "0.086%",
@@ -260,7 +262,9 @@ def test_a_format_that_ran_out_of_memory_says_so_in_its_cell() -> None:
 
 
 def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
-    rungs = [(f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in ((1, 400e3), (2, 780e3), (8, 3.04e6))]
+    rungs = [
+        (f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in ((1, 400e3), (2, 780e3), (8, 3.04e6))
+    ]
     table = scaling([board(*rungs)])
     assert column(table, "Linear would be") == ["-", "800,000", "3,200,000"]
     assert column(table, "Efficiency") == ["-", f"{780 / 800:.1%} ±0.0%", f"{3040 / 3200:.1%} ±0.0%"]
@@ -270,7 +274,9 @@ def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
 
 def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
     found = [measurement(tps, peak_memory_bytes=size * 2**30) for tps, size in ((1e3, 4), (2e3, 3))]
-    shown = scoreboard([record("a", measurement=found[0]), record("b", 1, toggles=BF16, measurement=found[1])])
+    shown = scoreboard(
+        [record("a", measurement=found[0]), record("b", 1, toggles=BF16, measurement=found[1])]
+    )
     assert column(board_tables(shown)[0], "Memory over rung before") == ["-", "0.75x"]
     assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
 
@@ -286,14 +292,21 @@ def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_tha
         records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
     shown = scoreboard(records)
     table = board_tables(shown)[0]
-    assert [each.split(",")[0] for each in column(table, "Over rung before")] == ["-", "2.00x", "4.00x", "1.25x"]
+    assert [each.split(",")[0] for each in column(table, "Over rung before")] == [
+        "-",
+        "2.00x",
+        "4.00x",
+        "1.25x",
+    ]
     assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
     assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
 
 
 def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
     larger = measurement(1e3, tokens_per_step=4096)
-    shown = scoreboard([record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)])
+    shown = scoreboard(
+        [record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)]
+    )
     assert timing(shown)[1].saved is None
 
 

@@ -118,8 +118,14 @@ def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
 @pytest.mark.parametrize(
     ("speeds", "said"),
     [
-        ((2000.0, 1500.0, 2600.0), "Of the one peer measured in this run, ours is not surely faster than nanoGPT."),
-        ((1990.0,), "ours is not surely faster than nanoGPT."),  # surely a little faster, within the noise floor
+        (
+            (2000.0, 1500.0, 2600.0),
+            "Of the one peer measured in this run, ours is not surely faster than nanoGPT.",
+        ),
+        (
+            (1990.0,),
+            "ours is not surely faster than nanoGPT.",
+        ),  # surely a little faster, within the noise floor
         ((5000.0,), "ours is slower than nanoGPT."),
     ],
 )
@@ -141,14 +147,18 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
     assert found.delta is not None
     assert 1 < only.over.low < 1 + found.delta
     assert (only.verdict, only.clear) == ("faster", False)
-    assert claim(loud).startswith("Of the one peer measured in this run, ours is not surely faster than nanoGPT.")
+    assert claim(loud).startswith(
+        "Of the one peer measured in this run, ours is not surely faster than nanoGPT."
+    )
 
 
 def test_without_a_control_nothing_is_claimed() -> None:
     alone = [each for each in rounds_of(1500.0) if each.kind != "control"]
     _, (only,) = against(scoreboard(alone))
     assert not only.clear
-    assert claim(alone) == ("Nothing is claimed of these: without an A/A control of 3 rounds no lead is a sure one.")
+    assert claim(alone) == (
+        "Nothing is claimed of these: without an A/A control of 3 rounds no lead is a sure one."
+    )
 
 
 def test_each_peer_that_was_measured_is_named_and_how_ours_does_against_it() -> None:
@@ -178,7 +188,9 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     assert ours is not None
     assert ours.row.rung == "SDPA"
     assert (only.clear, only.verdict) == (False, None)
-    assert claim(records) == "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
+    assert (
+        claim(records) == "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
+    )
 
 
 def test_a_rung_of_other_maths_is_held_to_no_peer() -> None:
@@ -216,7 +228,12 @@ def test_where_the_whole_gpu_s_memory_is_known_of_both_it_is_what_is_compared() 
 def test_a_peer_that_is_not_here_is_no_failure_and_is_said() -> None:
     records = [
         record(repetition=1),
-        peer(1.0, status="unsupported", measurement=None, error="nanoGPT: set NANOGPT to the folder of its checkout"),
+        peer(
+            1.0,
+            status="unsupported",
+            measurement=None,
+            error="nanoGPT: set NANOGPT to the folder of its checkout",
+        ),
     ]
     assert exit_code(records) == 0
     text = to_markdown(scoreboard(records))
@@ -237,7 +254,9 @@ def test_peers_of_two_runs_are_paired_by_their_command() -> None:
     found = compare(Side(letter="A", board=first), Side(letter="B", board=other))
     assert [(pair.first.rung, pair.other.rung) for pair in found.pairs][1] == ("nanoGPT", "nanoGPT")
     assert found.pairs[1].loss_flaw is None
-    unlike = board(1600.0, external=External(peer="nanogpt", version=None, command="python train.py --compile=False"))
+    unlike = board(
+        1600.0, external=External(peer="nanogpt", version=None, command="python train.py --compile=False")
+    )
     found = compare(Side(letter="A", board=first), Side(letter="B", board=unlike))
     assert found.alone == ("Only in A: nanoGPT.", "Only in B: nanoGPT.")
 

@@ -36,7 +36,14 @@ MAY_IMPORT = {
     "bench.records": ("bench.ladder", "gpt2.lock", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
     "bench.ladder": ("gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
     "bench.campaign": (
-        *("bench.campaign_parts", "bench.process", "bench.records", "bench.format", "gpt2.lock", "gpt2.terminal"),
+        *(
+            "bench.campaign_parts",
+            "bench.process",
+            "bench.records",
+            "bench.format",
+            "gpt2.lock",
+            "gpt2.terminal",
+        ),
     ),
     "bench.campaign_parts": ("gpt2.hardware.host",),
     "bench.format": ("bench.stats", "gpt2.figures"),
@@ -48,12 +55,35 @@ ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
 LOADS_TORCH = (
     *("bench.ceiling", "bench.cli.dry_run", "bench.host.environment", "bench.host.feasibility"),
     *("bench.run.aggregate", "bench.run.ceiling", "bench.run.measure"),
-    *("gpt2.attention", "gpt2.bias_gradients", "gpt2.bias_kernels", "gpt2.brgemm", "gpt2.breakdown", "gpt2.convert"),
+    *(
+        "gpt2.attention",
+        "gpt2.bias_gradients",
+        "gpt2.bias_kernels",
+        "gpt2.brgemm",
+        "gpt2.breakdown",
+        "gpt2.convert",
+    ),
     *("gpt2.device", "gpt2.evaluate"),
     *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
     *("gpt2.kernel_libraries", "gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
-    *("gpt2.memory", "gpt2.model", "gpt2.ops", "gpt2.optimizer", "gpt2.parallel", "gpt2.pretrain", "gpt2.products"),
-    *("gpt2.proofs", "gpt2.scoring", "gpt2.seen", "gpt2.state", "gpt2.step_graph", "gpt2.train", "gpt2.weight_files"),
+    *(
+        "gpt2.memory",
+        "gpt2.model",
+        "gpt2.ops",
+        "gpt2.optimizer",
+        "gpt2.parallel",
+        "gpt2.pretrain",
+        "gpt2.products",
+    ),
+    *(
+        "gpt2.proofs",
+        "gpt2.scoring",
+        "gpt2.seen",
+        "gpt2.state",
+        "gpt2.step_graph",
+        "gpt2.train",
+        "gpt2.weight_files",
+    ),
 )
 """Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
 LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")
@@ -122,7 +152,9 @@ def test_what_the_commands_of_committed_records_name_is_there() -> None:
     named = {module for command in commands for module in re.findall(r"-m ((?:bench|gpt2)\S*)", command)}
     assert named == set(ENTRY_POINTS)
     for module in named:
-        done = subprocess.run([sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT)
+        done = subprocess.run(
+            [sys.executable, "-m", module, "--help"], capture_output=True, text=True, cwd=ROOT
+        )
         options = set(re.findall(r"(?<!\S)--[\w-]+", done.stdout))
         of_it = [command.partition(f"-m {module}")[2] for command in commands if f"-m {module}" in command]
         given = {option for command in of_it for option in re.findall(r"(?<!\S)--[a-z][\w-]*", command)}
@@ -137,15 +169,26 @@ def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> Non
         command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     for name in ("scoreboard.md", "trainings.md"):
-        assert (tmp_path / name).read_bytes() == (ROOT / "reports" / name).read_bytes(), f"{name}: make reports"
+        assert (tmp_path / name).read_bytes() == (ROOT / "reports" / name).read_bytes(), (
+            f"{name}: make reports"
+        )
 
 
 @pytest.mark.slow
 def test_pictures_and_the_page_are_made_anew_byte_for_byte(tmp_path: Path) -> None:
-    command = ["make", "reports", f"OUT={tmp_path}", f"BIN={Path(sys.executable).parent}", "-o", ".venv/.ready"]
+    command = [
+        "make",
+        "reports",
+        f"OUT={tmp_path}",
+        f"BIN={Path(sys.executable).parent}",
+        "-o",
+        ".venv/.ready",
+    ]
     subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
     made = {path.relative_to(tmp_path): path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    kept = {path.relative_to(ROOT / "reports"): path for path in (ROOT / "reports").rglob("*") if path.is_file()}
+    kept = {
+        path.relative_to(ROOT / "reports"): path for path in (ROOT / "reports").rglob("*") if path.is_file()
+    }
     assert made.keys() == kept.keys()
     for name, path in kept.items():
         assert made[name] == path.read_bytes(), f"{name}: make reports"
@@ -205,7 +248,9 @@ def test_a_report_loads_no_torch_from_start_to_end(tmp_path: Path) -> None:
         f"app(['report', {str(tmp_path / 'r.jsonl')!r}, '--markdown'], standalone_mode=False)\n"
         "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
+    )
     assert done.stdout.splitlines()[-1] == "False"
 
 
@@ -308,7 +353,9 @@ def test_nothing_imports_an_undeclared_package() -> None:
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info", "pyarrow": "datasets"}
     provided["triton"] = "torch"  # of its CUDA builds
     provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
-    declared.add("cut_cross_entropy")  # PyPI's has no exact form; gpt2.kernel_libraries tells how to install GitHub's
+    declared.add(
+        "cut_cross_entropy"
+    )  # PyPI's has no exact form; gpt2.kernel_libraries tells how to install GitHub's
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

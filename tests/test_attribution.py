@@ -25,7 +25,9 @@ def board(alone_sdpa: float, without_sdpa: float, *, rounds: int = 3) -> Scorebo
         wobble = 1 + 0.001 * number  # of the whole round: pairing takes it out
 
         def process(name, index, toggles, tps, kind="cumulative", number=number, wobble=wobble):
-            return record(name, index, number, toggles=toggles, kind=kind, measurement=measurement(tps * wobble))
+            return record(
+                name, index, number, toggles=toggles, kind=kind, measurement=measurement(tps * wobble)
+            )
 
         records += [
             process("baseline", 0, FIRST, 100.0),
@@ -134,7 +136,9 @@ def test_a_run_that_did_not_ablate_has_no_such_table() -> None:
 def test_the_table_stands_below_the_scoreboard_with_verdicts() -> None:
     text = to_markdown(board(80.0, 400.0))
     (line,) = [line for line in text.splitlines() if line.startswith("| SDPA |") and "sign differs" in line]
-    assert line == ("| SDPA | 1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs |")
+    assert line == (
+        "| SDPA | 1.10x ±0.0%, faster | 0.80x ±0.0%, slower | 1.10x ±0.0%, faster | sign differs |"
+    )
 
 
 def test_a_last_rung_that_is_to_run_out_of_memory_is_not_part_of_the_full_set() -> None:
@@ -163,8 +167,18 @@ def test_alone_pairs_with_the_control_where_the_first_rung_ran_before_an_interru
             record("baseline", 0, number, toggles=FIRST, session="first", measurement=measurement(100.0)),
             record("bfloat16", 1, number, toggles=BF16, session="first", measurement=measurement(200.0)),
             record("SDPA", 2, number, toggles=SDPA, session="first", measurement=measurement(220.0)),
-            record("SDPA", 2, number, toggles=sdpa, kind="alone", session=late, measurement=measurement(130.0)),
-            record("baseline", 0, number, toggles=FIRST, kind="control", session=late, measurement=measurement(100.0)),
+            record(
+                "SDPA", 2, number, toggles=sdpa, kind="alone", session=late, measurement=measurement(130.0)
+            ),
+            record(
+                "baseline",
+                0,
+                number,
+                toggles=FIRST,
+                kind="control",
+                session=late,
+                measurement=measurement(100.0),
+            ),
         ]
     alone = attribution(scoreboard(records))[1].alone.ratio
     assert alone is not None

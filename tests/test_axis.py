@@ -33,7 +33,10 @@ def test_a_value_is_written_as_yaml_reads_it_again() -> None:
         ("toggles.micro_batch=1", "did you mean 'micro_batch_size'"),
         ("toggles.micro_batch_size=", "give at least one value"),
         ("toggles.micro_batch_size=1,,2", "no value before or after a comma"),
-        ("toggles.micro_batch_size=8,...,16", r"\.\.\. stands for all that follow, so nothing comes after it"),
+        (
+            "toggles.micro_batch_size=8,...,16",
+            r"\.\.\. stands for all that follow, so nothing comes after it",
+        ),
         ("toggles.micro_batch_size=...", "give at least one value"),
         ("toggles.micro_batch_size=0", "micro_batch_size 0 is less than 1"),
         ("toggles.micro_batch_size=2,2", "2 is listed twice"),

@@ -51,7 +51,9 @@ def test_benchmark_a_report_over_a_thousand_records(benchmark, tmp_path: Path) -
     for number in range(1000):
         append(
             tmp_path / "r.jsonl",
-            record(f"rung {number % 10}", number % 10, 1 + number // 10, measurement=measurement(losses=losses)),
+            record(
+                f"rung {number % 10}", number % 10, 1 + number // 10, measurement=measurement(losses=losses)
+            ),
         )
     (board,), _ = benchmark.pedantic(lambda: load_boards([tmp_path]), rounds=1)
     assert to_markdown(board).count("\n| rung") == 2 * 10  # here, and where the time goes
@@ -99,7 +101,9 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
 
 
 def test_benchmark_what_the_runner_adds_to_a_process(benchmark, tmp_path: Path) -> None:
-    """Seconds of `bench run` in which no process of it ran, by process; its own start and end are in extra_info."""
+    """Seconds of `bench run` in which no process of it ran, by process; its own start and end are in
+    extra_info.
+    """
     ladder = tmp_path / "l.yaml"
     ladder.write_text(
         "name: l\nworkload: {model: tiny, data: synthetic, seq_len: 64}\n"
@@ -112,7 +116,8 @@ def test_benchmark_what_the_runner_adds_to_a_process(benchmark, tmp_path: Path) 
     records = [json.loads(line) for line in results.read_text().splitlines()]
     begun = [datetime.fromisoformat(each["time"]).timestamp() for each in records]
     between = [
-        later - begin - each["process_seconds"] for begin, later, each in zip(begun, begun[1:], records, strict=False)
+        later - begin - each["process_seconds"]
+        for begin, later, each in zip(begun, begun[1:], records, strict=False)
     ]
     assert len(records) == 12
     benchmark.extra_info |= {"runner_seconds_per_process": median(between), "most": max(between)}

@@ -1,4 +1,5 @@
-"""Biases summed by Triton kernels: these, by Triton's interpreter where there is no GPU, and what is around them.
+"""Biases summed by Triton kernels: these, by Triton's interpreter where there is no GPU, and what is around
+them.
 
 Trainings here run on a CPU, where the same operators are made of torch's functions.
 """
@@ -33,7 +34,12 @@ from gpt2.tolerances import GRADIENT_TOLERANCE
 pytestmark = pytest.mark.usefixtures("process_settings")
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
-MATRICES = {"one number": (1, 1), "a block": (16, 256), "rows left over": (37, 256), "columns left over": (50, 700)}
+MATRICES = {
+    "one number": (1, 1),
+    "a block": (16, 256),
+    "rows left over": (37, 256),
+    "columns left over": (50, 700),
+}
 """Rows and columns."""
 HEADS = {
     "one number": (1, 1, 1, 1),
@@ -145,7 +151,9 @@ def test_gelus_gradient_and_sums_by_the_kernel_are_torchs_in_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", MATRICES)
-def test_gelus_gradient_and_sums_by_the_operator_on_a_cpu_are_torchs_in_float64(name: str, dtype: torch.dtype) -> None:
+def test_gelus_gradient_and_sums_by_the_operator_on_a_cpu_are_torchs_in_float64(
+    name: str, dtype: torch.dtype
+) -> None:
     assert_gelu(torch.ops.gpt2.gelu_backward(*matrix(name, dtype)), *matrix(name, dtype))
 
 
@@ -174,7 +182,9 @@ def test_the_kernel_takes_q_k_and_v_of_any_strides(name: str, kernels: dict[str,
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", HEADS)
-def test_the_operator_on_a_cpu_copies_q_k_and_v_side_by_side_and_sums_them(name: str, dtype: torch.dtype) -> None:
+def test_the_operator_on_a_cpu_copies_q_k_and_v_side_by_side_and_sums_them(
+    name: str, dtype: torch.dtype
+) -> None:
     assert_joined(torch.ops.gpt2.join_gradients(*heads(name, dtype)), *heads(name, dtype))
 
 
@@ -182,11 +192,15 @@ def test_the_operators_declare_what_they_return() -> None:
     gradient, wide = matrix("rows left over", torch.bfloat16)
     torch.library.opcheck(torch.ops.gpt2.gelu_backward.default, (with_gaps(gradient), wide))
     for laid_out in ("as q, k, v are", "each in another way"):
-        torch.library.opcheck(torch.ops.gpt2.join_gradients.default, heads("GPT-2's heads", torch.bfloat16, laid_out))
+        torch.library.opcheck(
+            torch.ops.gpt2.join_gradients.default, heads("GPT-2's heads", torch.bfloat16, laid_out)
+        )
 
 
 @pytest.mark.parametrize(("rows", "taken"), [(1, 16), (1024, 16), (8192, 64), (65536, 256), (2**20, 256)])
-def test_programs_take_fewer_rows_of_a_small_batch_so_that_there_are_enough_of_them(rows: int, taken: int) -> None:
+def test_programs_take_fewer_rows_of_a_small_batch_so_that_there_are_enough_of_them(
+    rows: int, taken: int
+) -> None:
     assert rows_per_program(rows, 3072) == taken
 
 
@@ -218,7 +232,9 @@ def test_a_bias_after_the_matmul_has_the_gradient_that_it_would_have_in_it(dtype
             return BiasedSplit.apply(qkv, bias) if mine else qkv.unbind(2)
 
     for function in (gelu, split):
-        mine, torchs = (with_gradients(partial(function, mine=which), x, weight, bias) for which in (True, False))
+        mine, torchs = (
+            with_gradients(partial(function, mine=which), x, weight, bias) for which in (True, False)
+        )
         for a, b in zip(mine, torchs, strict=True):
             assert a.dtype == b.dtype
             tolerance = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
@@ -257,7 +273,9 @@ def test_compiled_code_makes_no_copies_around_the_kernels(attention: str) -> Non
     made = [line.strip() for line in code.splitlines() if "= empty_strided" in line]
     wide = [line for line in made if "(120, 256)" in line or "(3, 40, 256)" in line]
     assert len(wide) == 1, wide  # the gradient of GELU's result
-    assert not [line for line in made if "(120, 192)" in line or "(3, 40, 6, 32)" in line or "(3, 40, 3," in line]
+    assert not [
+        line for line in made if "(120, 192)" in line or "(3, 40, 6, 32)" in line or "(3, 40, 3," in line
+    ]
 
 
 TRITON = replace(FOUR, bias_gradient="triton")
@@ -309,7 +327,9 @@ def test_an_error_in_the_sums_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gradient_difference(training, *training.micro_batch) == pytest.approx(0.1, rel=0.1)
 
 
-@pytest.mark.parametrize("changes", [{}, {"grad_accum_steps": 2}, {"recompute": "gelu"}, {"recompute": "block"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"grad_accum_steps": 2}, {"recompute": "gelu"}, {"recompute": "block"}]
+)
 def test_its_proof_counts_the_kernels_of_a_step(changes: dict) -> None:
     training = start(replace(TRITON, **changes))
     next(training)

@@ -143,7 +143,9 @@ def names(*events: Event) -> list[str]:
 
 
 @pytest.mark.parametrize("length", [0.05, 0.6, 20.0])
-def test_calls_of_one_name_in_a_row_all_count_however_long_the_kernels_that_they_launch_run(length: float) -> None:
+def test_calls_of_one_name_in_a_row_all_count_however_long_the_kernels_that_they_launch_run(
+    length: float,
+) -> None:
     calls = [Event(GRAPH, n / 5, n / 5 + 0.1) for n in range(12)]
     kernels = [Event(GEMM, call.start + 0.05, call.start + 0.05 + length, "CUDA") for call in calls]
     assert sorted(names(*calls, *kernels)) == [GRAPH] * 12 + [GEMM] * 12
@@ -181,7 +183,9 @@ def test_ops_of_two_threads_are_told_apart_with_kernels_that_bear_their_launcher
 
 
 def test_an_exchange_that_goes_on_while_the_next_begins_does_not_enclose_it() -> None:
-    exchanges = [Event("nccl:all_reduce", start, end, annotation=True) for start, end in ((1.2, 3.7), (3.2, 9))]
+    exchanges = [
+        Event("nccl:all_reduce", start, end, annotation=True) for start, end in ((1.2, 3.7), (3.2, 9))
+    ]
     found = names(Event("c10d::allreduce_", 1, 2), Event("c10d::allreduce_", 3, 4), *exchanges)
     assert found == ["c10d::allreduce_", "nccl:all_reduce"] * 2
 
@@ -227,7 +231,8 @@ def test_kernels_of_others_are_not_taken_for_cudnn_s(name: str, kind: str | None
         {},
         {"attention": "blocks", "compile": "default", "adamw": "compiled"},
         pytest.param(
-            {"attention": "brgemm"}, marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="not here")
+            {"attention": "brgemm"},
+            marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="not here"),
         ),
     ],
 )
@@ -245,7 +250,10 @@ def test_the_kinds_of_a_real_step_add_up_to_it(changes: dict) -> None:
 def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None:
     assert list(WORK) == list(KINDS)
     rounds = [
-        record(repetition=number, measurement=measurement(1e3, profiled_seconds={"products": products, "rest": 0.25}))
+        record(
+            repetition=number,
+            measurement=measurement(1e3, profiled_seconds={"products": products, "rest": 0.25}),
+        )
         for number, products in enumerate((0.5, 0.75, 4.0), 1)
     ]
     table = spent(scoreboard(rounds))
@@ -275,7 +283,9 @@ def test_on_a_gpu_rest_is_of_the_window_s_median_step_and_so_without_the_profile
     assert any("median step of the window" in note for note in table.notes) == (device == "cuda")
 
 
-def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> None:
+def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> (
+    None
+):
     def one(
         rung: str, index: int, repetition: int, tps: float = 1e3, kind: str = "cumulative", **kinds: float
     ) -> Record:
@@ -295,7 +305,9 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_li
     told = dict(zip(table.head, table.cells[1], strict=True))
     assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
     assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
-    assert told["AdamW (ms)"] == "500"  # less than half on average, but too unlike from round to round to tell
+    assert (
+        told["AdamW (ms)"] == "500"
+    )  # less than half on average, but too unlike from round to round to tell
     assert (told["Attention (ms)"], told["Casts and copies (ms)"]) == ("1,100", "-")
 
 

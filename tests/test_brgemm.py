@@ -20,7 +20,9 @@ from gpt2.model import by_heads
 from gpt2.toggles import Toggles, UnsupportedToggle
 
 kernel = pytest.mark.skipif(bool(host.missing_brgemm("float32")), reason=str(host.missing_brgemm("float32")))
-narrow_kernel = pytest.mark.skipif(bool(host.missing_brgemm("bfloat16")), reason=str(host.missing_brgemm("bfloat16")))
+narrow_kernel = pytest.mark.skipif(
+    bool(host.missing_brgemm("bfloat16")), reason=str(host.missing_brgemm("bfloat16"))
+)
 TORCHS = by_heads(partial(F.scaled_dot_product_attention, is_causal=True))
 
 
@@ -46,13 +48,17 @@ def with_gradient(function: Callable[..., Tensor], qkv: Tensor) -> tuple[Tensor,
 
 def errors(function: Callable[..., Tensor], qkv: Tensor) -> list[float]:
     """Of the result and of the gradients of q, k and v, relative to torch's in float64."""
-    (found, gradient), (true, true_gradient) = with_gradient(function, qkv), with_gradient(TORCHS, qkv.double())
+    (found, gradient), (true, true_gradient) = (
+        with_gradient(function, qkv),
+        with_gradient(TORCHS, qkv.double()),
+    )
     pairs = [(found, true), *zip(gradient.unbind(2), true_gradient.unbind(2), strict=True)]
     return [((a.double() - b).norm() / b.norm()).item() for a, b in pairs]
 
 
 SHAPES = pytest.mark.parametrize(
-    "shape", [(1, 1024, 3, 64), (2, 300, 2, 80), (3, 65, 2, 16), (1, 31, 1, 2), (2, 64, 12, 64), (2, 2, 1, 18)]
+    "shape",
+    [(1, 1024, 3, 64), (2, 300, 2, 80), (3, 65, 2, 16), (1, 31, 1, 2), (2, 64, 12, 64), (2, 2, 1, 18)],
 )
 
 
@@ -164,7 +170,11 @@ def test_what_the_library_refuses_is_an_error_and_not_the_end_of_the_process(mon
 
 @pytest.mark.parametrize(
     "qkv",
-    [torch.zeros(1, 8, 3, 1, 15), torch.zeros(0, 8, 3, 1, 16), torch.zeros(1, 8, 3, 1, 16, dtype=torch.float64)],
+    [
+        torch.zeros(1, 8, 3, 1, 15),
+        torch.zeros(0, 8, 3, 1, 16),
+        torch.zeros(1, 8, 3, 1, 16, dtype=torch.float64),
+    ],
     ids=["odd width", "no sequence", "float64"],
 )
 def test_what_it_has_no_kernel_for_is_refused_by_shape_and_format(qkv: Tensor) -> None:
@@ -179,17 +189,23 @@ def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(
     tmp_path, compiler, monkeypatch
 ) -> None:
     compiler("kill -9 $$")
-    with pytest.raises(UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"
+    ):
         native.library.__wrapped__()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cxx"))
-    with pytest.raises(UnsupportedToggle, match=r"exists.*; set TORCHINDUCTOR_CACHE_DIR to a folder that can be"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"exists.*; set TORCHINDUCTOR_CACHE_DIR to a folder that can be"
+    ):
         native.library.__wrapped__()
 
 
 @kernel
 def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
     compiler('for last; do :; done; echo torn > "$last"')
-    with pytest.raises(UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"
+    ):
         native.library.__wrapped__()
 
 

@@ -50,7 +50,9 @@ def statuses(outcomes: list[Outcome]) -> dict[str, str]:
     return {each.part: each.status for each in outcomes}
 
 
-SLEEPS = "import pathlib, os, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+SLEEPS = (
+    "import pathlib, os, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+)
 
 
 def gone(pid: int) -> bool:
@@ -149,7 +151,8 @@ def test_a_part_that_does_not_heed_is_killed_with_all_that_it_started(
     # The child has a session of its own, as a worker of bench run has.
     starts = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
-        f"subprocess.Popen([sys.executable, '-c', {SLEEPS!r}, sys.argv[1]], start_new_session=True); time.sleep(60)"
+        f"subprocess.Popen([sys.executable, '-c', {SLEEPS!r}, sys.argv[1]], start_new_session=True); "
+        "time.sleep(60)"
     )
     outcomes, _ = carry_out([part("a", starts, tmp_path / "pid", minutes=0.08)], tmp_path, 1)
     assert outcomes[0].status == "out of time"
@@ -188,8 +191,8 @@ def test_a_part_that_is_to_be_killed_is_done_once_it_was(tmp_path: Path) -> None
 
 def test_ctrl_c_ends_the_part_and_the_same_again_goes_on(tmp_path: Path) -> None:
     program = (
-        "import os, pathlib, signal, sys, time; at = pathlib.Path(sys.argv[1]); again = at.exists(); at.touch()\n"
-        "if not again: os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+        "import os, pathlib, signal, sys, time; at = pathlib.Path(sys.argv[1]); again = at.exists(); "
+        "at.touch()\nif not again: os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
     )
     parts = [part("a", program, tmp_path / "begun"), noting("b", tmp_path)]
     outcomes, interrupted = carry_out(parts, tmp_path, 1)
@@ -209,7 +212,9 @@ def test_what_a_killed_campaign_left_at_work_is_ended_by_the_next(tmp_path: Path
     )
     first = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), SLEEPS], cwd=ROOT)
     deadline = time.monotonic() + 30
-    while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline:
+    while (
+        not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline
+    ):
         time.sleep(0.05)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -251,7 +256,9 @@ def test_every_ladder_and_training_of_a_campaign_is_there_and_holds(device: str,
     parts = KINDS[device](tmp_path, None)
     assert len({each.name for each in parts}) == len(parts)
     for each in parts:
-        sets = [value for option, value in zip(each.command, each.command[1:], strict=False) if option == "--set"]
+        sets = [
+            value for option, value in zip(each.command, each.command[1:], strict=False) if option == "--set"
+        ]
         if each.is_ladder:
             (ladder,) = [word for word in each.command if word.startswith("ladders/")]
             load(ROOT / ladder, sets)
@@ -264,7 +271,9 @@ def test_parts_of_one_ladder_keep_their_results_apart(tmp_path: Path) -> None:
     assert len(set(results)) == len(results)
 
 
-def test_an_unknown_part_is_refused_with_those_there_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_part_is_refused_with_those_there_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
         campaign.main(["--device", "cpu", "--out", str(tmp_path), "--only", "doctor,nothing"])
     assert end.value.code == 2

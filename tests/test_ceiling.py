@@ -237,14 +237,18 @@ def test_bfloat16_is_measured_even_where_it_is_slow(quick: None, monkeypatch: py
     assert "bfloat16" in {m.number_format for m in found.matmuls}
 
 
-def test_a_product_that_would_take_far_too_long_is_left_out(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_product_that_would_take_far_too_long_is_left_out(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = FakeDevice()
     stand_in(monkeypatch, device, bfloat16=100.0)
     found = small(device, clock=lambda: device.now, seconds=0.1)
     assert {m.name for m in found.matmuls if m.number_format == "bfloat16"} == {"attention projection"}
 
 
-def test_a_format_without_any_product_quick_enough_is_absent(quick: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_without_any_product_quick_enough_is_absent(
+    quick: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     device = FakeDevice()
     stand_in(monkeypatch, device, bfloat16=1e6)
     assert small(device, clock=lambda: device.now, seconds=0.1).absent["bfloat16"].endswith("too long here")
@@ -252,7 +256,9 @@ def test_a_format_without_any_product_quick_enough_is_absent(quick: None, monkey
 
 def test_squares_grow_with_the_devices_speed_and_with_seconds() -> None:
     def squares(rate: float, seconds: float) -> list[int]:
-        return [m for name, m, _, _ in ceiling._shapes(1024, PRESETS["gpt2"], rate, seconds) if name == "square"]
+        return [
+            m for name, m, _, _ in ceiling._shapes(1024, PRESETS["gpt2"], rate, seconds) if name == "square"
+        ]
 
     assert squares(0.33e12, 0.3) == [2048, 4096]
     assert squares(0.33e12, 0.05) == [1024, 2048]
@@ -273,7 +279,9 @@ def test_the_precision_setting_is_restored(quick: None, before: str) -> None:
 
 def test_float32_is_measured_exactly_and_tf32_not(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(ceiling, "sustained", lambda *_: seen.append(torch.get_float32_matmul_precision()) or 1.0)
+    monkeypatch.setattr(
+        ceiling, "sustained", lambda *_: seen.append(torch.get_float32_matmul_precision()) or 1.0
+    )
     x = torch.ones(2, 2)
     with ceiling._precision_restored(Cpu()):
         for number_format in ("float32", "tf32", "bfloat16"):
@@ -314,7 +322,12 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
     watcher = Silent()
     path, record = measure(load(write_ladder("[{name: a}]")), None, tmp_path, 0.002, watcher)
     assert record.status == "ok", record.error
-    assert (record.kind, record.ladder, record.rung, record.rung_index) == ("ceiling", "roofline", "ceiling", 0)
+    assert (record.kind, record.ladder, record.rung, record.rung_index) == (
+        "ceiling",
+        "roofline",
+        "ceiling",
+        0,
+    )
     assert record.measurement is None
     assert record.ceiling is not None
     assert record.ceiling.threads == record.toggles.resolved["threads"]
@@ -328,7 +341,9 @@ def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, t
     assert not list(tmp_path.rglob("*.jsonl"))
 
 
-def test_the_tokens_measured_are_those_of_the_largest_micro_batch_of_the_device_within_reason(write_ladder) -> None:
+def test_the_tokens_measured_are_those_of_the_largest_micro_batch_of_the_device_within_reason(
+    write_ladder,
+) -> None:
     def tokens(device: str, *sizes: int) -> str:
         rungs = ", ".join(f"{{name: r{size}, set: {{micro_batch_size: {size}}}}}" for size in sizes)
         ladder = load(write_ladder(f"[{rungs}]", workload="model: gpt2, data: synthetic, seq_len: 1024"))

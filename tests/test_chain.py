@@ -103,7 +103,9 @@ def test_the_climb_of_the_post_falls_into_its_groups(tmp_path: Path, laptop: Pat
 
 
 def test_the_baseline_of_another_file_stands_first_and_alone_of_its_run(tmp_path: Path, h100: Path) -> None:
-    other = run_of(tmp_path / "cpu.jsonl", ("plain", CPU, (100.0,)), ("SDPA", CPU, (200.0,)), environment=LAPTOP)
+    other = run_of(
+        tmp_path / "cpu.jsonl", ("plain", CPU, (100.0,)), ("SDPA", CPU, (200.0,)), environment=LAPTOP
+    )
     found = chained(h100, start=f"{other}:SDPA")
     assert cells(found, "Setup") == ["SDPA", "CUDA", "bfloat16"]
     assert cells(found, "Over baseline")[0] == "baseline"
@@ -119,7 +121,9 @@ def test_a_run_is_shown_once_though_it_holds_the_baseline_or_is_named_twice(h100
 
 def test_a_rung_out_of_memory_is_a_line_with_its_status_and_no_ratio(tmp_path: Path, laptop: Path) -> None:
     file = run_of(tmp_path / "h100.jsonl", ("CUDA", CUDA, (1e3, 1e3, 1e3)))
-    append(file, record("batch of 4096", 1, toggles=replace(CUDA, micro_batch_size=4096), status="out_of_memory"))
+    append(
+        file, record("batch of 4096", 1, toggles=replace(CUDA, micro_batch_size=4096), status="out_of_memory")
+    )
     found = chained(laptop, file, start=f"{laptop}:baseline")
     line = table_of(found).cells[-1]
     assert line[:2] == ["Software", "batch of 4096"]
@@ -189,14 +193,20 @@ def test_what_cannot_be_the_baseline_is_one_clear_error(of: str | None, said: st
 
 
 @pytest.mark.parametrize("unlike", [{"model": "gpt2-medium"}, {"seq_len": 512}])
-def test_runs_of_unlike_tasks_are_refused_by_name(unlike: dict[str, Any], tmp_path: Path, laptop: Path) -> None:
+def test_runs_of_unlike_tasks_are_refused_by_name(
+    unlike: dict[str, Any], tmp_path: Path, laptop: Path
+) -> None:
     file = run_of(tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(**unlike)))
     with pytest.raises(RecordError, match=r"other.jsonl: trains gpt2.* but the baseline gpt2 at T = 1024"):
         chained(file, start=f"{laptop}:baseline")
 
 
-def test_a_run_of_another_task_among_others_is_left_out_and_named(tmp_path: Path, laptop: Path, h100: Path) -> None:
-    file = run_of(tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(model="gpt2-medium")))
+def test_a_run_of_another_task_among_others_is_left_out_and_named(
+    tmp_path: Path, laptop: Path, h100: Path
+) -> None:
+    file = run_of(
+        tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(model="gpt2-medium"))
+    )
     boards = load_boards([laptop, file, h100])[0]
     found = chain(boards, baseline(f"{laptop}:baseline"))
     assert [run.source for run in found.runs] == [laptop, h100]
@@ -279,9 +289,20 @@ def test_the_committed_runs_make_a_chain_whose_figures_follow_from_their_files()
     assert "torch: 2.13.0+cpu in A and B; 2.9.1+cu128 in C" in table_of(found).first[1]
 
 
-def test_the_command_shows_the_chain_above_the_scoreboards_and_refuses_in_one_line(laptop: Path, h100: Path) -> None:
+def test_the_command_shows_the_chain_above_the_scoreboards_and_refuses_in_one_line(
+    laptop: Path, h100: Path
+) -> None:
     def report(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "bench.cli", "report", str(laptop), str(h100), "--markdown", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "bench.cli",
+            "report",
+            str(laptop),
+            str(h100),
+            "--markdown",
+            *arguments,
+        ]
         return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, cwd=ROOT)
 
     shown, refused = report("--baseline", f"{laptop}:baseline"), report("--baseline", f"{laptop}:nothing")

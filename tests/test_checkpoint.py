@@ -53,7 +53,14 @@ COMPILED = replace(FUSED, compile="default")
 @pytest.mark.parametrize(
     ("before", "after"),
     [(FUSED, PADDED), (PADDED, FUSED), (FUSED, COMPILED), (COMPILED, PADDED), (FUSED, FAST), (FAST, FUSED)],
-    ids=["to padded", "from padded", "to compiled", "from compiled", "to the top of cpu", "from the top of cpu"],
+    ids=[
+        "to padded",
+        "from padded",
+        "to compiled",
+        "from compiled",
+        "to the top of cpu",
+        "from the top of cpu",
+    ],
 )
 def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(
     before: Toggles, after: Toggles, tmp_path: Path
@@ -111,7 +118,9 @@ def test_weights_alone_are_written_as_they_are_read(tmp_path: Path) -> None:
     assert all(torch.equal(mine[name], weights[name]) for name in mine)
 
 
-def test_a_large_checkpoint_is_written_in_several_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_checkpoint_is_written_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(state, "FILE_BYTES", 100_000)
     training = trained(FUSED)
     state.save(tmp_path / "c", training, saved_of(training))
@@ -229,7 +238,9 @@ def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: 
 def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:
     training = trained(FUSED, steps=1)
     for step in (10, 20, 30):
-        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=3.0))
+        state.save(
+            step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=3.0)
+        )
     (file,) = step_folder(tmp_path, 10).glob("*.safetensors")
     file.write_bytes(b"cut")
     prune(tmp_path, keep=1)
@@ -280,16 +291,28 @@ def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "before", [None, {"validation": ["easy", 256]}, {"validation": ["own", 128]}], ids=["older", "other", "fewer"]
+    "before",
+    [None, {"validation": ["easy", 256]}, {"validation": ["own", 128]}],
+    ids=["older", "other", "fewer"],
 )
-@pytest.mark.parametrize("now", [{"validation": ["own", 256]}, {"validation": None}], ids=["validated", "not"])
+@pytest.mark.parametrize(
+    "now", [{"validation": ["own", 256]}, {"validation": None}], ids=["validated", "not"]
+)
 def test_where_a_run_changed_its_validation_the_best_of_each_stays(
     before: dict | None, now: dict, tmp_path: Path
 ) -> None:
     training = trained(FUSED, steps=1)
-    for step, loss, data in ((10, 1.5, before), (20, 1.0, before), (30, 2.5, now), (40, 2.0, now), (50, 2.1, now)):
+    for step, loss, data in (
+        (10, 1.5, before),
+        (20, 1.0, before),
+        (30, 2.5, now),
+        (40, 2.0, now),
+        (50, 2.1, now),
+    ):
         loss = None if data == {"validation": None} else loss
         saved = replace(saved_of(training), step=step, val_loss=loss, data=data or {})
         state.save(step_folder(tmp_path, step), training, saved)
     prune(tmp_path, keep=1)
-    assert [read(each).step for each in folders(tmp_path)] == ([20, 50] if now["validation"] is None else [20, 40, 50])
+    assert [read(each).step for each in folders(tmp_path)] == (
+        [20, 50] if now["validation"] is None else [20, 40, 50]
+    )

@@ -29,11 +29,15 @@ ROOT = Path(__file__).parent.parent
 def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", *map(str, arguments)]
     wide = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, env=wide)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=timeout, check=False, cwd=ROOT, env=wide
+    )
 
 
 def test_a_run_prints_the_scoreboard_and_keeps_the_records(write_ladder, tmp_path: Path) -> None:
-    done = bench("run", write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]"), "--out", tmp_path / "out")
+    done = bench(
+        "run", write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]"), "--out", tmp_path / "out"
+    )
     assert done.returncode == 0, done.stderr
     assert "attention=sdpa" in done.stdout
     assert "round 1/1  b: " in done.stderr
@@ -64,7 +68,9 @@ def test_what_a_cluster_says_of_its_own_ranks_is_not_taken_for_ours(
 def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
     done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr
-    assert "the CPU's dense bfloat16 peak of 1.5 TFLOP/s (given with --peak-tflops)" in " ".join(done.stdout.split())
+    assert "the CPU's dense bfloat16 peak of 1.5 TFLOP/s (given with --peak-tflops)" in " ".join(
+        done.stdout.split()
+    )
 
 
 def write(path: Path, content: bytes) -> Path:
@@ -75,9 +81,19 @@ def write(path: Path, content: bytes) -> Path:
 @pytest.mark.parametrize(
     ("rungs", "workload", "data", "complaint"),
     [
-        ("[{name: a, set: {adam: fused}}]", "model: tiny, seq_len: 32", None, "rung 'a': unknown toggle 'adam'"),
+        (
+            "[{name: a, set: {adam: fused}}]",
+            "model: tiny, seq_len: 32",
+            None,
+            "rung 'a': unknown toggle 'adam'",
+        ),
         ("[]", "model: tiny, seq_len: 32", None, "rungs is empty"),
-        ("[{name: a}]", "model: tiny, seq_len: 256", None, "seq_len 256 is outside 1 to 128, the context of tiny"),
+        (
+            "[{name: a}]",
+            "model: tiny, seq_len: 256",
+            None,
+            "seq_len 256 is outside 1 to 128, the context of tiny",
+        ),
         ("[{name: a}]", "model: tiny, seq_len: 32, tokens_per_step: 33", None, "33 is not a multiple of 32"),
         ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", None, "'mine' is not at hand"),
         ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "missing.bin", "missing.bin does not exist"),
@@ -87,8 +103,18 @@ def write(path: Path, content: bytes) -> Path:
             "short.bin",
             "has 20 tokens, a sequence of 32 needs 33",
         ),
-        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "magic.bin", "header magic 7 is not 20240520"),
-        ("[{name: a}]", "model: tiny, seq_len: 32, data: mine", "ids.bin", "beyond the model's vocabulary of 509"),
+        (
+            "[{name: a}]",
+            "model: tiny, seq_len: 32, data: mine",
+            "magic.bin",
+            "header magic 7 is not 20240520",
+        ),
+        (
+            "[{name: a}]",
+            "model: tiny, seq_len: 32, data: mine",
+            "ids.bin",
+            "beyond the model's vocabulary of 509",
+        ),
         ("[{name: a}]", "model: tiny, seq_len: 32", "short.bin", "the synthetic corpus is generated"),
     ],
 )
@@ -139,7 +165,9 @@ def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path
     command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
     deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not any(f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")):
+    while time.monotonic() < deadline and not any(
+        f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")
+    ):
         time.sleep(0.2)
     time.sleep(1.0)  # into the next process: what has ended by then stands
     process.send_signal(signal.SIGINT)
@@ -160,7 +188,9 @@ def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_plan_says_what_will_not_fit(write_ladder) -> None:
-    path = write_ladder("[{name: huge, set: {micro_batch_size: 100000}}]", workload="model: gpt2, seq_len: 1024")
+    path = write_ladder(
+        "[{name: huge, set: {micro_batch_size: 100000}}]", workload="model: gpt2, seq_len: 1024"
+    )
     done = bench("plan", path)
     assert done.returncode == 0, done.stderr
     assert "will not fit" in done.stdout
@@ -195,8 +225,15 @@ def test_a_plan_counts_the_processes_that_the_run_will_take(write_ladder) -> Non
     rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 4}}]"
     path = write_ladder(rungs, ceiling_seconds=0.01)
     for options, expected in (
-        ((), "1 round of 3 processes, without an A/A control, and 1 for loss parity, and 1 for the measured ceiling"),
-        (("--repeats", "3"), "3 rounds of 5 processes, the A/A controls included, and 1 for loss parity, and 2 for"),
+        (
+            (),
+            "1 round of 3 processes, without an A/A control, and 1 for loss parity, and 1 for the measured "
+            "ceiling",
+        ),
+        (
+            ("--repeats", "3"),
+            "3 rounds of 5 processes, the A/A controls included, and 1 for loss parity, and 2 for",
+        ),
         (("--until", "2%", "--ablate"), "5 to 20 rounds of 6 processes"),
     ):
         assert expected in " ".join(bench("plan", path, *options).stdout.split())
@@ -225,7 +262,10 @@ def test_a_report_goes_to_stdout_as_markdown(tmp_path: Path) -> None:
 
 def test_a_report_writes_its_folder_and_updates_a_readme_between_its_markers(tmp_path: Path) -> None:
     readme = tmp_path / "README.md"
-    start, end = "<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->"
+    start, end = (
+        "<!-- scoreboard: bench report --update rewrites what follows -->",
+        "<!-- end of scoreboard -->",
+    )
     readme.write_text(f"before\n{start}\nstale\n{end}\nafter\n")
     done = bench("report", results(tmp_path), "--markdown", "--out", tmp_path / "reports", "--update", readme)
     assert done.returncode == 0, done.stderr
@@ -263,7 +303,15 @@ def test_help_breaks_its_lines_where_the_terminal_ends(monkeypatch: pytest.Monke
 
 def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "bench.cli", "run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path)]
+    command = [
+        sys.executable,
+        "-m",
+        "bench.cli",
+        "run",
+        str(write_ladder("[{name: a}]")),
+        "--out",
+        str(tmp_path),
+    ]
     environ = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT, env=environ)
     os.close(theirs)

@@ -53,7 +53,9 @@ def test_the_interval_of_two_runs_is_welch_s() -> None:
 
     values, reference = [110.0, 113.0, 108.0, 111.0], [100.0, 99.0, 104.0]
     found = independent_ratio(values, reference)
-    expected = scipy_stats.ttest_ind(np.log(values), np.log(reference), equal_var=False).confidence_interval(0.95)
+    expected = scipy_stats.ttest_ind(np.log(values), np.log(reference), equal_var=False).confidence_interval(
+        0.95
+    )
     assert found is not None
     assert (found.low, found.high) == pytest.approx((np.exp(expected.low), np.exp(expected.high)))
 
@@ -79,7 +81,9 @@ def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says
     for n, tps in enumerate(AFTER, start=1):
         append(path, record("narrow", 2, n, toggles=residual, measurement=measurement(3 * tps)))
     unlike = "residual=bfloat16 changes the maths: each layer's sum is rounded to bfloat16 against equal"
-    assert f"Warning: b: its speeds are of unlike maths: {unlike}." in shown(f"{path}:b", f"{path}:narrow").notes
+    assert (
+        f"Warning: b: its speeds are of unlike maths: {unlike}." in shown(f"{path}:b", f"{path}:narrow").notes
+    )
     _, said = judge([compared(f"{path}:b", f"{path}:narrow")], [Condition.parse("tps<-5%")])
     assert f"b: B over A: judged, though of unlike maths: {unlike}" in said
     assert not any("maths" in note for note in shown(f"{path}:a", f"{path}:b").notes)
@@ -91,7 +95,9 @@ def test_a_faster_run_is_said_to_be_by_how_much(tmp_path: Path) -> None:
     assert {pair.verdict for pair in found.pairs} == {"faster"}
 
 
-def test_two_named_rungs_are_a_pair_whatever_they_switch_on_and_rounds_of_one_run_are_paired(tmp_path: Path) -> None:
+def test_two_named_rungs_are_a_pair_whatever_they_switch_on_and_rounds_of_one_run_are_paired(
+    tmp_path: Path,
+) -> None:
     file = run_of(tmp_path / "a.jsonl", (1000.0, 2000.0, 500.0))
     (pair,) = compared(f"{file}:a", f"{file}:b").pairs
     assert pair.tps is not None
@@ -109,7 +115,12 @@ def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(
 def test_other_trainers_are_a_pair_where_their_rungs_have_one_name(tmp_path: Path) -> None:
     """An edit of a checkout, of which the command says nothing, makes another trainer of it."""
     first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
-    for file, name, index in ((first, "plain", 2), (first, "both", 3), (second, "edited", 2), (second, "both", 3)):
+    for file, name, index in (
+        (first, "plain", 2),
+        (first, "both", 3),
+        (second, "edited", 2),
+        (second, "both", 3),
+    ):
         peer = External(peer="nanogpt", version="3adf61e", command="python train.py")
         append(file, record(name, index, 1, kind="external", external=peer, toggles=CUDA, data_sha256=None))
     found = [(pair.first.rung, pair.other.rung) for pair in compared(first, second).pairs]
@@ -149,13 +160,19 @@ def test_a_run_that_trains_otherwise_is_found_out(tmp_path: Path) -> None:
     off = measurement(losses=[10.9, 10.5, 9.0, 8.0])
     append(tmp_path / "b.jsonl", record("a", measurement=off))
     table = shown(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl")
-    assert any(line.startswith("Warning: a: B trains otherwise: it differs in a loss by") for line in table.notes)
+    assert any(
+        line.startswith("Warning: a: B trains otherwise: it differs in a loss by") for line in table.notes
+    )
 
 
 def test_several_machines_stand_in_one_table(tmp_path: Path) -> None:
     files = [run_of(tmp_path / f"{n}.jsonl", tuple(n * tps for tps in BEFORE)) for n in (1, 2, 3)]
     head, row = shown(*files).head, shown(*files).cells[0]
-    assert [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")] == ["1,000", "2,000", "3,000"]
+    assert [row[head.index(name)].split(" ")[0] for name in ("A TPS", "B TPS", "C TPS")] == [
+        "1,000",
+        "2,000",
+        "3,000",
+    ]
     assert row[head.index("C over A")].startswith("3.00x")
 
 
@@ -237,7 +254,12 @@ def test_a_condition_that_is_none_is_refused(text: str) -> None:
             0,
             "tps<-5% is not confirmed: of no rung does the whole interval lie below 0.95x; nearest is a: B",
         ),
-        (tuple(0.8 * tps for tps in BEFORE), {}, 3, "a: B over A: tps<-5% is confirmed: 0.800x (95 % interval 0."),
+        (
+            tuple(0.8 * tps for tps in BEFORE),
+            {},
+            3,
+            "a: B over A: tps<-5% is confirmed: 0.800x (95 % interval 0.",
+        ),
         ((100.0,), {}, 0, "a: B over A: tps<-5% cannot be told: too few rounds"),
         (BEFORE, {"workload": asdict(Workload(seq_len=512))}, 6, "a: B over A: not ranked: another task"),
     ],
@@ -267,7 +289,10 @@ def test_a_gate_passes_over_a_rung_that_neither_side_can_run_for_the_same_reason
     large = replace(CUDA, micro_batch_size=512)
     for name, status in (("a", before), ("b", after)):
         found = measurement(tokens_per_step=step_of(large, {})) if status == "ok" else None
-        append(run_of(tmp_path / f"{name}.jsonl"), record("large", 2, toggles=large, status=status, measurement=found))
+        append(
+            run_of(tmp_path / f"{name}.jsonl"),
+            record("large", 2, toggles=large, status=status, measurement=found),
+        )
     given, said = judge([compared(tmp_path / "a.jsonl", tmp_path / "b.jsonl")], [Condition.parse("tps<-5%")])
     assert given == code
     assert any(line.startswith("large: ") for line in said)

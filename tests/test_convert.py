@@ -52,7 +52,9 @@ WRITERS: dict[str, Callable[[Path, GPT2Config, dict[str, Tensor]], None]] = {
 }
 
 
-def assert_same(found: tuple[GPT2Config, dict[str, Tensor]], weights: dict[str, Tensor], config=SMALL) -> None:
+def assert_same(
+    found: tuple[GPT2Config, dict[str, Tensor]], weights: dict[str, Tensor], config=SMALL
+) -> None:
     assert found[0] == config
     assert list(found[1]) == list(weights)
     for name, tensor in weights.items():
@@ -125,16 +127,21 @@ def test_views_of_padded_and_narrow_weights_are_written_as_what_they_show(
     weights = {**model.state_dict(), "wte.weight": model.wte.weight.detach()[:301]}
     WRITERS[kind](tmp_path / "made", model.config, weights)
     assert_same(read(tmp_path / "made"), {name: tensor.float() for name, tensor in weights.items()})
-    WRITERS[kind](tmp_path / "copied", SMALL, {name: tensor.float().clone() for name, tensor in weights.items()})
+    WRITERS[kind](
+        tmp_path / "copied", SMALL, {name: tensor.float().clone() for name, tensor in weights.items()}
+    )
     whole, copied = (
-        path / "model.safetensors" if path.is_dir() else path for path in (tmp_path / "made", tmp_path / "copied")
+        path / "model.safetensors" if path.is_dir() else path
+        for path in (tmp_path / "made", tmp_path / "copied")
     )
     assert whole.stat().st_size == copied.stat().st_size
 
 
 def test_bfloat16_numbers_of_llmc_are_rounded_and_no_more(tmp_path: Path) -> None:
     write_llmc(tmp_path / "made.bin", SMALL, drawn(), bfloat16=True)
-    assert_same(read(tmp_path / "made.bin"), {name: tensor.bfloat16().float() for name, tensor in drawn().items()})
+    assert_same(
+        read(tmp_path / "made.bin"), {name: tensor.bfloat16().float() for name, tensor in drawn().items()}
+    )
 
 
 def test_what_was_read_stays_when_its_file_is_overwritten(tmp_path: Path) -> None:
@@ -206,14 +213,25 @@ LINEAR = ("c_attn.weight", "c_proj.weight", "c_fc.weight")
 
 def as_linear_layers(model: transformers.GPT2LMHeadModel, folder: Path) -> None:
     model.config.save_pretrained(folder)
-    state = {name: tensor.T if name.endswith(LINEAR) else tensor for name, tensor in model.state_dict().items()}
+    state = {
+        name: tensor.T if name.endswith(LINEAR) else tensor for name, tensor in model.state_dict().items()
+    }
     del state["lm_head.weight"]
     save_file({name: tensor.contiguous() for name, tensor in state.items()}, folder / "model.safetensors")
 
 
 @pytest.mark.parametrize(
     "save",
-    [as_saved, in_parts, without_a_head, by_torch, by_an_old_torch, by_torch_in_parts, with_masks, as_linear_layers],
+    [
+        as_saved,
+        in_parts,
+        without_a_head,
+        by_torch,
+        by_an_old_torch,
+        by_torch_in_parts,
+        with_masks,
+        as_linear_layers,
+    ],
 )
 def test_a_model_of_transformers_is_read_in_all_its_forms(save, tmp_path: Path) -> None:
     model = theirs()
@@ -275,10 +293,13 @@ def changed(tmp_path: Path, change: Callable[[dict[str, Tensor]], object]) -> Pa
 
 
 def test_a_tied_head_is_left_out_and_an_own_one_refused(tmp_path: Path) -> None:
-    tied = changed(tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"]}))
+    tied = changed(
+        tmp_path, lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"]})
+    )
     assert_same(read(tied), drawn())
     untied = changed(
-        tmp_path / "b", lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"] + 1})
+        tmp_path / "b",
+        lambda tensors: tensors.update({"lm_head.weight": tensors["transformer.wte.weight"] + 1}),
     )
     refused(untied, "its lm_head is not its embedding")
 
@@ -287,7 +308,8 @@ def test_missing_foreign_and_misshapen_tensors_are_named(tmp_path: Path) -> None
     name = "transformer.h.1.ln_2.bias"
     refused(changed(tmp_path / "a", lambda tensors: tensors.pop(name)), "lacks h.1.ln_2.bias")
     refused(
-        changed(tmp_path / "b", lambda tensors: tensors.update({"score.weight": torch.ones(2)})), "holds score.weight"
+        changed(tmp_path / "b", lambda tensors: tensors.update({"score.weight": torch.ones(2)})),
+        "holds score.weight",
     )
     refused(
         changed(tmp_path / "c", lambda tensors: tensors.update({name: torch.ones(31)})),
@@ -335,9 +357,13 @@ def test_an_export_that_is_broken_off_leaves_nothing(tmp_path: Path, monkeypatch
 # --- the tokenizer
 
 
-def test_the_merges_and_the_vocabulary_are_those_that_openai_published(tmp_path: Path, vocabulary: None) -> None:
+def test_the_merges_and_the_vocabulary_are_those_that_openai_published(
+    tmp_path: Path, vocabulary: None
+) -> None:
     write_tokenizer(tmp_path)
-    published = [each.read_text(encoding="utf-8") for each in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()]
+    published = [
+        each.read_text(encoding="utf-8") for each in Path(os.environ["TIKTOKEN_CACHE_DIR"]).iterdir()
+    ]
     (merges,) = (content for content in published if content.startswith("#version"))
     (ids,) = (content for content in published if content.startswith("{"))
     assert (tmp_path / "merges.txt").read_text(encoding="utf-8") == merges
@@ -387,7 +413,9 @@ def test_a_model_of_another_vocabulary_gets_no_tokenizer(tmp_path: Path, vocabul
 
 
 @pytest.mark.parametrize("vocab_size", [50258, 50304])
-def test_a_vocabulary_with_rows_beyond_gpt2s_is_said_to_get_no_tokenizer(vocab_size: int, tmp_path: Path) -> None:
+def test_a_vocabulary_with_rows_beyond_gpt2s_is_said_to_get_no_tokenizer(
+    vocab_size: int, tmp_path: Path
+) -> None:
     config = sized(vocab_size)
     with pytest.warns(ConvertWarning, match=f"gets no tokenizer: its vocabulary of {vocab_size}"):
         write_huggingface(tmp_path / "made", config, drawn(config))
@@ -395,11 +423,16 @@ def test_a_vocabulary_with_rows_beyond_gpt2s_is_said_to_get_no_tokenizer(vocab_s
 
 def as_tokenizer(vocab: object, added: dict[str, int] | None = None) -> dict[str, Any]:
     """A tokenizer.json, as far as it says which tokens there are."""
-    return {"added_tokens": [{"content": n, "id": i} for n, i in (added or {}).items()], "model": {"vocab": vocab}}
+    return {
+        "added_tokens": [{"content": n, "id": i} for n, i in (added or {}).items()],
+        "model": {"vocab": vocab},
+    }
 
 
 @pytest.mark.parametrize("change", ["vocab.json", "tokenizer.json", "added", "added end of text"])
-def test_gpt2s_vocabulary_is_known_with_tokens_added_to_it(change: str, tmp_path: Path, vocabulary: None) -> None:
+def test_gpt2s_vocabulary_is_known_with_tokens_added_to_it(
+    change: str, tmp_path: Path, vocabulary: None
+) -> None:
     write_tokenizer(tmp_path)
     (tmp_path / "config.json").write_text("{}")
     tokens = json.loads((tmp_path / "vocab.json").read_text())
@@ -427,7 +460,9 @@ def test_gpt2s_vocabulary_is_known_with_tokens_added_to_it(change: str, tmp_path
     ],
     ids=["as many tokens", "unigram", "none", "two tokens", "more tokens"],
 )
-def test_a_folder_with_another_vocabulary_than_gpt2s_is_told(name: str, content: object, tmp_path: Path) -> None:
+def test_a_folder_with_another_vocabulary_than_gpt2s_is_told(
+    name: str, content: object, tmp_path: Path
+) -> None:
     (tmp_path / name).write_text(json.dumps(content))
     assert other_vocabulary(tmp_path) is None  # no folder of transformers
     (tmp_path / "config.json").write_text("{}")
@@ -517,7 +552,13 @@ def test_nanogpt_finds_in_the_checkpoint_what_it_looks_for(tmp_path: Path) -> No
 
 
 WRAPPED = [
-    *("module.", "module._orig_mod.", "_orig_mod.module.", "module.module._orig_mod.module.", "_fsdp_wrapped_module."),
+    *(
+        "module.",
+        "module._orig_mod.",
+        "_orig_mod.module.",
+        "module.module._orig_mod.module.",
+        "_fsdp_wrapped_module.",
+    ),
     *("model.", "model._orig_mod.", "net.gpt.", "_forward_module.module."),
 ]
 
@@ -529,7 +570,9 @@ def test_prefixes_of_a_models_names_come_off_in_any_order(prefix: str, tmp_path:
 
 @pytest.mark.parametrize("wrapper", ["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"])
 def test_a_wrapper_around_each_block_comes_off(wrapper: str, tmp_path: Path) -> None:
-    named = {name.replace(".attn.", f".{wrapper}.attn."): each for name, each in named_by_nanogpt(drawn()).items()}
+    named = {
+        name.replace(".attn.", f".{wrapper}.attn."): each for name, each in named_by_nanogpt(drawn()).items()
+    }
     assert_same(read(nanogpt(tmp_path / "ckpt.pt", named)), drawn())
 
 
@@ -578,7 +621,9 @@ LAYOUTS: dict[str, Callable[[dict[str, Tensor]], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_weights_and_sizes_are_found_wherever_a_training_put_them(layout: str, zipped: bool, tmp_path: Path) -> None:
+def test_weights_and_sizes_are_found_wherever_a_training_put_them(
+    layout: str, zipped: bool, tmp_path: Path
+) -> None:
     saved = LAYOUTS[layout](named_by_nanogpt(drawn()))
     torch.save(saved, tmp_path / "ckpt.pt", _use_new_zipfile_serialization=zipped)
     assert_same(read(tmp_path / "ckpt.pt"), drawn())
@@ -604,7 +649,10 @@ def test_biases_that_no_tensor_and_no_size_tells_of_are_zeros(tmp_path: Path) ->
     torch.save({"model": named_by_nanogpt(kept), "config": GPTConfig()}, tmp_path / "ckpt.pt")
     found = read(tmp_path / "ckpt.pt")
     assert_same(found, {name: kept.get(name, torch.zeros_like(tensor)) for name, tensor in drawn().items()})
-    refused(nanogpt(tmp_path / "said.pt", named_by_nanogpt(kept), bias=True), "lacks h.0.attn.c_attn.bias and 18 more")
+    refused(
+        nanogpt(tmp_path / "said.pt", named_by_nanogpt(kept), bias=True),
+        "lacks h.0.attn.c_attn.bias and 18 more",
+    )
 
 
 # --- what lies beside the weights
@@ -701,7 +749,9 @@ def test_where_code_is_needed_the_way_to_save_weights_alone_is_told(
     ],
     ids=["nothing", "values", "another model", "a list", "a number's name"],
 )
-def test_a_file_without_weights_of_gpt2_says_what_it_holds(saved: dict, complaint: str, tmp_path: Path) -> None:
+def test_a_file_without_weights_of_gpt2_says_what_it_holds(
+    saved: dict, complaint: str, tmp_path: Path
+) -> None:
     torch.save(saved, tmp_path / "ckpt.pt")
     refused(tmp_path / "ckpt.pt", "holds no weights of GPT-2", complaint)
 
@@ -737,7 +787,9 @@ def test_weights_that_are_not_finite_are_refused(kind: str, number: float, tmp_p
 def test_one_tensor_of_another_shape_or_kind_is_named(
     name: str, tensor: Tensor, complaint: str, tmp_path: Path
 ) -> None:
-    refused(nanogpt(tmp_path / "ckpt.pt", named_by_nanogpt(drawn()) | {f"transformer.{name}": tensor}), complaint)
+    refused(
+        nanogpt(tmp_path / "ckpt.pt", named_by_nanogpt(drawn()) | {f"transformer.{name}": tensor}), complaint
+    )
 
 
 @pytest.mark.parametrize("name", ["n_layer", "n_embd", "block_size", "vocab_size"])
@@ -763,7 +815,14 @@ def test_a_configuration_with_a_byte_order_mark_is_read(tmp_path: Path) -> None:
 
 
 LLMC_ORDER = (
-    *("ln_1.weight", "ln_1.bias", "attn.c_attn.weight", "attn.c_attn.bias", "attn.c_proj.weight", "attn.c_proj.bias"),
+    *(
+        "ln_1.weight",
+        "ln_1.bias",
+        "attn.c_attn.weight",
+        "attn.c_attn.bias",
+        "attn.c_proj.weight",
+        "attn.c_proj.bias",
+    ),
     *("ln_2.weight", "ln_2.bias", "mlp.c_fc.weight", "mlp.c_fc.bias", "mlp.c_proj.weight", "mlp.c_proj.bias"),
 )
 """Of write_tensors() in llm.c's train_gpt2.py; each for all layers."""
@@ -772,9 +831,15 @@ LLMC_ORDER = (
 def by_llmc(weights: dict[str, Tensor]) -> bytes:
     """What its write_model() writes, spelled out."""
     parts = [struct.pack("<8i", 20240326, 3, 48, 301, 3, 2, 32, 384), bytes(4 * 248)]
-    parts += [weights["wte.weight"].numpy().tobytes(), bytes(4 * 83 * 32), weights["wpe.weight"].numpy().tobytes()]
+    parts += [
+        weights["wte.weight"].numpy().tobytes(),
+        bytes(4 * 83 * 32),
+        weights["wpe.weight"].numpy().tobytes(),
+    ]
     parts += [weights[f"h.{layer}.{kind}"].numpy().tobytes() for kind in LLMC_ORDER for layer in range(3)]
-    return b"".join([*parts, weights["ln_f.weight"].numpy().tobytes(), weights["ln_f.bias"].numpy().tobytes()])
+    return b"".join(
+        [*parts, weights["ln_f.weight"].numpy().tobytes(), weights["ln_f.bias"].numpy().tobytes()]
+    )
 
 
 def test_a_file_for_llmc_is_byte_for_byte_what_its_own_exporter_writes(tmp_path: Path) -> None:
@@ -793,7 +858,13 @@ def test_llmc_in_bfloat16_has_the_upper_halves_of_rounded_numbers(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("place", "value", "complaint"),
-    [(1, 1, "version 1"), (4, 4, "promises"), (5, 0, "n_head is 0"), (6, -32, "n_embd is -32"), (7, 300, "300 rows")],
+    [
+        (1, 1, "version 1"),
+        (4, 4, "promises"),
+        (5, 0, "n_head is 0"),
+        (6, -32, "n_embd is -32"),
+        (7, 300, "300 rows"),
+    ],
 )
 def test_a_damaged_header_of_llmc_is_refused(place: int, value: int, complaint: str, tmp_path: Path) -> None:
     content = bytearray(by_llmc(drawn()))

@@ -35,7 +35,9 @@ def texts(documents: Documents) -> list[str]:
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` tries three times, a tenth of a second apart, and no proxy stands before this machine itself."""
+    """`datasets` tries three times, a tenth of a second apart, and no proxy stands before this machine
+    itself.
+    """
     import datasets.config
 
     for what in ("READ", "OPEN"):
@@ -64,7 +66,9 @@ def test_each_row_or_line_of_a_file_is_a_document(file: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_folder_is_read_file_by_file_without_its_validation_and_test_files(kind: str, tmp_path: Path) -> None:
+def test_a_folder_is_read_file_by_file_without_its_validation_and_test_files(
+    kind: str, tmp_path: Path
+) -> None:
     place = streams.folder(tmp_path / "mine", TEXTS, 3, kind)
     write = streams.parquet if kind == "parquet" else streams.json_lines
     write(place / f"validation-00000.{kind}", ["val"])
@@ -75,7 +79,9 @@ def test_a_folder_is_read_file_by_file_without_its_validation_and_test_files(kin
     assert has_validation(str(place))
 
 
-def test_a_text_file_is_one_document_that_is_never_held_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_file_is_one_document_that_is_never_held_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(readers, "PIECE_CHARS", 100)
     text = "".join(f"line {n} of the text\n" for n in range(200))
     (tmp_path / "a.txt").write_text(text)
@@ -104,7 +110,10 @@ def test_a_document_that_is_null_is_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_the_column_of_text_is_found_or_named(tmp_path: Path) -> None:
-    assert open_documents(str(streams.parquet(tmp_path / "a.parquet", TEXTS, column="story"))).text_column == "story"
+    assert (
+        open_documents(str(streams.parquet(tmp_path / "a.parquet", TEXTS, column="story"))).text_column
+        == "story"
+    )
     table = pyarrow.table({"title": ["t"], "content": ["c"], "words": [3]})
     pyarrow.parquet.write_table(table, tmp_path / "b.parquet")
     assert texts(open_documents(str(tmp_path / "b.parquet"))) == ["c"]
@@ -138,7 +147,9 @@ def test_from_any_position_the_rest_is_read_and_its_positions_hold_too(kind: str
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
 @pytest.mark.parametrize("every", [1, 7, 50])
-def test_gone_on_with_again_and_again_every_document_comes_once(kind: str, every: int, tmp_path: Path) -> None:
+def test_gone_on_with_again_and_again_every_document_comes_once(
+    kind: str, every: int, tmp_path: Path
+) -> None:
     place = str(streams.folder(tmp_path / "mine", TEXTS[:120], 3, kind))
     read: list[str] = []
     state = None
@@ -152,7 +163,9 @@ def test_gone_on_with_again_and_again_every_document_comes_once(kind: str, every
     assert read == TEXTS[:120]
 
 
-def test_row_groups_before_a_position_are_not_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_row_groups_before_a_position_are_not_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = str(streams.parquet(tmp_path / "a.parquet", TEXTS, rows=50))
     opened = open_documents(path)
     for number, _ in enumerate(opened, 1):
@@ -224,7 +237,9 @@ def test_a_network_that_stays_away_is_one_line_that_says_nothing_is_lost(
     streams.parquet(tmp_path / "served" / "a.parquet", TEXTS)
     opened = open_documents(f"{server.url}/a.parquet")
     server.most = 0
-    with pytest.raises(DataError, match=r"a\.parquet cannot be read any further.*nothing is lost.*checkpoint") as said:
+    with pytest.raises(
+        DataError, match=r"a\.parquet cannot be read any further.*nothing is lost.*checkpoint"
+    ) as said:
         list(opened)
     assert "\n" not in str(said.value)
 
@@ -294,7 +309,12 @@ def on_hub(tmp_path: Path, vocabulary: None) -> dict:
     streams.parquet(stories / "data" / "train-00000-of-00001-2d5a1467fff1081b.parquet", TEXTS[:60])
     streams.parquet(stories / "data" / "validation-00000-of-00001-869c898b519ad725.parquet", TEXTS[60:70])
     served = standin_hub.Hub(place)
-    own = {"USE_TORCH": "0", "HF_ENDPOINT": served.url, "HF_HOME": str(tmp_path / "hf"), "no_proxy": "127.0.0.1"}
+    own = {
+        "USE_TORCH": "0",
+        "HF_ENDPOINT": served.url,
+        "HF_HOME": str(tmp_path / "hf"),
+        "no_proxy": "127.0.0.1",
+    }
     command = [sys.executable, "-c", ON_HUB, str(tmp_path / "out")]
     done = subprocess.run(
         command,
@@ -354,7 +374,9 @@ def test_a_split_that_a_known_corpus_lacks_is_refused() -> None:
     assert has_validation("tinystories")
 
 
-def test_without_datasets_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_datasets_the_error_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = builtins.__import__
 
     def without(name: str, *arguments, **named):
@@ -483,7 +505,10 @@ FORMS = {
     "null first": ('{"text": null}\n' + GOOD * 2, ["", "a", "a"]),
     "null first, beside another text": ('{"title": "t", "text": null}\n' + TITLED, ["", "a"]),
     "null first, beside an id of text": ('{"id": "1", "text": null}\n{"id": "2", "text": "a"}\n', ["", "a"]),
-    "null on 300 lines, beside an id of text": ('{"id": "1", "text": null}\n' * 300 + GOOD, [""] * 300 + ["a"]),
+    "null on 300 lines, beside an id of text": (
+        '{"id": "1", "text": null}\n' * 300 + GOOD,
+        [""] * 300 + ["a"],
+    ),
     "no column first": ('{"id": 0}\n{}\n' + GOOD, ["", "", "a"]),
     "an empty text first": ('{"text": ""}\n' + GOOD, ["", "a"]),
     "content after null": ('{"content": null, "n": 1}\n{"content": "c", "n": 2}\n', ["", "c"]),
@@ -507,7 +532,9 @@ def test_json_lines_of_every_form_are_read(form: str, tmp_path: Path) -> None:
     assert texts(open_documents(str(tmp_path / "a.jsonl"))) == expected
 
 
-@pytest.mark.parametrize("form", ["null first", "null on 300 lines, beside an id of text", "a byte order mark"])
+@pytest.mark.parametrize(
+    "form", ["null first", "null on 300 lines, beside an id of text", "a byte order mark"]
+)
 def test_json_lines_of_every_form_are_read_by_a_named_column(form: str, tmp_path: Path) -> None:
     content, expected = FORMS[form]
     (tmp_path / "a.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -519,7 +546,10 @@ WRONG_FORMS = {
         '{\n  "text": "a"\n}\n',
         r"line 1: the beginning of an object over several lines; a",
     ),
-    "an object broken within": ('{"text": "a",\n"n": 1}\n', r"line 1: the beginning of an object over several lines"),
+    "an object broken within": (
+        '{"text": "a",\n"n": 1}\n',
+        r"line 1: the beginning of an object over several lines",
+    ),
     "an array": (
         '[{"text": "a"}, {"text": "b"}]',
         r"line 1: no JSON object but an array; .*jq -c '\.\[\]'",
@@ -538,7 +568,10 @@ WRONG_FORMS = {
     "deep brackets": (GOOD + '{"n": ' + "[" * 200_000 + "}\n", r"line 2: no JSON"),
     "NULs and no line": (GOOD + "\0\0" + GOOD, r"line 2: no JSON"),
     "UTF-16": (GOOD.encode("utf-16"), r"line 1: no UTF-8 .*; the file is UTF-16"),
-    "gzip by another name": (gzip.compress(GOOD.encode()), r"line 1: no UTF-8 .*; the file is compressed by gzip"),
+    "gzip by another name": (
+        gzip.compress(GOOD.encode()),
+        r"line 1: no UTF-8 .*; the file is compressed by gzip",
+    ),
     "half a surrogate pair's bytes": (GOOD.encode() + b'{"text": "\xed\xa0\x80"}\n', r"line 2: no UTF-8"),
     "a byte order mark alone": (codecs.BOM_UTF8, r"a\.jsonl holds no document"),
     "blank lines alone": ("\n \r\n\0", r"a\.jsonl holds no document"),
@@ -665,7 +698,9 @@ def test_a_link_to_nothing_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [["a", "line"], {"body": "a"}, 3])
-def test_another_column_is_not_taken_where_the_one_called_text_holds_none(value: object, tmp_path: Path) -> None:
+def test_another_column_is_not_taken_where_the_one_called_text_holds_none(
+    value: object, tmp_path: Path
+) -> None:
     import json
 
     (tmp_path / "a.jsonl").write_text(json.dumps({"id": "x", "text": value}) + "\n")
@@ -700,7 +735,9 @@ def test_a_column_of_strings_is_text_however_it_is_stored(kind: pyarrow.DataType
     assert [piece.text for piece in open_documents(str(tmp_path / "a.parquet"))] == texts.to_pylist()
 
 
-@pytest.mark.parametrize("values", [[1, 2], [b"to", b"be"], [["to"], ["be"]]], ids=["numbers", "bytes", "lists"])
+@pytest.mark.parametrize(
+    "values", [[1, 2], [b"to", b"be"], [["to"], ["be"]]], ids=["numbers", "bytes", "lists"]
+)
 def test_a_later_file_whose_column_is_no_text_is_named(values: list[Any], tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.table({"text": ["to", "be"]}), tmp_path / "a.parquet")
     pyarrow.parquet.write_table(pyarrow.table({"text": values}), tmp_path / "b.parquet")

@@ -44,7 +44,9 @@ def test_a_cuda_graph_that_is_recorded_again_counts_as_a_compilation(monkeypatch
     device = Cuda()
     before = device.compilations()  # no graph yet, and so no manager
     manager = SimpleNamespace(debug_fail_counter=1)
-    monkeypatch.setattr(trees, "get_manager", lambda index, create_if_none_exists: manager if index == 0 else None)
+    monkeypatch.setattr(
+        trees, "get_manager", lambda index, create_if_none_exists: manager if index == 0 else None
+    )
     first = device.compilations()
     manager.debug_fail_counter += 2
     assert (first - before, device.compilations() - before) == (1, 3)
@@ -103,7 +105,9 @@ def test_a_gpu_s_moments_are_events_of_its_queue(monkeypatch: pytest.MonkeyPatch
     "text",
     ["CUDA error: out of memory", "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle)"],
 )
-def test_a_gpu_s_out_of_memory_is_known_in_the_driver_s_words_too(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_out_of_memory_is_known_in_the_driver_s_words_too(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Turing.install(monkeypatch)
     assert Cuda().is_out_of_memory(RuntimeError(text))
     assert not Cuda().is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
@@ -135,7 +139,9 @@ def test_a_gpu_s_batches_are_pinned_ahead_by_a_thread_that_works_on_this_rank_s_
 
 
 @pytest.mark.parametrize(("rows", "ahead"), [(1, 64), (1024, 2)])
-def test_a_gpu_s_small_micro_batches_are_many_ahead(rows: int, ahead: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_s_small_micro_batches_are_many_ahead(
+    rows: int, ahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import threading
 
     Turing.install(monkeypatch)
@@ -158,7 +164,9 @@ def test_ranks_on_gpus_join_by_nccl_each_bound_to_its_own(monkeypatch: pytest.Mo
     Turing.install(monkeypatch)
     joined: list[tuple] = []
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
-    monkeypatch.setattr("torch.distributed.init_process_group", lambda *given, **named: joined.append((given, named)))
+    monkeypatch.setattr(
+        "torch.distributed.init_process_group", lambda *given, **named: joined.append((given, named))
+    )
     monkeypatch.setattr("torch.distributed.get_rank", lambda: 1)
     monkeypatch.setattr("torch.distributed.destroy_process_group", lambda: None)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -187,13 +195,18 @@ class Turing:
         ({"autocast": "bfloat16"}, "Tesla T4 has no bfloat16 units .* choose float16"),
         ({"matmul_precision": "high"}, "Tesla T4 has no TF32 units .* choose highest"),
         ({"attention": "flash"}, "choose efficient"),
-        ({"attention": "flash4", "autocast": "float16"}, "older than this kernel .Hopper and later.; choose cudnn"),
+        (
+            {"attention": "flash4", "autocast": "float16"},
+            "older than this kernel .Hopper and later.; choose cudnn",
+        ),
         ({"cross_entropy": "cut"}, "older than this kernel .Ampere and later.; choose triton"),
         ({"layer_norm": "quack"}, "older than this kernel .Ampere and later.; choose torch"),
         ({"world_size": 2}, "more ranks than the 1 CUDA device.* choose at most 1"),
     ],
 )
-def test_a_t4_refuses_what_it_has_no_units_for(changes: dict, remedy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_t4_refuses_what_it_has_no_units_for(
+    changes: dict, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gpt2.device import find
 
     Turing.install(monkeypatch)
@@ -206,7 +219,9 @@ def test_the_loss_by_triton_is_refused_without_triton(monkeypatch: pytest.Monkey
 
     Turing.install(monkeypatch)
     monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose closed_form"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose closed_form"
+    ):
         find(Toggles(device="cuda", cross_entropy="triton"))
 
 
@@ -215,7 +230,9 @@ def test_biases_by_triton_are_refused_without_triton(monkeypatch: pytest.MonkeyP
 
     Turing.install(monkeypatch)
     monkeypatch.setattr("gpt2.device.cuda.find_spec", lambda name: None)
-    with pytest.raises(UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"Triton is not here; pip install triton .*, or choose torch"
+    ):
         find(Toggles(device="cuda", bias_gradient="triton"))
 
 
@@ -261,7 +278,9 @@ def test_what_a_gpu_is_given_lies_pinned_in_one_piece(monkeypatch: pytest.Monkey
     Turing.install(monkeypatch)
     pinned: list[bool] = []
     monkeypatch.setattr("torch.cuda.set_device", lambda index: None)
-    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tokens: pinned.append(tokens.is_contiguous()) or tokens)
+    monkeypatch.setattr(
+        torch.Tensor, "pin_memory", lambda tokens: pinned.append(tokens.is_contiguous()) or tokens
+    )
     rows = torch.arange(20).view(2, 10)
     (batch,) = Cuda().feed([(rows[:, :-1], rows[:, 1:])])
     assert pinned == [True, True]

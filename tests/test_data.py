@@ -202,7 +202,9 @@ def test_a_shard_swapped_for_one_of_equal_size_and_time_is_told_by_its_content(
     assert after.sha256 == hashlib.sha256(numbers(3000)[::-1].astype("<u2").tobytes()).hexdigest() != before
 
 
-def test_a_swapped_shard_beyond_the_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_swapped_shard_beyond_the_vocabulary_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
     then = path.stat()
     in_an_hour(monkeypatch)
@@ -213,8 +215,12 @@ def test_a_swapped_shard_beyond_the_vocabulary_is_refused(tmp_path: Path, monkey
         open_corpus("mine", vocab_size=V, path=path)
 
 
-@pytest.mark.parametrize("ids", [np.full(3000, 50300), numbers(3000)[::-1]], ids=["beyond the vocabulary", "others"])
-def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(tmp_path: Path, ids: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "ids", [np.full(3000, 50300), numbers(3000)[::-1]], ids=["beyond the vocabulary", "others"]
+)
+def test_a_shard_that_something_writes_into_while_it_is_read_is_refused(
+    tmp_path: Path, ids: np.ndarray
+) -> None:
     path = nanogpt_shard(tmp_path / "train.bin", numbers(3000))
     corpus = open_corpus("mine", vocab_size=V, path=path)
     corpus.read(0, 100)
@@ -272,7 +278,9 @@ def test_a_shard_that_was_not_written_throughout_is_refused(tmp_path: Path, wher
     path = (llmc_shard if where == "behind a header" else nanogpt_shard)(tmp_path / "train.bin", ids)
     with pytest.raises(DataError, match=r"nothing but zeros from token 2,048 on"):
         open_corpus("mine", vocab_size=V, path=path)
-    assert open_corpus("mine", vocab_size=50256, path=path).tokens == len(ids)  # of characters, 0 may be a blank
+    assert open_corpus("mine", vocab_size=50256, path=path).tokens == len(
+        ids
+    )  # of characters, 0 may be a blank
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:
@@ -287,7 +295,9 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         cache.remembered([path], "test", read)
 
 
-def test_what_was_read_is_read_again_only_after_a_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_is_read_again_only_after_a_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     readings = []
 
     def read() -> dict[str, int]:
@@ -302,11 +312,17 @@ def test_what_was_read_is_read_again_only_after_a_change(tmp_path: Path, monkeyp
     assert cache.remembered([path], "test", read)["count"] == 2
 
 
-def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_next_change(tmp_path: Path) -> None:
+def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_next_change(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "a.txt"
     path.write_text("before")
     readings = iter(range(9))
-    assert [cache.remembered([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [0, 1, 2]
+    assert [cache.remembered([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [
+        0,
+        1,
+        2,
+    ]
 
 
 def test_a_damaged_memory_of_a_file_is_read_anew(
@@ -404,7 +420,13 @@ def test_another_kind_of_file_named_bin_is_called_what_it_is(save: str, tmp_path
     else:
         with path.open("wb") as file:
             (np.save if save == "npy" else np.savez)(file, ids)
-    kinds = {"npy": "npy file", "npz": "npz", "gzip": "compressed by gzip", "torch": "torch file", "pickle": "pickle"}
+    kinds = {
+        "npy": "npy file",
+        "npz": "npz",
+        "gzip": "compressed by gzip",
+        "torch": "torch file",
+        "pickle": "pickle",
+    }
     with pytest.raises(DataError, match=f"train.bin is .*{kinds[save]}"):
         open_corpus("mine", vocab_size=V, path=path)
 
@@ -429,7 +451,9 @@ def test_tokens_of_characters_are_told_by_the_meta_pkl_beside_them(tmp_path: Pat
 
 
 @pytest.mark.parametrize("content", ["code", "no pickle", "no size"])
-def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(content: str, tmp_path: Path) -> None:
+def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(
+    content: str, tmp_path: Path
+) -> None:
     nanogpt_shard(tmp_path / "train.bin", small_ids(3000, 65))
     contents = {
         "code": pickle.dumps(Touch(str(tmp_path / "ran"))),
@@ -468,7 +492,9 @@ def test_a_damaged_or_foreign_shard_is_refused(content: bytes, complaint: str, t
 def test_token_ids_beyond_the_vocabulary_are_refused(tmp_path: Path) -> None:
     ids = numbers(3000)
     ids[1234] = 50257
-    with pytest.raises(DataError, match=r"token id 50257 of a\.bin is beyond the model's vocabulary of 50257"):
+    with pytest.raises(
+        DataError, match=r"token id 50257 of a\.bin is beyond the model's vocabulary of 50257"
+    ):
         open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", ids))
 
 
@@ -493,10 +519,15 @@ def test_an_unwritable_cache_is_named_where_text_needs_it(
         open_corpus("mine", vocab_size=V, path=tmp_path / "a.txt")
 
 
-def test_tokens_are_read_without_a_cache_that_can_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_are_read_without_a_cache_that_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    assert open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", numbers(3000))).tokens == 3000
+    assert (
+        open_corpus("mine", vocab_size=V, path=nanogpt_shard(tmp_path / "a.bin", numbers(3000))).tokens
+        == 3000
+    )
 
 
 # --- batches
@@ -515,7 +546,9 @@ def test_targets_are_one_token_ahead_of_inputs(tmp_path: Path) -> None:
 
 def test_an_epoch_reads_every_chunk_once_and_the_next_in_another_order(tmp_path: Path) -> None:
     batches = Batches(corpus_of(tmp_path, 40 * 16 + 1), seq_len=16, tokens_per_step=4 * 16, seed=0)
-    epochs = [[batches.sequences(step, 0, 4)[0][:, 0] for step in range(10 * e, 10 * e + 10)] for e in range(2)]
+    epochs = [
+        [batches.sequences(step, 0, 4)[0][:, 0] for step in range(10 * e, 10 * e + 10)] for e in range(2)
+    ]
     orders = [np.concatenate(epoch) for epoch in epochs]
     assert all(sorted(order) == list(range(0, 640, 16)) for order in orders)
     assert not np.array_equal(orders[0], orders[1])
@@ -531,14 +564,18 @@ def test_the_seed_alone_decides_the_order(tmp_path: Path) -> None:
     assert not np.array_equal(first(1), first(2))
 
 
-@given(ranks=st.integers(1, 4), micro=st.integers(1, 4), accumulation=st.integers(1, 4), step=st.integers(0, 3))
+@given(
+    ranks=st.integers(1, 4), micro=st.integers(1, 4), accumulation=st.integers(1, 4), step=st.integers(0, 3)
+)
 @settings(deadline=None, max_examples=40)
 def test_ranks_and_micro_batches_split_the_global_batch_without_overlap(
     ranks: int, micro: int, accumulation: int, step: int
 ) -> None:
     toggles = Toggles(world_size=ranks, micro_batch_size=micro, grad_accum_steps=accumulation)
     tokens = toggles.tokens_per_step(8)
-    batches = Batches(open_corpus("synthetic", vocab_size=509, seed=3), seq_len=8, tokens_per_step=tokens, seed=3)
+    batches = Batches(
+        open_corpus("synthetic", vocab_size=509, seed=3), seq_len=8, tokens_per_step=tokens, seed=3
+    )
     whole, _ = batches.sequences(step, 0, batches.sequences_per_step)
     taken = []
     for rank in range(ranks):

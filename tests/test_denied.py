@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 UNPRIVILEGED = ["setpriv", "--bounding-set=-dac_override,-dac_read_search,-fowner", "--inh-caps=-all"]
 pytestmark = pytest.mark.skipif(
-    os.getuid() != 0 or not shutil.which("setpriv"), reason="only root can make a folder that this user may not enter"
+    os.getuid() != 0 or not shutil.which("setpriv"),
+    reason="only root can make a folder that this user may not enter",
 )
 
 
@@ -31,7 +32,9 @@ pytestmark = pytest.mark.skipif(
     ],
     ids=" ".join,
 )
-def test_a_folder_that_may_not_be_entered_is_told_in_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_entered_is_told_in_one_line(
+    arguments: tuple[str, ...], tmp_path: Path
+) -> None:
     (tmp_path / "locked").mkdir(mode=0o700)
     os.chown(tmp_path / "locked", 65534, 65534)
     command = [*UNPRIVILEGED, sys.executable, "-m", *arguments]

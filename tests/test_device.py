@@ -72,10 +72,14 @@ def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_the
             "AMD EPYC (family 26 model 2 stepping 1)",
         ),
         (
-            "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor @ 2.60GHz\nstepping\t: 8\n",
+            "cpu family\t: 6\nmodel\t\t: 143\nmodel name\t: Intel(R) Xeon(R) Processor @ "
+            "2.60GHz\nstepping\t: 8\n",
             "Intel(R) Xeon(R) Processor (family 6 model 143 stepping 8) @ 2.60GHz",
         ),
-        ("BogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n", "{arch} (implementer 0x41 part 0xd40)"),
+        (
+            "BogoMIPS\t: 50.00\nCPU implementer\t: 0x41\nCPU part\t: 0xd40\n",
+            "{arch} (implementer 0x41 part 0xd40)",
+        ),
         (
             "cpu family\t: 23\nmodel\t\t: 49\nmodel name\t: AMD EPYC 64-Core Processor\nstepping\t: 0\n",
             "AMD EPYC 64-Core Processor (family 23 model 49 stepping 0)",
@@ -175,7 +179,9 @@ def test_a_compiler_named_by_cxx_is_looked_for(monkeypatch: pytest.MonkeyPatch) 
     assert Cpu().refuses("compile", Toggles(compile="default")) is None
 
 
-def test_where_libraries_are_not_preloaded_other_allocators_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_libraries_are_not_preloaded_other_allocators_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     assert "LD_PRELOAD" in str(Cpu().refuses("allocator", Toggles(allocator="jemalloc")))
     assert Cpu().refuses("allocator", Toggles(allocator="system")) is None

@@ -65,7 +65,8 @@ def with_gpus(*gpus: GpuState) -> State:
     return QUIET.model_copy(update={"gpus": list(gpus)})
 
 
-# --- reading ------------------------------------------------------------------------------------------------------
+# --- reading
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_this_machine_has_a_state() -> None:
@@ -74,7 +75,9 @@ def test_this_machine_has_a_state() -> None:
     assert state.swap_used_bytes >= 0
 
 
-def test_a_system_that_tells_nothing_gives_none_and_no_exception(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_that_tells_nothing_gives_none_and_no_exception(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object) -> None:
         raise RuntimeError("no such sensor")
 
@@ -112,7 +115,9 @@ def test_the_clock_is_the_mean_over_cores(root: Path) -> None:
 def test_the_tightest_cpu_quota_of_all_groups_above_holds(
     groups: str, limits: dict[str, str], quota: float | None, root: Path
 ) -> None:
-    files(root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
+    files(
+        root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
+    )
     assert machine.cpu_quota(root) == quota
 
 
@@ -130,13 +135,21 @@ def test_the_tightest_cpu_quota_of_all_groups_above_holds(
 def test_the_memory_limit_is_the_least_of_groups_and_machine(
     groups: str, limits: dict[str, str], limit: int, root: Path
 ) -> None:
-    files(root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}})
+    files(
+        root, {"proc/self/cgroup": groups, **{f"sys/fs/cgroup/{name}": text for name, text in limits.items()}}
+    )
     assert machine.memory_limit(root) == limit * GIB
 
 
 def test_a_file_cache_counts_as_available_within_a_group(root: Path) -> None:
-    group = {"memory.max": f"{4 * GIB}", "memory.current": f"{3 * GIB}", "memory.stat": f"anon 1\ninactive_file {GIB}"}
-    files(root, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in group.items()}})
+    group = {
+        "memory.max": f"{4 * GIB}",
+        "memory.current": f"{3 * GIB}",
+        "memory.stat": f"anon 1\ninactive_file {GIB}",
+    }
+    files(
+        root, {"proc/self/cgroup": "0::/", **{f"sys/fs/cgroup/{name}": text for name, text in group.items()}}
+    )
     assert machine.memory_available(root) == 2 * GIB
 
 
@@ -157,7 +170,8 @@ def test_cpu_times_are_those_of_the_allowed_cpus(root: Path, monkeypatch: pytest
     assert times.stolen == pytest.approx(0.4)
 
 
-# --- NVIDIA GPUs --------------------------------------------------------------------------------------------------
+# --- NVIDIA GPUs
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -189,7 +203,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Any:
     fake.nvmlDeviceGetPowerManagementDefaultLimit = only_the_first(700_000)
     fake.nvmlDeviceGetCurrentClocksEventReasons = only_the_first(0x1 | 0x4 | 0x40)
     fake.nvmlDeviceGetEccMode = only_the_first([1, 1])
-    fake.nvmlDeviceGetComputeRunningProcesses = only_the_first([SimpleNamespace(pid=7), SimpleNamespace(pid=8)])
+    fake.nvmlDeviceGetComputeRunningProcesses = only_the_first(
+        [SimpleNamespace(pid=7), SimpleNamespace(pid=8)]
+    )
     fake.nvmlDeviceGetPersistenceMode = only_the_first(0)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -299,7 +315,8 @@ def test_a_gpu_that_tells_nothing_is_no_reason_to_warn(root: Path) -> None:
     assert warn(root, with_gpus(GpuState(index=0)), with_gpus(GpuState(index=0)), device="cuda") == []
 
 
-# --- warnings -----------------------------------------------------------------------------------------------------
+# --- warnings
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_the_load_that_earlier_processes_left_behind_is_no_warning(root: Path) -> None:
@@ -308,7 +325,8 @@ def test_the_load_that_earlier_processes_left_behind_is_no_warning(root: Path) -
 
 
 @pytest.mark.parametrize(
-    ("names", "warned"), [(["performance"] * 4, False), (["performance", "powersave"], True), (["ondemand"], True)]
+    ("names", "warned"),
+    [(["performance"] * 4, False), (["performance", "powersave"], True), (["ondemand"], True)],
 )
 def test_a_governor_other_than_performance_is_a_warning(names: list[str], warned: bool, root: Path) -> None:
     for number, name in enumerate(names):
@@ -342,7 +360,12 @@ def test_a_report_words_the_work_of_others_as_the_doctor_does(root: Path) -> Non
 @pytest.mark.parametrize(
     ("speed", "flags", "value", "advised"),
     [
-        (7.81, "flags\t: avx512_bf16 amx_bf16", "7.8x as fast as in float32; units: avx512_bf16, amx_bf16", False),
+        (
+            7.81,
+            "flags\t: avx512_bf16 amx_bf16",
+            "7.8x as fast as in float32; units: avx512_bf16, amx_bf16",
+            False,
+        ),
         (1.9, "Features\t: asimd bf16", "1.9x as fast as in float32; units: bf16", False),
         (0.55, "flags\t\t: fpu avx512_bf16", "0.55x as fast as in float32; units: avx512_bf16", True),
         (0.011, "flags\t\t: fpu avx2", "0.011x as fast as in float32; units: none known", True),
@@ -365,7 +388,9 @@ def test_time_that_the_host_took_is_a_warning_by_its_share_of_the_threads(root: 
     assert warn(root, stolen_cores=0.03) == []
 
 
-@pytest.mark.parametrize(("threads", "ranks", "advice"), [(5, 1, "threads=4"), (3, 2, "threads=2"), (1, 5, "size=4")])
+@pytest.mark.parametrize(
+    ("threads", "ranks", "advice"), [(5, 1, "threads=4"), (3, 2, "threads=2"), (1, 5, "size=4")]
+)
 def test_more_threads_than_cores_are_a_warning(threads: int, ranks: int, advice: str, root: Path) -> None:
     (line,) = warn(root, threads=threads, ranks=ranks)
     assert line.startswith(f"threads: {threads * ranks} on 4 physical cores")
@@ -410,28 +435,37 @@ def test_swap_that_grows_is_a_warning_and_swap_in_use_is_none(root: Path) -> Non
 def test_memory_that_is_not_there_is_a_warning(needed: int | None, advice: str | None, root: Path) -> None:
     lines = warn(root, memory_bytes=None if needed is None else needed * GIB)
     assert len(lines) == (advice is not None)
-    assert all(f"{needed}.0 GiB needed, 8.0 of 16.0 GiB available" in x and (advice or "") in x for x in lines)
+    assert all(
+        f"{needed}.0 GiB needed, 8.0 of 16.0 GiB available" in x and (advice or "") in x for x in lines
+    )
 
 
 @pytest.mark.parametrize(("plugged", "warned"), [(False, True), (True, False), (None, False)])
 def test_running_on_battery_is_a_warning(
     plugged: bool | None, warned: bool, root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False)
+    monkeypatch.setattr(
+        psutil, "sensors_battery", lambda: SimpleNamespace(power_plugged=plugged), raising=False
+    )
     lines = warn(root)
     assert len(lines) == warned
     assert all(line.startswith("power: battery; plug it in") for line in lines)
 
 
-def test_a_variable_left_over_from_debugging_is_a_warning(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_left_over_from_debugging_is_a_warning(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
-    assert warn(root) == ["environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"]
+    assert warn(root) == [
+        "environment: CUDA_LAUNCH_BLOCKING=1; unset CUDA_LAUNCH_BLOCKING unless you mean it"
+    ]
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "0")
     assert warn(root) == []
 
 
-# --- bench doctor -------------------------------------------------------------------------------------------------
+# --- bench doctor
+# -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -453,7 +487,12 @@ def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml
     screen = io.StringIO()
     Console(width=250, file=screen).print(doctor.table(found))
     text = screen.getvalue()
-    for part in ("61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off", "power cap", "beware", "good"):
+    for part in (
+        "61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off",
+        "power cap",
+        "beware",
+        "good",
+    ):
         assert part in text
     bad = sum(finding.ok is False for finding in found)
     assert f"{bad} of these can spoil a measurement." in text
@@ -492,7 +531,10 @@ def test_costly_page_faults_come_with_their_remedies(root: Path) -> None:
     finding = doctor._judge_faults(1.3e-6, 0.5e-6)
     assert finding.ok is False
     assert finding.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
-    assert "set toggles.allocator to jemalloc or tcmalloc, which keep what they have, or to thp" in finding.advice
+    assert (
+        "set toggles.allocator to jemalloc or tcmalloc, which keep what they have, or to thp"
+        in finding.advice
+    )
     assert doctor._judge_faults(0.3e-6, 0.1e-6).ok
 
 
@@ -501,7 +543,9 @@ def test_huge_pages_that_do_not_help_are_not_advised(root: Path) -> None:
     assert "THP" not in doctor._judge_faults(1.3e-6, None).advice
 
 
-def test_a_remedy_that_is_in_force_is_no_longer_asked_for(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remedy_that_is_in_force_is_no_longer_asked_for(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("THP_MEM_ALLOC_ENABLE", "1")
     assert doctor._judge_faults(1.3e-6, 0.4e-6).ok
     monkeypatch.delenv("THP_MEM_ALLOC_ENABLE")
@@ -537,7 +581,9 @@ def test_a_clock_that_linux_fell_back_to_is_named(source: str, ok: bool, root: P
 
 def test_room_is_looked_for_where_a_folder_will_be_made(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=1))
+    monkeypatch.setattr(
+        doctor.shutil, "disk_usage", lambda path: asked.append(path) or SimpleNamespace(free=1)
+    )
     finding = doctor._disk("disk", root / "not" / "yet")
     assert asked == [root]
     assert finding.ok is False

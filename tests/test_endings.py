@@ -34,7 +34,9 @@ STUBBORN = {
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
 def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
-    timing = subprocess.Popen(command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    timing = subprocess.Popen(
+        command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
     await_peer(tmp_path / "checkout")
     timing.send_signal(number)
     timing.wait(timeout=40)
@@ -44,7 +46,9 @@ def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number
 @pytest.mark.skipif(
     sys.platform != "linux", reason="only Linux tells a program of its starter's end but by a terminal"
 )
-def test_a_peer_that_ignores_its_terminal_s_end_dies_with_the_process_that_times_it(peer, tmp_path: Path) -> None:
+def test_a_peer_that_ignores_its_terminal_s_end_dies_with_the_process_that_times_it(
+    peer, tmp_path: Path
+) -> None:
     words = command(peer(STUBBORN["ignores SIGHUP"] + SILENT))
     timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     await_peer(tmp_path / "checkout")

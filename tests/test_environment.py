@@ -28,7 +28,10 @@ def test_variables_that_the_toggles_set_are_not_recorded_as_the_users() -> None:
 
 @pytest.mark.usefixtures("preloaded")
 def test_variables_that_the_user_set_are_recorded() -> None:
-    assert describe(Cpu()).variables == {"LD_PRELOAD": "libjemalloc.so.2:mine.so", "MALLOC_CONF": "thp:always"}
+    assert describe(Cpu()).variables == {
+        "LD_PRELOAD": "libjemalloc.so.2:mine.so",
+        "MALLOC_CONF": "thp:always",
+    }
 
 
 @pytest.fixture
@@ -59,7 +62,9 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CUDA_VISIBLE_DEVICES", "MIG-GPU-5ebe9c5a-d0f1/1/0"),
     ],
 )
-def test_a_variable_that_changes_the_speed_is_recorded(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_changes_the_speed_is_recorded(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     assert describe(Cpu()).variables == {name: value}
     assert describe(Cpu(), {name: value}).variables == {}
@@ -80,7 +85,11 @@ def test_a_variable_that_changes_the_speed_is_recorded(name: str, value: str, mo
         ("TORCHINDUCTOR_NEW", "/home/some one/a folder", None),
         ("TRITON_NEW", r"C:\Users\someone", None),
         ("MALLOC_CONF", "prof_prefix:/home/someone/heap,thp:always", None),
-        ("XLA_FLAGS", "--xla_dump_to=/home/someone/dump --xla_gpu_autotune_level=4", "--xla_gpu_autotune_level=4"),
+        (
+            "XLA_FLAGS",
+            "--xla_dump_to=/home/someone/dump --xla_gpu_autotune_level=4",
+            "--xla_gpu_autotune_level=4",
+        ),
         ("XLA_FLAGS", "--xla_dump_to=/home/some one/dump", None),
         ("XLA_FLAGS", "/home/someone/flags", None),
         ("LIBTPU_INIT_ARGS", "--a=1 --b=~/c --d=e/f", "--a=1"),

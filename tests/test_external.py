@@ -1,4 +1,6 @@
-"""Timing another trainer: real processes of a stand-in that prints nanoGPT's lines, and each way to end badly."""
+"""Timing another trainer: real processes of a stand-in that prints nanoGPT's lines, and each way to end
+badly.
+"""
 
 from __future__ import annotations
 
@@ -109,8 +111,8 @@ def test_jax_takes_memory_as_it_needs_it_and_compiles_into_the_rung_s_own_folder
     folder = str(tmp_path / cache) if cache else ""
     keeps = "os.environ['JAX_COMPILATION_CACHE_DIR']"
     text = (
-        f"import os\nassert os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] == 'false'\nassert {keeps} == {folder!r}\n"
-        f"if {keeps}:\n    os.makedirs({keeps} + '/jit_step', exist_ok=True)\n"
+        f"import os\nassert os.environ['XLA_PYTHON_CLIENT_PREALLOCATE'] == 'false'\nassert {keeps} == "
+        f"{folder!r}\nif {keeps}:\n    os.makedirs({keeps} + '/jit_step', exist_ok=True)\n"
     )
     ladder = peer(text + program().replace("iter {step}", "step {step}"), peer="jax")
     found = []
@@ -137,7 +139,9 @@ def test_what_a_peer_does_between_its_steps_is_warned_of(peer) -> None:
     outcome, _ = timed(peer(program(seconds=0.06)))
     assert outcome.status == "ok", outcome.error
     (warning,) = outcome.warnings
-    assert warning.startswith("nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took ")
+    assert warning.startswith(
+        "nanoGPT's own log says 20 ms per step, and by the arrival of its lines a step took "
+    )
 
 
 @pytest.mark.parametrize(("name", "told"), [("nanogpt", False), ("gollem", True)])
@@ -151,7 +155,11 @@ def test_nanogpt_s_own_time_of_one_step_among_several_is_neither_kept_nor_warned
     text = f"import time\nfor step in range(0, 1000, 5):\n    time.sleep(0.02)\n    print(f'{lines[name]}')\n"
     outcome, _ = timed(peer(text, peer=name))
     assert outcome.measurement is not None, outcome.error
-    assert bool(outcome.measurement.claimed_step_seconds) == any("own log says" in w for w in outcome.warnings) == told
+    assert (
+        bool(outcome.measurement.claimed_step_seconds)
+        == any("own log says" in w for w in outcome.warnings)
+        == told
+    )
 
 
 def test_a_peer_that_ends_by_itself_after_five_blocks_was_measured(peer) -> None:
@@ -165,29 +173,36 @@ def test_a_peer_whose_loss_is_no_number_in_the_window_has_failed(peer) -> None:
     text = program().replace("10 - step / 100", "10 + 0 * (1e999 if step > 3 else 1)")
     outcome, _ = timed(peer(text, blocks=10))
     assert outcome.status == "failed"
-    assert re.fullmatch(r"nanoGPT: its loss is not a number: nan at step \d+", (outcome.error or "").splitlines()[0])
+    assert re.fullmatch(
+        r"nanoGPT: its loss is not a number: nan at step \d+", (outcome.error or "").splitlines()[0]
+    )
 
 
 def test_a_peer_that_takes_too_few_steps_is_told_to_take_more(peer) -> None:
     outcome, _ = timed(peer(program(steps=8, seconds=0.1), block_seconds=0.001))
     assert outcome.status == "failed"
     assert outcome.error == (
-        "nanoGPT ended with exit code 0, after 8 progress lines and 3 blocks, too few for a window: tell it to take "
-        "more steps"
+        "nanoGPT ended with exit code 0, after 8 progress lines and 3 blocks, too few for a window: tell it "
+        "to take more steps"
     )
 
 
-def test_a_peer_that_dies_is_told_by_its_last_line_without_the_place_of_its_checkout(peer, tmp_path: Path) -> None:
+def test_a_peer_that_dies_is_told_by_its_last_line_without_the_place_of_its_checkout(
+    peer, tmp_path: Path
+) -> None:
     outcome, printed = timed(peer(f"{program(steps=2)}raise ValueError('no such data')\n"))
     assert outcome.status == "failed"
     assert outcome.error is not None
-    assert outcome.error.startswith("nanoGPT ended with exit code 1, after 2 progress lines and 0 blocks: ValueError:")
+    assert outcome.error.startswith(
+        "nanoGPT ended with exit code 1, after 2 progress lines and 0 blocks: ValueError:"
+    )
     assert "$CHECKOUT/train.py" in printed
     assert str(tmp_path) not in printed
 
 
 @pytest.mark.parametrize(
-    "error", ["MemoryError", "RuntimeError('CUDA error: out of memory')", "RuntimeError('RESOURCE_EXHAUSTED: x')"]
+    "error",
+    ["MemoryError", "RuntimeError('CUDA error: out of memory')", "RuntimeError('RESOURCE_EXHAUSTED: x')"],
 )
 def test_a_peer_without_memory_is_out_of_memory(peer, error: str) -> None:
     outcome, _ = timed(peer(f"raise {error}"))
@@ -204,7 +219,8 @@ def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
     outcome, _ = timed(peer("", command="env A=1 ./train_gpt2"))
     assert outcome.status == "unsupported"
     assert outcome.error == (
-        "nanoGPT: ./train_gpt2 is no program here: see docs/peers.md on how to build it, or correct the rung's command"
+        "nanoGPT: ./train_gpt2 is no program here: see docs/peers.md on how to build it, or correct the "
+        "rung's command"
     )
 
 
@@ -220,7 +236,10 @@ def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer,
 
 def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
     found = "assert os.environ['A'] == '1' and os.environ['OMP_NUM_THREADS'] and not sys.stdin.read()"
-    assert timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status == "ok"
+    assert (
+        timed(peer(f"import os, sys\n{found}\n{program()}", command="env A=1 python train.py"))[0].status
+        == "ok"
+    )
 
 
 @pytest.mark.parametrize(
@@ -228,7 +247,9 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
     [("'x' * 99 + '\\n'", "lines left out ..."), ("'x' * 100", "x" * 100)],
     ids=["in lines", "in one line"],
 )
-def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(peer, piece: str, ends: str) -> None:
+def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(
+    peer, piece: str, ends: str
+) -> None:
     text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
     outcome, printed = timed(peer(text + program()))
     assert outcome.status == "ok", outcome.error
@@ -245,7 +266,9 @@ def test_a_line_is_kept_as_far_as_a_line_is_looked_at() -> None:
     assert lines == ["x" * foreign.LONGEST_LINE, "y"]
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor")
+@pytest.mark.skipif(
+    not hasattr(os, "sched_getaffinity"), reason="this system keeps no program on a processor"
+)
 def test_a_peer_of_fewer_threads_than_processors_stays_on_as_many(peer) -> None:
     """If it is one that starts a thread for each processor that it may use; others heed OMP_NUM_THREADS."""
     text = f"import os\nprint('on', len(os.sched_getaffinity(0)))\n{program()}"
@@ -261,7 +284,9 @@ def test_a_peer_s_processors_are_one_per_core_as_far_as_cores_go(monkeypatch: py
     assert processors(Toggles(device="cuda"), PEERS["jax"]) is None
 
 
-@pytest.mark.parametrize(("visible", "given"), [(None, "0"), ("3,1", "3"), ("GPU-5ebe9c5a", "GPU-5ebe9c5a"), ("", "")])
+@pytest.mark.parametrize(
+    ("visible", "given"), [(None, "0"), ("3,1", "3"), ("GPU-5ebe9c5a", "GPU-5ebe9c5a"), ("", "")]
+)
 def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
     visible: str | None, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -273,7 +298,9 @@ def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
 
 @pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")
 def test_a_peer_has_its_memory_from_where_its_rung_says(peer) -> None:
-    found = "assert 'jemalloc' in open('/proc/self/maps').read() and 'thp:always' in os.environ['MALLOC_CONF']"
+    found = (
+        "assert 'jemalloc' in open('/proc/self/maps').read() and 'thp:always' in os.environ['MALLOC_CONF']"
+    )
     outcome, _ = timed(peer(f"import os\n{found}\n{program()}", allocator="jemalloc"))
     assert outcome.status == "ok", outcome.error
 
@@ -293,7 +320,8 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     assert outcome.error.splitlines()[0] == said
 
 
-# --- in a run -----------------------------------------------------------------------------------------------------
+# --- in a run
+# -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +348,10 @@ def test_an_external_rung_is_run_among_the_others_and_its_command_can_be_pasted(
 ) -> None:
     ladder = peer(program())
     records = ran(ladder, tmp_path / "results")
-    assert [(r.kind, r.rung, r.status) for r in records] == [("cumulative", "a", "ok"), ("external", "other", "ok")]
+    assert [(r.kind, r.rung, r.status) for r in records] == [
+        ("cumulative", "a", "ok"),
+        ("external", "other", "ok"),
+    ]
     record = records[1]
     assert record.external is not None
     assert (record.external.peer, record.external.command) == ("nanogpt", "python train.py")
@@ -342,7 +373,9 @@ def test_a_peer_that_fails_is_a_row_that_says_so(peer, tmp_path: Path, quick_sta
 
 
 @pytest.mark.slow
-def test_the_trainer_of_transformers_is_measured_as_a_rung(write_ladder, tmp_path: Path, quick_start: None) -> None:
+def test_the_trainer_of_transformers_is_measured_as_a_rung(
+    write_ladder, tmp_path: Path, quick_start: None
+) -> None:
     pytest.importorskip("accelerate", reason="transformers' Trainer needs it")
     script = ROOT / "ladders" / "peers"
     command = "python transformers_trainer.py --model tiny --batch 2 --seq-len 32 --bf16 --cpu"

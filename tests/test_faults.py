@@ -26,7 +26,9 @@ LONG = {"block_seconds": 0.6, "blocks": 5, "timeout_seconds": 100}
 def start(ladder: Path, out: Path, *arguments: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(out), *arguments]
     wide = {**os.environ, "COLUMNS": "200"}
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=wide)
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=wide
+    )
 
 
 def finish(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -109,8 +111,12 @@ def test_a_killed_rank_ends_its_peer_and_is_named_as_the_cause(write_ladder, tmp
     assert second.status == "ok"
 
 
-def test_a_worker_that_hangs_is_ended_at_the_time_limit_with_all_its_ranks(write_ladder, tmp_path: Path) -> None:
-    path = write_ladder("[{name: two, set: {world_size: 2}}]", **{**LONG, "blocks": 1000, "timeout_seconds": 30})
+def test_a_worker_that_hangs_is_ended_at_the_time_limit_with_all_its_ranks(
+    write_ladder, tmp_path: Path
+) -> None:
+    path = write_ladder(
+        "[{name: two, set: {world_size: 2}}]", **{**LONG, "blocks": 1000, "timeout_seconds": 30}
+    )
     process = start(path, tmp_path)
     ranks = training(process, "two", ranks=2)
     ranks[0].suspend()
@@ -147,7 +153,9 @@ def test_a_killed_runner_takes_its_worker_along_and_resume_runs_exactly_what_is_
     ]
 
 
-def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(write_ladder, tmp_path: Path) -> None:
+def test_an_interrupted_run_is_resumed_where_it_was_and_then_counts_as_whole(
+    write_ladder, tmp_path: Path
+) -> None:
     path = write_ladder("[{name: a}, {name: b}]", **LONG)
     process = start(path, tmp_path)
     training(process, "b")

@@ -44,25 +44,31 @@ def refused(ladder: Ladder, name: str) -> bool:
     return False
 
 
-def test_a_format_without_units_is_refused_where_a_window_takes_longer_than_the_limit(cpu, ladder: Ladder) -> None:
+def test_a_format_without_units_is_refused_where_a_window_takes_longer_than_the_limit(
+    cpu, ladder: Ladder
+) -> None:
     cpu(SLOW)
     with pytest.raises(UnsupportedToggle) as error:
         check_time(ladder, ladder.rung("bfloat16").toggles)
     assert str(error.value) == (
-        "autocast: bfloat16: this CPU has no units for it: a thread makes 0.9 GFLOP/s, and 130 in float32, so that a "
-        "window outlasts protocol.timeout_seconds 900; choose float32 (ladders/cpu-float32.yaml)"
+        "autocast: bfloat16: this CPU has no units for it: a thread makes 0.9 GFLOP/s, and 130 in float32, "
+        "so that a window outlasts protocol.timeout_seconds 900; choose float32 (ladders/cpu-float32.yaml)"
     )
     assert refused(ladder, "batch of 4")
     assert not refused(ladder, "baseline")
 
 
-def test_the_same_format_is_tried_where_the_model_is_small_enough_or_there_is_time(cpu, ladder: Ladder) -> None:
+def test_the_same_format_is_tried_where_the_model_is_small_enough_or_there_is_time(
+    cpu, ladder: Ladder
+) -> None:
     cpu(SLOW)
     assert not refused(load(ROOT / "ladders" / "smoke.yaml"), "bfloat16")
     assert not refused(load(ladder.path, ["protocol.timeout_seconds=20000"]), "bfloat16")
 
 
-def test_a_cpu_that_is_as_slow_in_float32_is_not_refused_what_float32_would_not_mend(cpu, ladder: Ladder) -> None:
+def test_a_cpu_that_is_as_slow_in_float32_is_not_refused_what_float32_would_not_mend(
+    cpu, ladder: Ladder
+) -> None:
     cpu({"float32": 0.9e9 * HOPELESS * 0.99, "bfloat16": 0.9e9})
     assert not refused(ladder, "bfloat16")
 

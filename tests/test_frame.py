@@ -18,7 +18,9 @@ CUDA = Toggles(device="cuda")
 BOARD = scoreboard(
     [
         record("a", 0, measurement=measurement(1000.0 / 3)),
-        record("b", 1, toggles=replace(CUDA, micro_batch_size=512), status="out_of_memory", error="no room\nmore"),
+        record(
+            "b", 1, toggles=replace(CUDA, micro_batch_size=512), status="out_of_memory", error="no room\nmore"
+        ),
     ]
 )
 
@@ -26,7 +28,12 @@ BOARD = scoreboard(
 def test_csv_has_a_line_for_each_rung_and_empty_cells_for_what_is_absent() -> None:
     first, second = csv.DictReader(io.StringIO(to_csv([BOARD])))
     assert float(first["tps"]) == pytest.approx(1000.0 / 3, rel=1e-12)
-    assert (second["rung"], second["status"], second["error"], second["tps"]) == ("b", "out_of_memory", "no room", "")
+    assert (second["rung"], second["status"], second["error"], second["tps"]) == (
+        "b",
+        "out_of_memory",
+        "no room",
+        "",
+    )
     assert second["toggles.micro_batch_size"] == "512"
 
 

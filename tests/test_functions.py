@@ -34,7 +34,9 @@ def assert_alike(mine: list[Tensor], torchs: list[Tensor]) -> None:
 
 def test_gelu_by_an_exponential_is_torchs_tanh_approximation_also_where_it_overflows() -> None:
     x = torch.cat([torch.linspace(-200, 200, 4001), torch.linspace(-8, 8, 4001)])
-    assert_alike(with_gradients(SigmoidGelu.apply, x), with_gradients(lambda x: F.gelu(x, approximate="tanh"), x))
+    assert_alike(
+        with_gradients(SigmoidGelu.apply, x), with_gradients(lambda x: F.gelu(x, approximate="tanh"), x)
+    )
 
 
 def test_cross_entropy_in_closed_form_is_torchs_with_masked_classes_too() -> None:
@@ -42,7 +44,9 @@ def test_cross_entropy_in_closed_form_is_torchs_with_masked_classes_too() -> Non
     logits = torch.randn(7, 40, generator=generator)
     logits[:, 37:] = float("-inf")
     targets = torch.tensor([0, 36, 5, 5, 9, 1, 2])
-    assert_alike(with_gradients(CrossEntropy.apply, logits, targets), with_gradients(F.cross_entropy, logits, targets))
+    assert_alike(
+        with_gradients(CrossEntropy.apply, logits, targets), with_gradients(F.cross_entropy, logits, targets)
+    )
 
 
 def test_the_tied_embeddings_gradient_is_the_sum_of_both_uses_with_tokens_that_repeat() -> None:
@@ -53,7 +57,9 @@ def test_the_tied_embeddings_gradient_is_the_sum_of_both_uses_with_tokens_that_r
         rows, head = TiedEmbedding.apply(weight, None, tokens)
         return rows @ head.t()
 
-    assert_alike(with_gradients(tied, weight), with_gradients(lambda w: F.embedding(tokens, w) @ w.t(), weight))
+    assert_alike(
+        with_gradients(tied, weight), with_gradients(lambda w: F.embedding(tokens, w) @ w.t(), weight)
+    )
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -173,7 +179,9 @@ def test_weights_cast_by_the_optimiser_train_as_weights_cast_by_autocast() -> No
     losses = []
     for casts in ("optimizer", "forward"):
         unclipped = replace(WORKLOAD, grad_clip=1e6)  # a norm is added up in another order for another format
-        training = start(replace(FAST, compile="eager", compile_region="model", weight_casts=casts), unclipped)
+        training = start(
+            replace(FAST, compile="eager", compile_region="model", weight_casts=casts), unclipped
+        )
         losses.append([next(training).loss.item() for _ in range(4)])
     assert losses[0] == losses[1]  # bit for bit: the same numbers are cast at another time
 

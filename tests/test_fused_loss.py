@@ -1,4 +1,5 @@
-"""The loss by a Triton kernel: the kernel, by Triton's interpreter where there is no GPU, and what is around it.
+"""The loss by a Triton kernel: the kernel, by Triton's interpreter where there is no GPU, and what is around
+it.
 
 Trainings here run on a CPU, where the same operator is made of torch's functions.
 """
@@ -93,7 +94,9 @@ def kernel(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[Tensor, 
         return by_triton("cuda")
     # Triton reads the variable when it is imported, and then has no compiler in that process.
     path = tmp_path_factory.mktemp("kernel") / "found.pt"
-    program = f"import torch; from test_fused_loss import by_triton; torch.save(by_triton('cpu'), {str(path)!r})"
+    program = (
+        f"import torch; from test_fused_loss import by_triton; torch.save(by_triton('cpu'), {str(path)!r})"
+    )
     here = Path(__file__).parent
     places = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": places}
@@ -120,9 +123,13 @@ def assert_exact(found: tuple[Tensor, Tensor], name: str, dtype: torch.dtype) ->
     assert gradient.dtype == dtype
     torch.testing.assert_close(losses.double(), expected.detach(), rtol=1e-6, atol=2e-6)
     # Triton's interpreter rounds to bfloat16 towards zero. float16 has no smaller numbers than 6e-8.
-    rtol, atol = {torch.float32: (2e-5, 1e-30), torch.bfloat16: (2**-7, 1e-30), torch.float16: (2e-3, 1e-7)}[dtype]
+    rtol, atol = {torch.float32: (2e-5, 1e-30), torch.bfloat16: (2**-7, 1e-30), torch.float16: (2e-3, 1e-7)}[
+        dtype
+    ]
     chosen = torch.arange(len(targets)), targets
-    torch.testing.assert_close(gradient.double()[chosen], wide.grad[chosen], rtol=rtol, atol=1e-7)  # p - 1 cancels
+    torch.testing.assert_close(
+        gradient.double()[chosen], wide.grad[chosen], rtol=rtol, atol=1e-7
+    )  # p - 1 cancels
     gradient[chosen] = wide.grad[chosen] = 0.0
     torch.testing.assert_close(gradient.double(), wide.grad, rtol=rtol, atol=atol)
 
@@ -137,7 +144,9 @@ def test_losses_and_gradients_of_the_kernel_are_torchs_in_float64(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", CASES)
-def test_losses_and_gradients_of_the_operator_on_a_cpu_are_torchs_in_float64(name: str, dtype: torch.dtype) -> None:
+def test_losses_and_gradients_of_the_operator_on_a_cpu_are_torchs_in_float64(
+    name: str, dtype: torch.dtype
+) -> None:
     assert_exact(by_torch(name, dtype), name, dtype)
 
 
@@ -149,7 +158,9 @@ def test_the_kernels_gradient_of_pads_is_zero(name: str, kernel: dict[str, tuple
         assert (gradient[:, columns - pads :] == 0).all()
 
 
-def test_classes_may_be_possible_in_the_kernels_second_block_alone(kernel: dict[str, tuple[Tensor, Tensor]]) -> None:
+def test_classes_may_be_possible_in_the_kernels_second_block_alone(
+    kernel: dict[str, tuple[Tensor, Tensor]],
+) -> None:
     losses, gradient = kernel["impossible at first"]
     torch.testing.assert_close(losses, torch.full((1,), 500.0).log())
     assert (gradient[:, :8500] == 0).all()
@@ -168,7 +179,9 @@ def test_the_kernel_writes_nothing_between_rows(kernel: dict[str, tuple[Tensor, 
     assert (rows[:-1, -7:] == 5).all()
 
 
-def test_a_target_that_is_no_class_makes_the_kernels_loss_nan(kernel: dict[str, tuple[Tensor, Tensor]]) -> None:
+def test_a_target_that_is_no_class_makes_the_kernels_loss_nan(
+    kernel: dict[str, tuple[Tensor, Tensor]],
+) -> None:
     assert kernel["no class"][0].isnan().all()
 
 
@@ -180,13 +193,18 @@ def test_the_operator_declares_what_it_mutates() -> None:
 def layer(rows: int = 60, width: int = 24) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Inputs of an lm_head with 509 classes and 3 pads, its weights, its bias, and targets."""
     generator = torch.Generator().manual_seed(0)
-    x, head = torch.randn(rows, width, generator=generator), 0.3 * torch.randn(512, width, generator=generator)
+    x, head = (
+        torch.randn(rows, width, generator=generator),
+        0.3 * torch.randn(512, width, generator=generator),
+    )
     bias = torch.zeros(512)
     bias[509:] = -torch.inf
     return x, head, bias, torch.randint(509, (rows,), generator=generator)
 
 
-def differentiated(x: Tensor, head: Tensor, dtype: torch.dtype, factor: float) -> tuple[Tensor, Tensor, Tensor]:
+def differentiated(
+    x: Tensor, head: Tensor, dtype: torch.dtype, factor: float
+) -> tuple[Tensor, Tensor, Tensor]:
     """Loss, and gradients of x and head where the loss's own is `factor`."""
     _, _, bias, targets = layer(*x.shape)
     x, head = (each.clone().requires_grad_() for each in (x, head))
@@ -201,7 +219,9 @@ def differentiated(x: Tensor, head: Tensor, dtype: torch.dtype, factor: float) -
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("narrow_head", [False, True], ids=["head as it is", "head in that format"])
 @pytest.mark.parametrize("factor", [1.0, 0.3, 2.0**13])
-def test_lm_head_and_loss_in_one_have_torchs_gradients(factor: float, narrow_head: bool, dtype: torch.dtype) -> None:
+def test_lm_head_and_loss_in_one_have_torchs_gradients(
+    factor: float, narrow_head: bool, dtype: torch.dtype
+) -> None:
     x, head, bias, targets = layer()
     head = head.to(dtype) if narrow_head else head
     loss, to_x, to_head = differentiated(x, head, dtype, factor)
@@ -265,7 +285,9 @@ def test_compiled_gradients_are_the_eager_ones() -> None:
                 loss = function(*leaves, bias, targets)
             (loss / 2).backward()
             found.append([loss.detach(), *(leaf.grad for leaf in leaves)])
-        torch.testing.assert_close(found[1], found[0], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6)
+        torch.testing.assert_close(
+            found[1], found[0], rtol=1e-2 if dtype == torch.bfloat16 else 1e-5, atol=1e-6
+        )
 
 
 TRITON = replace(FOUR, cross_entropy="triton")
@@ -285,7 +307,12 @@ CASTS = {"adamw": "compiled", "clip": "in_step", "weight_casts": "optimizer", "t
         {"autocast": "bfloat16", "vocab_multiple": 64, "residual": "bfloat16", **CASTS},
         {"autocast": "bfloat16", "adamw": "compiled", "weights": "bfloat16"},
         pytest.param(
-            {"autocast": "bfloat16", "compile": "default", "compile_region": "block", "tied_gradient": "rows"},
+            {
+                "autocast": "bfloat16",
+                "compile": "default",
+                "compile_region": "block",
+                "tied_gradient": "rows",
+            },
             marks=pytest.mark.slow,
         ),
     ],
@@ -333,7 +360,8 @@ def test_its_proof_counts_the_kernels_of_a_step(grad_accum_steps: int) -> None:
 def test_it_needs_the_memory_of_one_logits_less_than_the_closed_form() -> None:
     toggles = Toggles(device="cuda", autocast="bfloat16", micro_batch_size=2)
     mine, closed = (
-        estimate(WORKLOAD, replace(toggles, cross_entropy=value)).activations for value in ("triton", "closed_form")
+        estimate(WORKLOAD, replace(toggles, cross_entropy=value)).activations
+        for value in ("triton", "closed_form")
     )
     logits = 2 * WORKLOAD.seq_len * 509 * 2
     assert closed - mine == pytest.approx(logits, rel=0.05)

@@ -280,11 +280,20 @@ def crowded(vocab_size: int, padded_vocab_size: int = 0) -> GPT2:
 
 @pytest.mark.parametrize(
     "options",
-    [{"temperature": 0}, {}, {"top_k": 3}, {"top_k": 60_000, "temperature": 5.0}, {"top_p": 0.1}, {"top_p": 1.0}],
+    [
+        {"temperature": 0},
+        {},
+        {"top_k": 3},
+        {"top_k": 60_000, "temperature": 5.0},
+        {"top_p": 0.1},
+        {"top_p": 1.0},
+    ],
     ids=str,
 )
 @pytest.mark.parametrize("sizes", [(50257,), (50258,), (50304,), (50304, 50432), (51200,)], ids=str)
-def test_a_row_that_is_no_token_is_never_drawn(sizes: tuple[int, ...], options: dict, vocabulary: None) -> None:
+def test_a_row_that_is_no_token_is_never_drawn(
+    sizes: tuple[int, ...], options: dict, vocabulary: None
+) -> None:
     tokens = generated(crowded(*sizes), torch.tensor([[15496], [50256]]), 20, **options)
     assert tokens.max() < 50257
     "".join(stream_text(iter(tokens[0].tolist())))
@@ -316,7 +325,9 @@ def test_rows_that_are_no_token_change_no_token_of_a_seed() -> None:
         (torch.tensor([[0]]), {"top_p": 1.5}, "top_p above 0"),
     ],
 )
-def test_arguments_that_make_no_sense_are_refused_at_once(tokens: Tensor, options: dict, complaint: str) -> None:
+def test_arguments_that_make_no_sense_are_refused_at_once(
+    tokens: Tensor, options: dict, complaint: str
+) -> None:
     with pytest.raises(ValueError, match=complaint):
         generate(decided(), tokens, max_tokens=1, seed=0, **options)
 

@@ -19,7 +19,14 @@ from gpt2.checkpoint import read as read_checkpoint
 from gpt2.metrics import read
 from gpt2.run import PROMPTS
 
-SMALL = ["--set", "toggles.threads=1", "--set", "workload.seq_len=64", "--set", "workload.tokens_per_step=512"]
+SMALL = [
+    "--set",
+    "toggles.threads=1",
+    "--set",
+    "workload.seq_len=64",
+    "--set",
+    "workload.tokens_per_step=512",
+]
 FEW = ["--set", "steps=4", "--set", "workload.lr_decay_steps=0", "--set", "evaluation.val_tokens=512"]
 OFTEN = [
     "--set",
@@ -68,7 +75,9 @@ def test_a_corpus_is_prepared_and_trained_on_with_validation_and_samples(trained
 
 def test_the_known_text_is_not_said_to_be_another(trained: Path) -> None:
     assert not [
-        event for event in read(trained) if event.kind == "note" and "is not the known" in event.values["text"]
+        event
+        for event in read(trained)
+        if event.kind == "note" and "is not the known" in event.values["text"]
     ]
 
 
@@ -120,8 +129,20 @@ def test_hellaswag_and_samples_on_the_way_are_those_of_the_checkpoint(
     shutil.copytree(Path(os.environ["GPT2_CACHE_DIR"]), tmp_path / "cache")
     monkeypatch.setenv("GPT2_CACHE_DIR", str(tmp_path / "cache"))
     shutil.copy(file, tmp_path / "cache" / "corpora")
-    often = ["--set", "evaluation.hellaswag_every=4", "--set", "evaluation.sample_every=4", "--set", "steps=4"]
-    shared = ["--set", f"toggles.world_size={ranks}", "--set", f"toggles.sharding={'fsdp2' if ranks > 1 else 'none'}"]
+    often = [
+        "--set",
+        "evaluation.hellaswag_every=4",
+        "--set",
+        "evaluation.sample_every=4",
+        "--set",
+        "steps=4",
+    ]
+    shared = [
+        "--set",
+        f"toggles.world_size={ranks}",
+        "--set",
+        f"toggles.sharding={'fsdp2' if ranks > 1 else 'none'}",
+    ]
     more = [
         *SMALL,
         *FEW,
@@ -134,8 +155,12 @@ def test_hellaswag_and_samples_on_the_way_are_those_of_the_checkpoint(
     ]
     done("train", "mini-shakespeare", *more, "--out", tmp_path / "run")
     (score,) = [e.values for e in read(tmp_path / "run") if (e.kind, e.step) == ("hellaswag", 4)]
-    told, *_ = done("eval", tmp_path / "run", "--hellaswag-file", file, "--style", "completion")[0].splitlines()
-    assert told.startswith(f"HellaSwag (completion) acc {score['acc']:.4f}, acc_norm {score['acc_norm']:.4f} ")
+    told, *_ = done("eval", tmp_path / "run", "--hellaswag-file", file, "--style", "completion")[
+        0
+    ].splitlines()
+    assert told.startswith(
+        f"HellaSwag (completion) acc {score['acc']:.4f}, acc_norm {score['acc_norm']:.4f} "
+    )
     assert (score["examples"], score["corpus"]) == (6, "tinyshakespeare")
     samples = [e.values["text"] for e in read(tmp_path / "run") if (e.kind, e.step) == ("sample", 4)]
     asked = ["--max-tokens", "8", "--temperature", "1", "--top-k", "50", "--seed", "1337"]
@@ -146,7 +171,9 @@ def test_hellaswag_and_samples_on_the_way_are_those_of_the_checkpoint(
 
 def test_a_model_is_judged_on_a_corpus_and_on_hellaswag(trained: Path, tmp_path: Path) -> None:
     file = hellaswag(tmp_path)
-    out, _ = done("eval", trained, "--val-corpus", "tinyshakespeare", "--val-tokens", "512", "--hellaswag-file", file)
+    out, _ = done(
+        "eval", trained, "--val-corpus", "tinyshakespeare", "--val-tokens", "512", "--hellaswag-file", file
+    )
     loss, completion, harness = out.splitlines()
     assert loss.startswith("validation loss 10.") or loss.startswith("validation loss 9.")
     learnt = "; trained on 2,048 tokens of tinyshakespeare"
@@ -204,7 +231,9 @@ def test_a_run_begins_from_imported_weights(trained: Path, tmp_path: Path) -> No
     assert first == pytest.approx(last, abs=1e-6)
 
 
-def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(trained: Path, tmp_path: Path) -> None:
+def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(
+    trained: Path, tmp_path: Path
+) -> None:
     done("export", trained, tmp_path / "ckpt.pt", "--format", "nanogpt")
     done("import", tmp_path / "ckpt.pt", tmp_path / "run" / "checkpoints" / "step-00000009")
     _, err = done("train", "mini-shakespeare", *SMALL, *FEW, "--out", tmp_path / "run", "--resume", code=2)
@@ -213,14 +242,20 @@ def test_imported_weights_among_a_runs_checkpoints_are_not_resumed_from(trained:
 
 
 @pytest.mark.slow
-def test_a_run_streams_its_corpus_and_goes_on_where_it_was(trained: Path, shakespeare: Path, tmp_path: Path) -> None:
+def test_a_run_streams_its_corpus_and_goes_on_where_it_was(
+    trained: Path, shakespeare: Path, tmp_path: Path
+) -> None:
     stream = ["--stream", "--data", shakespeare, *SMALL, *FEW, "--set", "evaluation.val_every=2"]
     done("train", "mini-shakespeare", *stream, "--out", tmp_path / "whole")
     halved = [*stream, "--out", tmp_path / "parts"]
     done("train", "mini-shakespeare", *halved, "--set", "steps=2")
     done("train", "mini-shakespeare", *halved, "--resume")
     losses = [
-        [(event.step, event.values["loss"]) for event in read(tmp_path / name) if event.kind in ("step", "val")]
+        [
+            (event.step, event.values["loss"])
+            for event in read(tmp_path / name)
+            if event.kind in ("step", "val")
+        ]
         for name in ("whole", "parts")
     ]
     assert losses[0] == losses[1]
@@ -245,7 +280,11 @@ def test_a_stream_from_the_hub_goes_on_though_somebody_pushed_to_its_repository(
     done("train", "mini-shakespeare", *stream, "--out", tmp_path / "parts", "--resume")
     hub.stop()
     losses = [
-        [(event.step, event.values["loss"]) for event in read(tmp_path / name) if event.kind in ("step", "val")]
+        [
+            (event.step, event.values["loss"])
+            for event in read(tmp_path / name)
+            if event.kind in ("step", "val")
+        ]
         for name in ("whole", "parts")
     ]
     assert losses[0] == losses[1]
@@ -276,7 +315,9 @@ def test_of_a_model_that_reads_no_text_none_is_asked_for(command: list[str], tmp
     from gpt2.workload import PRESETS
 
     model = build(PRESETS["tiny"], 0, torch.device("cpu"))
-    state.save_weights(tmp_path / "tiny", PRESETS["tiny"], {n: p.detach() for n, p in model.named_parameters()})
+    state.save_weights(
+        tmp_path / "tiny", PRESETS["tiny"], {n: p.detach() for n, p in model.named_parameters()}
+    )
     _, err = done(command[0], tmp_path / "tiny", *command[1:], code=2)
     assert len(err.strip().splitlines()) == 1
     assert "has a vocabulary of 509, not GPT-2's 50257" in err

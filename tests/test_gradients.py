@@ -65,7 +65,9 @@ def test_eager_gradients_are_taken_with_sums_in_float32_and_the_setting_is_put_b
     seen: dict[str, list[object]] = {}
     taken = gradients
 
-    def noted(training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int) -> Sequence[Tensor]:
+    def noted(
+        training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int
+    ) -> Sequence[Tensor]:
         matmul = torch.backends.cuda.matmul
         seen[stance] = [
             matmul.allow_bf16_reduced_precision_reduction,
@@ -84,7 +86,9 @@ def test_gradients_of_sound_compiled_code_are_within_the_tolerance(autocast: str
     assert difference(trained(1.0, autocast)) < GRADIENT_TOLERANCE[autocast]
 
 
-@pytest.mark.parametrize(("autocast", "place"), [("float32", -1), ("bfloat16", -1), ("float32", 5), ("float32", 0)])
+@pytest.mark.parametrize(
+    ("autocast", "place"), [("float32", -1), ("bfloat16", -1), ("float32", 5), ("float32", 0)]
+)
 def test_one_gradient_that_is_a_tenth_too_large_is_found(autocast: str, place: int) -> None:
     found = difference(trained(1.1, autocast, place))
     assert found == pytest.approx(0.1, rel=0.1)
@@ -102,7 +106,9 @@ def test_gradients_by_inductor_are_within_the_tolerance() -> None:
 @pytest.mark.parametrize(
     "changes", [{}, {"autocast": "float16"}, {"autocast": "bfloat16", "tied_gradient": "rows", **CASTS}]
 )
-def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(sequences: int, changes: dict[str, str]) -> None:
+def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(
+    sequences: int, changes: dict[str, str]
+) -> None:
     training = start(replace(FOUR, micro_batch_size=sequences, **changes))
     next(training)
     assert training.micro_batch is not None
@@ -112,7 +118,9 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(sequences: int, ch
     )
     assert len(whole) == len(parts) == len(training.leaves)
     for a, b in zip(whole, parts, strict=True):
-        assert ((a - b).norm() / a.norm()).item() < GRADIENT_TOLERANCE[training.toggles.precision_class()] / 10
+        assert ((a - b).norm() / a.norm()).item() < GRADIENT_TOLERANCE[
+            training.toggles.precision_class()
+        ] / 10
 
 
 @pytest.mark.parametrize(("sequences", "taken"), [(1, [1]), (8, [8]), (9, [8, 1]), (20, [8, 8, 4])])
@@ -149,7 +157,9 @@ def test_the_residual_stream_is_looked_at_in_one_sequence(monkeypatch: pytest.Mo
     next(training)
     rows: list[int] = []
     forward = GPT2.embed
-    monkeypatch.setattr(GPT2, "embed", lambda model, tokens: rows.append(len(tokens)) or forward(model, tokens))
+    monkeypatch.setattr(
+        GPT2, "embed", lambda model, tokens: rows.append(len(tokens)) or forward(model, tokens)
+    )
     assert Seen(training, []).residual_dtype == torch.bfloat16
     assert rows == [1]
 

@@ -22,7 +22,9 @@ def steady(guard: Guard) -> Guard:
     return guard
 
 
-@pytest.mark.parametrize(("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (3.0, math.nan), (3.0, math.inf)])
+@pytest.mark.parametrize(
+    ("loss", "norm"), [(math.nan, 1.0), (math.inf, 1.0), (3.0, math.nan), (3.0, math.inf)]
+)
 def test_what_is_not_finite_ends_the_run_by_default(loss: float, norm: float) -> None:
     with pytest.raises(TrainingStopped, match=r"step 7: .*policy is to stop"):
         guard().accepts(7, loss, norm)

@@ -63,7 +63,9 @@ def test_one_process_without_the_effect_is_enough_and_how_many_there_were_is_sai
 
 def test_an_inert_rung_that_was_expected_is_said_to_be_one_and_one_that_was_not_inert_too() -> None:
     idle = proved(adamw=False)
-    text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert", measurement=idle)]))
+    text = to_markdown(
+        scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert", measurement=idle)])
+    )
     assert "| inert |" in text
     text = to_markdown(scoreboard([record(), record("b", 1, toggles=FUSED, expect="inert")]))
     assert "| ok, not inert |" in text
@@ -95,13 +97,18 @@ SOUND = [10.9, 10.5, 10.2, 10.0]
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        ([10.9, math.nan, math.nan, math.nan], "the baseline diverged: its loss is not finite from step 2 on"),
+        (
+            [10.9, math.nan, math.nan, math.nan],
+            "the baseline diverged: its loss is not finite from step 2 on",
+        ),
         ([10.9, 10.5, 10.2, math.inf], "the baseline diverged: its loss is not finite from step 4 on"),
         ([math.nan] * 4, "the baseline diverged: its loss is not finite from step 1 on"),
         ([10.9, math.inf, 10.2, 10.0], "the baseline diverged: its loss is not finite at step 2"),
     ],
 )
-def test_a_baseline_that_diverged_is_said_to_have_and_fails_what_is_held_to_it(first: list[float], says: str) -> None:
+def test_a_baseline_that_diverged_is_said_to_have_and_fails_what_is_held_to_it(
+    first: list[float], says: str
+) -> None:
     rows = held(SOUND, first)
     assert [(row.status, row.error) for row in rows] == [("parity_failed", says)] * 2
     assert exit_code([record(measurement=measurement(losses=first))]) == 4
@@ -116,11 +123,16 @@ def test_a_rung_that_diverged_from_a_sound_baseline_is_the_one_that_did() -> Non
 def test_a_first_gradient_that_is_not_finite_is_named() -> None:
     found = measurement(grad_norms=[math.nan, 1.0, 1.0, 1.0])
     row = second(record("b", 1, toggles=FUSED, measurement=found))
-    assert (row.status, row.error) == ("parity_failed", "it diverged: its gradient norm is not finite at step 1")
+    assert (row.status, row.error) == (
+        "parity_failed",
+        "it diverged: its gradient norm is not finite at step 1",
+    )
 
 
 def test_a_loss_that_is_not_finite_is_shown_as_that() -> None:
-    text = to_markdown(scoreboard([record(measurement=measurement(losses=[10.9, math.nan, math.nan, math.nan]))]))
+    text = to_markdown(
+        scoreboard([record(measurement=measurement(losses=[10.9, math.nan, math.nan, math.nan]))])
+    )
     assert "| not finite |" in text
     assert "inf%" not in text
 
@@ -130,7 +142,9 @@ def test_a_larger_step_is_held_to_the_rung_before_accumulating_as_many_tokens() 
         "b",
         1,
         kind="parity",
-        measurement=measurement(tokens_per_step=4096, losses=[10.9, 10.4], block_seconds=[], block_steps=None),
+        measurement=measurement(
+            tokens_per_step=4096, losses=[10.9, 10.4], block_seconds=[], block_steps=None
+        ),
     )
     good = record("b", 1, measurement=measurement(tokens_per_step=4096, losses=[10.9, 10.4, 10.1]))
     bad = record("b", 1, measurement=measurement(tokens_per_step=4096, losses=[10.9, 9.4, 10.1]))
@@ -150,7 +164,10 @@ def test_a_parity_process_makes_no_row_and_no_tokens_per_second() -> None:
     [
         (MACHINE.model_copy(update={"torch": "2.12.0"}), "torch 2.12.0, but 2.11.0 for baseline"),
         (MACHINE.model_copy(update={"code_hash": "other"}), "code other, but c0de for baseline"),
-        (MACHINE.model_copy(update={"chip": "NVIDIA H200"}), "machine h200-x1, but h100-80gb-hbm3-x1 for baseline"),
+        (
+            MACHINE.model_copy(update={"chip": "NVIDIA H200"}),
+            "machine h200-x1, but h100-80gb-hbm3-x1 for baseline",
+        ),
     ],
 )
 def test_a_rung_of_other_software_or_another_machine_is_not_compared(environment, error: str) -> None:
@@ -177,9 +194,14 @@ def test_the_fastest_rung_is_one_that_nothing_is_held_against() -> None:
 def test_a_proof_that_reads_as_that_of_the_rung_before_proves_nothing() -> None:
     """64 and 128 both pad to 50304 rows."""
     pads = [replace(CUDA, vocab_multiple=64), replace(CUDA, vocab_multiple=128)]
-    records = [record(f"pad {n}", n, toggles=t, measurement=proved(vocab_multiple=True)) for n, t in enumerate(pads)]
+    records = [
+        record(f"pad {n}", n, toggles=t, measurement=proved(vocab_multiple=True)) for n, t in enumerate(pads)
+    ]
     row = scoreboard(records).rows[1]
-    assert (row.status, row.error) == ("inert", "vocab_multiple=128 had no effect: saw vocab_multiple, as before")
+    assert (row.status, row.error) == (
+        "inert",
+        "vocab_multiple=128 had no effect: saw vocab_multiple, as before",
+    )
 
 
 def test_where_timing_leaves_all_as_before_a_rung_that_changes_more_is_not_inert() -> None:
@@ -191,7 +213,9 @@ def test_where_timing_leaves_all_as_before_a_rung_that_changes_more_is_not_inert
 
 def test_a_mode_of_compilation_may_leave_the_same_traces() -> None:
     modes = [replace(CUDA, compile=mode) for mode in ("default", "max-autotune-no-cudagraphs")]
-    records = [record(f"mode {n}", n, toggles=t, measurement=proved(compile=True)) for n, t in enumerate(modes)]
+    records = [
+        record(f"mode {n}", n, toggles=t, measurement=proved(compile=True)) for n, t in enumerate(modes)
+    ]
     assert scoreboard(records).rows[1].status == "ok"
 
 
@@ -210,9 +234,14 @@ def test_a_toggle_that_a_later_rung_put_out_of_effect_is_a_warning() -> None:
             "compile": Proof(took_effect=False, evidence="nothing compiled ran"),
         },
     )
-    records = [record(toggles=replace(CUDA, compile="default")), record("b", 1, toggles=both, measurement=found)]
+    records = [
+        record(toggles=replace(CUDA, compile="default")),
+        record("b", 1, toggles=both, measurement=found),
+    ]
     assert scoreboard(records).rows[1].status == "ok"
-    assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(scoreboard(records))
+    assert "Warning: b: compile=default is not in effect: nothing compiled ran." in to_markdown(
+        scoreboard(records)
+    )
 
 
 def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
@@ -245,14 +274,18 @@ def test_a_process_that_the_user_ended_is_missing_in_its_round_and_no_more() -> 
 
 
 def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
-    """The parity process trains like the broken rung, and so does the larger batch: they agree with each other."""
+    """The parity process trains like the broken rung, and so does the larger batch: they agree with each
+    other.
+    """
     wrong, big = [10.9, 9.0, 8.0, 7.0], [10.9, 8.8, 7.7]
     child = measurement(tokens_per_step=4096, losses=big, block_seconds=[], block_steps=None)
     records = [
         record(),
         record("broken", 1, toggles=FUSED, measurement=measurement(2000.0, losses=wrong)),
         record("batch of 4", 2, kind="parity", measurement=child),
-        record("batch of 4", 2, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)),
+        record(
+            "batch of 4", 2, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)
+        ),
         record("next", 3, toggles=FUSED, measurement=measurement(9000.0, tokens_per_step=4096, losses=big)),
     ]
     board = scoreboard(records)
@@ -263,7 +296,9 @@ def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
 
 def test_ranks_that_ended_with_different_weights_fail_the_rung_and_keep_its_figures() -> None:
     two = replace(CUDA, world_size=2)
-    rounds = [record("b", 1, n, toggles=two, measurement=measurement(9000.0, ranks_agree=n != 2)) for n in (1, 2)]
+    rounds = [
+        record("b", 1, n, toggles=two, measurement=measurement(9000.0, ranks_agree=n != 2)) for n in (1, 2)
+    ]
     board = scoreboard([record(), record(repetition=2), *rounds])
     row = board.rows[1]
     assert row.status == "ranks_differ"
@@ -290,10 +325,14 @@ def float16(norms: list[float], losses: list[float]) -> Row:
     return second(record("b", 1, toggles=half, measurement=found))
 
 
-def test_losses_after_a_step_that_the_scaler_skipped_are_held_to_nothing_and_the_rung_is_not_the_fastest() -> None:
+def test_losses_after_a_step_that_the_scaler_skipped_are_held_to_nothing_and_the_rung_is_not_the_fastest() -> (
+    None
+):
     row = float16([1.0, math.inf, 1.0, 1.0], [10.9, 10.5, 10.5, 10.2])  # one step behind from there on
     assert row.status == "ok"
-    assert row.doubts == ("its losses are held to others for 2 steps only: float16's scaler skipped the last of them",)
+    assert row.doubts == (
+        "its losses are held to others for 2 steps only: float16's scaler skipped the last of them",
+    )
 
 
 def test_a_first_step_that_the_scaler_skipped_leaves_its_loss_to_be_held() -> None:

@@ -37,14 +37,34 @@ CONFIG = GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=64, attention="sdpa")
 """Its context is shorter than some of the texts."""
 
 ODD = [
-    ("Baking [title] bread", "[header] How to bake [title] Heat the oven. [step] Wait.", "", "[step] Take  it out."),
-    ("Removing ice", "A woman scrapes ice  off a car [title]", "", "[title] She drives off. [step] She waves."),
-    ("Washing", "Someone washes a dog in a tub.", "the DOG Barks and", "runs; Max's café — “naïve” 🐕 and ½ price"),
+    (
+        "Baking [title] bread",
+        "[header] How to bake [title] Heat the oven. [step] Wait.",
+        "",
+        "[step] Take  it out.",
+    ),
+    (
+        "Removing ice",
+        "A woman scrapes ice  off a car [title]",
+        "",
+        "[title] She drives off. [step] She waves.",
+    ),
+    (
+        "Washing",
+        "Someone washes a dog in a tub.",
+        "the DOG Barks and",
+        "runs; Max's café — “naïve” 🐕 and ½ price",
+    ),
     ("Marks", "Nothing but marks follows.", "he", "[step] [title]"),
     ("[all of", "this is one]", "", "mark, and what follows has no context."),
     ("Trailing", "The first has a space after it. ", "", "  Two before it."),
     ("Long", "He walks on and on. " * 20, "then, at last, he", "sits down on a stone."),
-    ("Edge", "She counts: " + "one, two, " * 30, "", "three, four, five, six, seven, eight, nine and then ten."),
+    (
+        "Edge",
+        "She counts: " + "one, two, " * 30,
+        "",
+        "three, four, five, six, seven, eight, nine and then ten.",
+    ),
 ]
 """Label, context and an ending with what the texts of HellaSwag have, and worse."""
 
@@ -187,7 +207,9 @@ def test_the_examples_tell_the_ways_to_count_apart(harness: dict[str, Any], voca
     assert 0.5 < harness["acc_norm"] < 1
     texts = [choices(example, "harness") for example in EXAMPLES]
     assert max(len(choice.tokens) for each in texts for choice in each) > CONFIG.n_ctx + 1
-    characters, tokens = (np.array([[getattr(c, of) for c in each] for each in texts]) for of in ("length", "scored"))
+    characters, tokens = (
+        np.array([[getattr(c, of) for c in each] for each in texts]) for of in ("length", "scored")
+    )
     raw = np.array([[len(ending.encode()) for ending in example.endings] for example in EXAMPLES])
     with np.errstate(divide="ignore"):
         chosen = [(found / lengths).argmax(1)[::2] for lengths in (characters, tokens, raw, characters + 1)]
@@ -373,12 +395,19 @@ def test_published_scores_are_those_of_the_reference() -> None:
     stated = set()
     for source in yaml.safe_load(path.read_text())["sources"]:
         for row in [*source.get("openai_weights", ()), *source.get("full_runs", ())]:
-            name = (source["source"], row["model"], row.get("dataset", "webtext"), row.get("style", "completion"))
+            name = (
+                source["source"],
+                row["model"],
+                row.get("dataset", "webtext"),
+                row.get("style", "completion"),
+            )
             if "hellaswag_acc" in row:
                 stated.add((*name, row["hellaswag_acc"], row["hellaswag_acc_norm"]))
             elif "hellaswag" in row:
                 stated.add((*name, None, row["hellaswag"]))
-    ours = {(p.source, p.model, p.corpus, p.style, p.acc, p.acc_norm) for p in PUBLISHED if "plots" not in p.note}
+    ours = {
+        (p.source, p.model, p.corpus, p.style, p.acc, p.acc_norm) for p in PUBLISHED if "plots" not in p.note
+    }
     assert len(stated) == 8
     assert ours == stated
 

@@ -52,7 +52,8 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls_until_kept(
     ladder: Path, out: Path, fails: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Run, list[str]]:
-    """Run a ladder whose first call of a function of bench, after its process and before its record is kept, fails.
+    """Run a ladder whose first call of a function of bench, after its process and before its record is kept,
+    fails.
 
     fails: which, as the functions called meanwhile are named, which are returned.
     """
@@ -61,7 +62,12 @@ def calls_until_kept(
 
     def trace(frame: FrameType, event: str, argument: Any) -> None:
         name = f"{Path(frame.f_code.co_filename).stem}.{frame.f_code.co_qualname}"
-        if event != "call" or not watched.on or not frame.f_code.co_filename.startswith(BENCH) or name in called:
+        if (
+            event != "call"
+            or not watched.on
+            or not frame.f_code.co_filename.startswith(BENCH)
+            or name in called
+        ):
             return
         called.append(name)
         if name == fails:
@@ -95,7 +101,9 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
 ) -> None:
     ladder = write_ladder("[{name: a}]")
     _, functions = calls_until_kept(ladder, tmp_path / "sound", None, monkeypatch)
-    assert {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"} <= set(functions)
+    assert {"supervisor.classify", "doctor.warnings", "telemetry.state", "command.anonymous"} <= set(
+        functions
+    )
     for number, name in enumerate(functions):
         ended, _ = calls_until_kept(ladder, tmp_path / str(number), name, monkeypatch)
         (record,) = read(ended.path)[0]
@@ -105,9 +113,15 @@ def test_whatever_function_fails_after_the_process_its_measurement_is_kept(
 
 
 @pytest.mark.parametrize("method", ["note", "started", "working", "finished"])
-@pytest.mark.parametrize("error", [UnicodeEncodeError("ascii", "±", 0, 1, "no"), BrokenPipeError(), OSError(5, "EIO")])
+@pytest.mark.parametrize(
+    "error", [UnicodeEncodeError("ascii", "±", 0, 1, "no"), BrokenPipeError(), OSError(5, "EIO")]
+)
 def test_a_display_that_fails_ends_no_run(
-    method: str, error: Exception, write_ladder: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: str,
+    error: Exception,
+    write_ladder: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*arguments: object) -> None:
         raise error
@@ -128,7 +142,9 @@ def test_a_table_that_cannot_be_shown_is_one_line_and_the_exit_code_is_that_of_t
         raise error
 
     monkeypatch.setattr(show, "show", fail)
-    done = CliRunner().invoke(cli.app, ["run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path / "results")])
+    done = CliRunner().invoke(
+        cli.app, ["run", str(write_ladder("[{name: a}]")), "--out", str(tmp_path / "results")]
+    )
     assert done.exit_code == 0
     (path,) = tmp_path.rglob("*.jsonl")
     assert f"the table could not be shown ({type(error).__name__}" in done.output

@@ -47,14 +47,23 @@ def differentiate(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def liger_forward(
-    logits: Tensor, target: Tensor, weight: None, ignore: int, z: float, smoothing: float, reduction: str, *others: Any
+    logits: Tensor,
+    target: Tensor,
+    weight: None,
+    ignore: int,
+    z: float,
+    smoothing: float,
+    reduction: str,
+    *others: Any,
 ) -> tuple[Tensor, None]:
     assert logits.requires_grad, "no gradient is written"
     assert (weight, ignore, z, smoothing, reduction, *others) == (None, -100, 0.0, 0.0, "none", None, False)
     return differentiate(logits.detach(), target).to(logits.dtype), None
 
 
-def quack_forward(x: Tensor, target: Tensor, *, return_dx: bool, inplace_backward: bool) -> tuple[Tensor, Tensor]:
+def quack_forward(
+    x: Tensor, target: Tensor, *, return_dx: bool, inplace_backward: bool
+) -> tuple[Tensor, Tensor]:
     assert return_dx
     assert inplace_backward
     assert x.stride(1) == 1
@@ -147,7 +156,9 @@ def _flash_attn_bwd(
     assert dout.dtype == q.dtype
     share, gradient = (scores(q, k) - lse[..., None]).exp(), dout.float()
     of_share = torch.einsum("bqhd,bkhd->bhqk", gradient, v.float())
-    of_scores = share * (of_share - (gradient * out.float()).sum(-1).transpose(1, 2)[..., None]) / q.size(-1) ** 0.5
+    of_scores = (
+        share * (of_share - (gradient * out.float()).sum(-1).transpose(1, 2)[..., None]) / q.size(-1) ** 0.5
+    )
     places["dq"].copy_(torch.einsum("bhqk,bkhd->bqhd", of_scores, k.float()))
     places["dk"].copy_(torch.einsum("bhqk,bqhd->bkhd", of_scores, q.float()))
     places["dv"].copy_(torch.einsum("bhqk,bqhd->bkhd", share, gradient))
@@ -238,7 +249,9 @@ def test_compiled_code_stays_in_one_piece_with_one_tensor_of_the_logits_size(los
     generator = torch.Generator().manual_seed(0)
     x, head = (torch.randn(rows, 24, generator=generator).requires_grad_() for rows in (60, 512))
     targets = torch.randint(512, (60,), generator=generator)
-    compiled = torch.compile(lambda *leaves: FusedCrossEntropy.apply(*leaves, None, targets, loss), fullgraph=True)
+    compiled = torch.compile(
+        lambda *leaves: FusedCrossEntropy.apply(*leaves, None, targets, loss), fullgraph=True
+    )
     _, codes = run_fw_bw_and_get_code(lambda: compiled(x, head))
     code = "\n".join(codes)
     assert f"gpt2.{loss}_cross_entropy_.default(" in code
@@ -272,7 +285,9 @@ def test_its_memory_is_estimated_without_its_package(loss: Any, monkeypatch: pyt
     for name in ("liger_kernel.ops", "quack.cross_entropy", "cut_cross_entropy"):
         monkeypatch.setitem(sys.modules, name, None)
     toggles = Toggles(device="cuda", autocast="bfloat16", micro_batch_size=2)
-    mine, triton = (estimate(WORKLOAD, replace(toggles, cross_entropy=each)).activations for each in (loss, "triton"))
+    mine, triton = (
+        estimate(WORKLOAD, replace(toggles, cross_entropy=each)).activations for each in (loss, "triton")
+    )
     logits = 2 * WORKLOAD.seq_len * 509 * 2
     assert triton - mine == (logits if loss == "cut" else 0)
 
@@ -321,7 +336,9 @@ def test_its_proof_sees_it_in_a_step(change: Any) -> None:
     if toggle == "attention":
         assert found[toggle].evidence == "2 calls of it forward, 2 backward"
         assert attention_kernel(ops) == "flash4"
-    training.toggles = replace(training.toggles, **{toggle: {"layer_norm": "torch", "attention": "sdpa"}[toggle]})
+    training.toggles = replace(
+        training.toggles, **{toggle: {"layer_norm": "torch", "attention": "sdpa"}[toggle]}
+    )
     assert not prove(training, ops)[toggle].took_effect
 
 
@@ -341,7 +358,9 @@ def test_layer_norms_of_a_narrow_residual_stream_stay_narrow_and_sum_in_float32(
         torch.testing.assert_close(a.grad.double(), b.grad, rtol=1e-4, atol=1e-3)  # of sums of some thousands
 
 
-@pytest.mark.parametrize("change", [*APART, {"int8": "rowwise"}], ids=lambda change: " ".join(change.values()))
+@pytest.mark.parametrize(
+    "change", [*APART, {"int8": "rowwise"}], ids=lambda change: " ".join(change.values())
+)
 def test_memory_is_estimated_without_any_package(change: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("liger_kernel.ops.layer_norm", "quack.rmsnorm", "flash_attn.cute.interface", "torchao"):
         monkeypatch.setitem(sys.modules, name, None)
@@ -358,8 +377,14 @@ def test_memory_is_estimated_without_any_package(change: Any, monkeypatch: pytes
         ({"int8": "rowwise", "autocast": "bfloat16", "float8": "rowwise"}, "it takes float8: none"),
         ({"cross_entropy": "liger", "autocast": "float16"}, "overflow in float16; choose triton"),
         ({"cross_entropy": "quack"}, "rows of 50257 are not aligned; set vocab_multiple"),
-        ({"cross_entropy": "liger", "compile": "reduce-overhead"}, "a CUDA graph cannot record; choose triton"),
-        ({"cross_entropy": "cut", "launch": "graph", "adamw": "fused"}, "a CUDA graph cannot record; choose triton"),
+        (
+            {"cross_entropy": "liger", "compile": "reduce-overhead"},
+            "a CUDA graph cannot record; choose triton",
+        ),
+        (
+            {"cross_entropy": "cut", "launch": "graph", "adamw": "fused"},
+            "a CUDA graph cannot record; choose triton",
+        ),
     ],
     ids=lambda value: " ".join(value.values()) if isinstance(value, dict) else "",
 )
@@ -372,7 +397,11 @@ def test_what_a_library_cannot_do_is_refused(changes: dict, reason: str) -> None
 @pytest.mark.parametrize(
     ("toggle", "value", "reason"),
     [
-        ("cross_entropy", "liger", "its package liger_kernel is not here; pip install liger-kernel, or choose triton"),
+        (
+            "cross_entropy",
+            "liger",
+            "its package liger_kernel is not here; pip install liger-kernel, or choose triton",
+        ),
         ("cross_entropy", "quack", 'pip install "quack-kernels[cu13]"'),
         ("layer_norm", "liger", "pip install liger-kernel, or choose torch"),
         ("attention", "flash4", 'pip install "flash-attn-4[cu13]>=4.0.0b30"'),
@@ -419,7 +448,10 @@ def test_linear_layers_of_8_bit_integers_learn_nearly_what_the_baseline_learns(a
             assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.first_loss)
             assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=tolerance.first_grad_norm)
     found = prove(narrow, profile(lambda: next(narrow), narrow.device))["int8"]
-    assert (found.took_effect, found.evidence) == (True, "24 products of 8-bit integers")  # three for each of 8 layers
+    assert (found.took_effect, found.evidence) == (
+        True,
+        "24 products of 8-bit integers",
+    )  # three for each of 8 layers
 
 
 @pytest.mark.slow
@@ -455,7 +487,9 @@ torch.save(found, sys.argv[1])
 """
 
 
-@pytest.mark.skipif(not (find_spec("liger_kernel") and find_spec("triton")), reason="pip install liger-kernel triton")
+@pytest.mark.skipif(
+    not (find_spec("liger_kernel") and find_spec("triton")), reason="pip install liger-kernel triton"
+)
 def test_ligers_own_kernel_has_torchs_losses_and_gradients_and_zeros_for_pads(tmp_path: Path) -> None:
     places = os.pathsep.join([str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": places}

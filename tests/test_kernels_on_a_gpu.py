@@ -1,4 +1,6 @@
-"""Kernels for GPUs against torch's functions, with GPT-2's shapes; skipped without a CUDA device or a package."""
+"""Kernels for GPUs against torch's functions, with GPT-2's shapes; skipped without a CUDA device or a
+package.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,12 @@ pytestmark = [
 WORKLOAD = Workload(model="gpt2")
 COMPILED = {"compile": "default", "compile_region": "block"}
 PLAIN = Toggles(
-    device="cuda", autocast="bfloat16", attention="flash", adamw="fused", vocab_multiple=64, micro_batch_size=2
+    device="cuda",
+    autocast="bfloat16",
+    attention="flash",
+    adamw="fused",
+    vocab_multiple=64,
+    micro_batch_size=2,
 )
 
 

@@ -37,7 +37,9 @@ def test_overrides_reach_every_section_and_every_rung_after_its_own_changes(writ
 
 def test_the_hash_covers_workload_and_toggles_but_not_the_protocol(write_ladder) -> None:
     path = write_ladder("[{name: a}]")
-    hashes = {o: load(path, [o]).hash for o in ("protocol.repeats=7", "workload.seed=7", "toggles.adamw=fused")}
+    hashes = {
+        o: load(path, [o]).hash for o in ("protocol.repeats=7", "workload.seed=7", "toggles.adamw=fused")
+    }
     plain = load(path).hash
     assert hashes.pop("protocol.repeats=7") == plain
     assert plain not in hashes.values()
@@ -51,7 +53,9 @@ def test_a_committed_ladder_loads_and_begins_by_saying_what_it_shows(path: Path)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "ladders").glob("*.yaml")), ids=lambda path: path.name)
-def test_a_committed_ladder_expects_nothing_of_float32_products_where_autocast_leaves_none(path: Path) -> None:
+def test_a_committed_ladder_expects_nothing_of_float32_products_where_autocast_leaves_none(
+    path: Path,
+) -> None:
     for rung in load(path).rungs:
         if rung.toggles.autocast != "float32" and rung.toggles.matmul_precision != "highest":
             assert rung.expect == "inert", rung.name
@@ -64,7 +68,8 @@ BAD = {
     ),
     "unknown value": (
         "rungs: [{name: b, set: {adamw: fuzed}}]",
-        "rung 'b': toggle 'adamw': 'fuzed' is not one of for_loop, foreach, fused, compiled; did you mean 'fused'?",
+        "rung 'b': toggle 'adamw': 'fuzed' is not one of for_loop, foreach, fused, compiled; did you mean "
+        "'fused'?",
     ),
     "unknown key": ("workloads: {}\nrungs: [{name: b}]", "unknown key 'workloads'; did you mean 'workload'?"),
     "unknown key in the workload": (
@@ -75,7 +80,10 @@ BAD = {
         "protocol: {repeat: 3}\nrungs: [{name: b}]",
         "protocol: unknown key 'repeat'; did you mean 'repeats'?",
     ),
-    "unknown key in a rung": ("rungs: [{name: b, sets: {}}]", "rung 'b': unknown key 'sets'; did you mean 'set'?"),
+    "unknown key in a rung": (
+        "rungs: [{name: b, sets: {}}]",
+        "rung 'b': unknown key 'sets'; did you mean 'set'?",
+    ),
     "unknown model": (
         "workload: {model: gpt3}\nrungs: [{name: b}]",
         "workload: model 'gpt3' is not one of tiny, mini, gpt2,",
@@ -88,7 +96,10 @@ BAD = {
         "rungs: [{name: b, set: {micro_batch_size: 100000000000000000000}}]",
         "rung 'b': micro_batch_size 100000000000000000000 is too large",
     ),
-    "a percentage": ("protocol: {until: 5%}\nrungs: [{name: b}]", "key 'until': '5%' should be a number; write 0.05"),
+    "a percentage": (
+        "protocol: {until: 5%}\nrungs: [{name: b}]",
+        "key 'until': '5%' should be a number; write 0.05",
+    ),
     "an alias that contains itself": (
         "workload: &a {model: *a}\nrungs: [{name: b}]",
         "line 2: *a stands within what it names",
@@ -98,14 +109,18 @@ BAD = {
         "rungs: [{name: b, set: {device: gpu}}]",
         "'gpu' is not one of cpu, cuda, mps, xla; NVIDIA's and AMD's are cuda",
     ),
-    "a boolean": ("rungs: [{name: b, set: {compile: on}}]", "toggle 'compile': True is not one of eager, default"),
+    "a boolean": (
+        "rungs: [{name: b, set: {compile: on}}]",
+        "toggle 'compile': True is not one of eager, default",
+    ),
     "a boolean's cause": (
         "rungs: [{name: b, set: {compile: on}}]",
         "YAML reads on, off, yes and no as true and false",
     ),
     "a numeric string": (
         "rungs: [{name: b, set: {micro_batch_size: '4'}}]",
-        "rung 'b': toggle 'micro_batch_size': '4' should be a whole number; YAML reads it as text here, write 4",
+        "rung 'b': toggle 'micro_batch_size': '4' should be a whole number; YAML reads it as text here, "
+        "write 4",
     ),
     "a number in quotes": (
         "workload: {lr: '6e-4'}\nrungs: [{name: b}]",
@@ -122,7 +137,10 @@ BAD = {
     "rungs that are no list": ("rungs: {b: 1}", "key 'rungs': {'b': 1} should be a list"),
     "a rung that is no mapping": ("rungs: [b]", "key 'rungs': 'b' should be a mapping"),
     "a rung without a name": ("rungs: [{set: {}}]", "rung 1: key 'name' is missing"),
-    "a rung's name that no table holds": (f"rungs: [{{name: {'b' * 101}}}]", "some text of at most 100 characters"),
+    "a rung's name that no table holds": (
+        f"rungs: [{{name: {'b' * 101}}}]",
+        "some text of at most 100 characters",
+    ),
     "duplicate rung names": ("rungs: [{name: b}, {name: b}]", "rung 'b': name is used twice"),
     "a key given twice": ("rungs: [{name: b}]\nrungs: [{name: c}]", "line 3: key 'rungs' is given twice"),
     "tokens that do not divide": (
@@ -137,7 +155,10 @@ BAD = {
         "workload: {seq_len: 2000}\nrungs: [{name: b}]",
         "workload: seq_len 2000 is outside 1 to 1024, the context of gpt2",
     ),
-    "a count below one": ("rungs: [{name: b, set: {world_size: 0}}]", "rung 'b': world_size 0 is less than 1"),
+    "a count below one": (
+        "rungs: [{name: b, set: {world_size: 0}}]",
+        "rung 'b': world_size 0 is less than 1",
+    ),
     "too few blocks": ("protocol: {blocks: 2}\nrungs: [{name: b}]", "protocol: blocks 2 is less than 5"),
     "broken YAML": ("rungs: [{name: b", "line "),
 }
@@ -206,7 +227,11 @@ def test_a_long_name_in_another_script_still_makes_a_file_s_name(write_ladder) -
 
 def test_what_a_rung_changes_is_read_from_its_toggles_not_from_the_file(write_ladder) -> None:
     path = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]")
-    assert [rung.changed for rung in load(path).rungs] == [["device=cpu"], ["attention=sdpa"], ["adamw=fused"]]
+    assert [rung.changed for rung in load(path).rungs] == [
+        ["device=cpu"],
+        ["attention=sdpa"],
+        ["adamw=fused"],
+    ]
     overridden = load(path, ["toggles.attention=math"]).rungs
     assert [rung.changed for rung in overridden] == [["device=cpu", "attention=math"], [], ["adamw=fused"]]
 

@@ -198,7 +198,9 @@ def test_waiting_for_data_is_counted_in_the_window_only() -> None:
     assert window.data_wait_seconds == 0.25 * 20
 
 
-def test_memory_of_the_whole_gpu_is_looked_at_when_the_window_is_over_and_is_of_the_rank_that_needed_most() -> None:
+def test_memory_of_the_whole_gpu_is_looked_at_when_the_window_is_over_and_is_of_the_rank_that_needed_most() -> (
+    None
+):
     device = FakeDevice(0.25)
     first = run(device, gpu_memory=lambda: device.steps)
     assert first.gpu_memory_bytes == len(first.history)
@@ -269,7 +271,9 @@ def test_ranks_add_up_their_energy_unless_one_has_no_counter() -> None:
     window = replace(run(FakeDevice(0.5)), energy_joules=5.0)
     losses, norms = [[1.0], [1.0]], [1.0]
     assert combine([window, window], losses, norms, **FACTS).energy_joules == 10.0
-    assert combine([window, replace(window, energy_joules=None)], losses, norms, **FACTS).energy_joules is None
+    assert (
+        combine([window, replace(window, energy_joules=None)], losses, norms, **FACTS).energy_joules is None
+    )
 
 
 def test_work_of_others_during_the_window_is_what_all_ranks_together_did_not_do() -> None:
@@ -281,7 +285,9 @@ def test_work_of_others_during_the_window_is_what_all_ranks_together_did_not_do(
 def test_ranks_on_several_nodes_are_held_to_the_work_of_their_own_node() -> None:
     window = replace(run(FakeDevice(0.5)), cpu=CpuUse(10.0, 12.0, 9.0))
     busier = replace(window, cpu=CpuUse(10.0, 25.0, 9.0))
-    assert combine([window, busier], [[1.0], [1.0]], [1.0], nodes=2, **FACTS).other_cores == pytest.approx(1.6)
+    assert combine([window, busier], [[1.0], [1.0]], [1.0], nodes=2, **FACTS).other_cores == pytest.approx(
+        1.6
+    )
 
 
 def test_a_process_for_its_losses_alone_times_nothing_but_the_first_step() -> None:

@@ -20,7 +20,9 @@ def fake_mps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return allocated
 
 
-def test_memory_of_an_apple_gpu_is_the_largest_seen_after_a_forward_pass_and_says_so(fake_mps: list[int]) -> None:
+def test_memory_of_an_apple_gpu_is_the_largest_seen_after_a_forward_pass_and_says_so(
+    fake_mps: list[int],
+) -> None:
     device = Mps()
     fake_mps[:] = [900, 300, 500, 400]
     device.sample_memory()
@@ -53,7 +55,9 @@ def test_an_apple_gpu_that_refuses_one_huge_tensor_is_out_of_memory_too(fake_mps
     assert Mps().is_out_of_memory(RuntimeError("Invalid buffer size: 24.00 GiB"))
 
 
-def test_an_apple_gpu_is_waited_for_by_its_own_call(fake_mps: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apple_gpu_is_waited_for_by_its_own_call(
+    fake_mps: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     waits: list[None] = []
     monkeypatch.setattr("torch.mps.synchronize", lambda: waits.append(None))
     device = Mps()
@@ -81,7 +85,9 @@ def test_a_training_step_looks_at_an_apple_gpu_s_memory_once_a_micro_batch(fake_
 
 
 @pytest.mark.parametrize("autocast", ["float16", "bfloat16"])
-def test_autocast_on_an_apple_gpu_is_its_own_and_only_float16_is_scaled(autocast: str, fake_mps: list[int]) -> None:
+def test_autocast_on_an_apple_gpu_is_its_own_and_only_float16_is_scaled(
+    autocast: str, fake_mps: list[int]
+) -> None:
     from gpt2.stages import precision
 
     enter, scaler = precision(replace(Toggles(device="mps"), autocast=autocast), Mps())
@@ -110,7 +116,9 @@ def test_an_apple_gpu_refuses_what_it_cannot_do(
 ) -> None:
     from gpt2.device import find
 
-    monkeypatch.setattr("torch.backends.mps.is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 3))
+    monkeypatch.setattr(
+        "torch.backends.mps.is_macos_or_newer", lambda major, minor: (major, minor) <= (13, 3)
+    )
     with pytest.raises(UnsupportedToggle, match=remedy):
         find(Toggles(device="mps", **changes))
 

@@ -50,7 +50,9 @@ def test_draws_of_neighbours_and_of_other_seeds_do_not_go_together() -> None:
 
 def test_updates_too_small_for_bfloat16_add_up_all_the_same() -> None:
     weight = torch.nn.Parameter(torch.ones(100, 100, dtype=torch.bfloat16))
-    adamw = CompiledAdamW([{"params": [weight], "weight_decay": 0.0}], lr=1e-4, betas=(0.9, 0.95), eps=1e-8, copies={})
+    adamw = CompiledAdamW(
+        [{"params": [weight], "weight_decay": 0.0}], lr=1e-4, betas=(0.9, 0.95), eps=1e-8, copies={}
+    )
     for _ in range(50):  # each step moves each weight by 1e-4, a fortieth of bfloat16's step below 1
         weight.grad = torch.ones_like(weight)
         adamw.step()
@@ -68,13 +70,17 @@ def test_matrices_are_narrow_and_what_keeps_their_history_is_not() -> None:
 COMPILED = pytest.param(replace(NARROW, compile="default", residual="bfloat16"), marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("toggles", [NARROW, COMPILED, RESIDUAL], ids=["weights", "both, compiled", "residual"])
+@pytest.mark.parametrize(
+    "toggles", [NARROW, COMPILED, RESIDUAL], ids=["weights", "both, compiled", "residual"]
+)
 def test_narrow_trainings_are_proved_and_learn_nearly_what_the_baseline_learns(toggles: Toggles) -> None:
     torch.compiler.reset()
     narrow, plain = start(toggles), start(FOUR)
     for _ in range(8):
         mine, baseline = next(narrow), next(plain)
-        assert mine.loss.item() == pytest.approx(baseline.loss.item(), rel=2 * LOSS_TOLERANCE["bfloat16"].losses)
+        assert mine.loss.item() == pytest.approx(
+            baseline.loss.item(), rel=2 * LOSS_TOLERANCE["bfloat16"].losses
+        )
     found = prove(narrow, profile(lambda: next(narrow), narrow.device))
     assert {name: each for name, each in found.items() if not each.took_effect} == {}
 
@@ -117,4 +123,6 @@ def test_linear_layers_in_float8_learn_nearly_what_the_baseline_learns(scaling: 
         assert mine.loss.item() != baseline.loss.item()
         if not number:
             assert mine.loss.item() == pytest.approx(baseline.loss.item(), rel=tolerance.first_loss)
-            assert mine.grad_norm.item() == pytest.approx(baseline.grad_norm.item(), rel=tolerance.first_grad_norm)
+            assert mine.grad_norm.item() == pytest.approx(
+                baseline.grad_norm.item(), rel=tolerance.first_grad_norm
+            )

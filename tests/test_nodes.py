@@ -59,7 +59,8 @@ class Memory(Rendezvous):
             self.heard = {each: json.loads(self.said[each]) for each in seen if each in self.said}
 
 
-# --- who may take part -----------------------------------------------------------------------------------------------
+# --- who may take part
+# -----------------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -224,7 +225,8 @@ def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
     assert str(third.arrival) in run.team.says["bye"]
 
 
-# --- a node other than node 0 ----------------------------------------------------------------------------------------
+# --- a node other than node 0
+# ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
@@ -261,7 +263,9 @@ def test_a_node_that_finds_no_node_0_says_so(run: Run) -> None:
         run.agent(Memory({}, 1), Stop()).run(0.1)
 
 
-@pytest.mark.parametrize("odd", [{"rung": "other"}, {"nodes": 3}, {"kind": "odd"}], ids=["rung", "nodes", "kind"])
+@pytest.mark.parametrize(
+    "odd", [{"rung": "other"}, {"nodes": 3}, {"kind": "odd"}], ids=["rung", "nodes", "kind"]
+)
 def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, Any], run: Run) -> None:
     def meanwhile(store: Memory, _: Stop) -> None:
         what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": 1, **odd}
@@ -272,10 +276,13 @@ def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, An
     assert not list(run.scratch.glob("*.log"))
 
 
-# --- whose fault it was ----------------------------------------------------------------------------------------------
+# --- whose fault it was
+# ----------------------------------------------------------------------------------------------
 
 OK = Outcome(status="ok")
-PEER = Outcome(status="failed", error="RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711\ntail")
+PEER = Outcome(
+    status="failed", error="RuntimeError: [pair.cc:537] Connection closed by peer [10.0.0.1]:4711\ntail"
+)
 KILLED = Outcome(status="failed", error="killed by SIGKILL: last words\ntail")
 MEMORY = Outcome(status="out_of_memory", error="OutOfMemoryError: CUDA out of memory")
 ENDED = Outcome(status="interrupted", error="by the user")
@@ -297,18 +304,25 @@ LOST = Outcome(status="failed", error="was lost: its store was closed")
         (ENDED, LOST, "failed", "node 1 of 2: was lost: its store was closed"),
     ],
 )
-def test_the_side_that_was_the_cause_is_named_first(mine: Outcome, theirs: Outcome, status: str, first: str) -> None:
+def test_the_side_that_was_the_cause_is_named_first(
+    mine: Outcome, theirs: Outcome, status: str, first: str
+) -> None:
     found = verdict(at(0), {0: mine, 1: theirs}, lost={1} if theirs is LOST else ())
     assert (found.status, (found.error or "").splitlines()[0]) == (status, first)
 
 
 def test_a_window_that_was_complete_stands_whatever_came_after_it() -> None:
     found = verdict(at(0), {0: OK, 1: KILLED})
-    assert (found.status, found.warnings) == ("ok", ["after the window: node 1 of 2: killed by SIGKILL: last words"])
+    assert (found.status, found.warnings) == (
+        "ok",
+        ["after the window: node 1 of 2: killed by SIGKILL: last words"],
+    )
 
 
 def test_what_another_node_noticed_is_among_the_warnings() -> None:
-    found = verdict(at(0), {0: OK, 1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)})
+    found = verdict(
+        at(0), {0: OK, 1: Outcome(status="ok", warnings=["GPU 3 throttles"], other_work_cores=0.5)}
+    )
     assert [each.split(";")[0] for each in found.warnings] == [
         "node 1: other work: others keep 0.50 cores busy",
         "node 1: GPU 3 throttles",
@@ -373,7 +387,9 @@ def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memo
     )
 
 
-def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
+    joint: tuple[JointTask, Memory],
+) -> None:
     one, node = joint
     found = one.conclude(OK)
     node.look()
@@ -383,7 +399,8 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(join
     ]
 
 
-# --- the store -------------------------------------------------------------------------------------------------------
+# --- the store
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -395,7 +412,10 @@ def port() -> int:
 def pair(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rendezvous, Rendezvous]]:
     """Two nodes that have found each other."""
     monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "4")
-    with contextlib.closing(Rendezvous(at(0, port))) as near, contextlib.closing(Rendezvous(at(1, port))) as far:
+    with (
+        contextlib.closing(Rendezvous(at(0, port))) as near,
+        contextlib.closing(Rendezvous(at(1, port))) as far,
+    ):
         near.says["text"], far.says["text"] = "near", "far"
         wait_for(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
         yield near, far
@@ -481,7 +501,9 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
 def test_a_port_in_use_is_one_clear_error() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         place = at(0, other.getsockname()[1])
-        with pytest.raises(PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"):
+        with pytest.raises(
+            PlaceError, match=r"--rdzv 127\.0\.0\.1:\d+: the port is in use; end what listens there"
+        ):
             Rendezvous(place)
 
 
@@ -499,14 +521,17 @@ def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others
         assert server.getsockname()[0] == "0.0.0.0"
 
 
-# --- a node that never comes -----------------------------------------------------------------------------------------
+# --- a node that never comes
+# -----------------------------------------------------------------------------------------
 
 
 def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}, {name: one, set: {world_size: 1}}]"))
-    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={}))
+    monkeypatch.setattr(
+        runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={})
+    )
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))
     path = runner.run(ladder, options, Silent()).path
@@ -515,5 +540,7 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     assert one.status == "ok", one.error
     assert (two.environment.nodes, one.environment.nodes) == (2, 2)
     assert path.parent.name.endswith("-2nodes")
-    assert "--nnodes 2 --node-rank NODE --nproc-per-node 1 --master-addr HOST --master-port PORT" in two.command
+    assert (
+        "--nnodes 2 --node-rank NODE --nproc-per-node 1 --master-addr HOST --master-port PORT" in two.command
+    )
     assert "torch.distributed.run" not in one.command

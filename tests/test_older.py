@@ -20,7 +20,9 @@ MEASURED_NEW = ("stood_still", "peak_flops_kind")
 
 
 def older(measured: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """A line of a results file as it was before its texts' facts were fields. measured: changes to its measurement."""
+    """A line of a results file as it was before its texts' facts were fields. measured: changes to its
+    measurement.
+    """
     line = json.loads(record().model_dump_json(by_alias=True))
     for name in NEW:
         del line[name]
@@ -50,20 +52,26 @@ def test_every_committed_record_keeps_all_that_its_texts_said() -> None:
     seen = set()
     for line, found in committed():
         assert sorted([*disturbances(found), *found.warnings]) == sorted(line["warnings"])
-        assert found.disturbed == any(each.startswith(("other work", "stood still")) for each in line["warnings"])
+        assert found.disturbed == any(
+            each.startswith(("other work", "stood still")) for each in line["warnings"]
+        )
         assert found.begun == (not (line["error"] or "").startswith("not begun"))
         assert (found.kind == "ceiling") == (line["rung_index"] < 0)
         if found.measurement:
             derived = found.measurement.peak_flops_source.startswith("derived")
             assert (found.measurement.peak_flops_kind == "derived") == derived
-        seen |= {found.kind, *(["disturbed"] if found.disturbed else []), *([] if found.begun else ["not begun"])}
+        seen |= {
+            found.kind,
+            *(["disturbed"] if found.disturbed else []),
+            *([] if found.begun else ["not begun"]),
+        }
     assert seen >= {"cumulative", "control", "ceiling", "external", "sweep", "disturbed", "not begun"}
 
 
 def test_a_standstill_is_what_its_warning_said(tmp_path: Path) -> None:
     said = (
-        "stood still: in the window the process did, for about 5.0 s in 1 of 6 blocks of rank 2: the machine slept, "
-        "and its clocks and caches were cold; measure again"
+        "stood still: in the window the process did, for about 5.0 s in 1 of 6 blocks of rank 2: the machine "
+        "slept, and its clocks and caches were cold; measure again"
     )
     found = read_back(older(warnings=[said, "steal time: 3.0%"]), tmp_path)
     assert found.disturbed

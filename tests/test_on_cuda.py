@@ -1,4 +1,5 @@
-"""What a GPU does, on a GPU: every toggle, CUDA graphs, events, memory, counters, and a rung that does not fit.
+"""What a GPU does, on a GPU: every toggle, CUDA graphs, events, memory, counters, and a rung that does not
+fit.
 
 `make test-cuda` runs these tests. Without a GPU they are skipped, or fail where REQUIRE_CUDA=1 is set.
 """
@@ -58,7 +59,9 @@ NEEDS = COMPANIONS | {
 }
 """What a value of a toggle needs of others on CUDA."""
 NO_LEVERS = {"device", "threads", "affinity", "allocator"}
-"""Toggles that are the same in all cases, a CPU's, or set before a process starts: the last has a test of its own."""
+"""Toggles that are the same in all cases, a CPU's, or set before a process starts: the last has a test of its
+own.
+"""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -89,7 +92,9 @@ def device() -> Device:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Each value that CUDA supports, with what it needs; its tests share a process, and with it what was compiled."""
+    """Each value that CUDA supports, with what it needs; its tests share a process, and with it what was
+    compiled.
+    """
     hints = get_type_hints(Toggles)
     yield pytest.param(here(), id="baseline", marks=pytest.mark.xdist_group("baseline"))
     for toggle in fields(Toggles):
@@ -103,7 +108,9 @@ def cases() -> Iterator[ParameterSet]:
             if toggle.name in ("world_size", "sharding"):
                 marks.append(pytest.mark.skip(reason="several ranks take a process and a GPU each"))
             else:
-                support.check(toggles)  # raises where NEEDS lacks something: only what is missing here may be skipped
+                support.check(
+                    toggles
+                )  # raises where NEEDS lacks something: only what is missing here may be skipped
             yield pytest.param(toggles, id=f"{toggle.name}={value}", marks=marks)
 
 
@@ -135,7 +142,9 @@ def trained(toggles: Toggles, pinned_beside: bool = False) -> Trained:
 
 @contextmanager
 def pinning(device: Device) -> Iterator[None]:
-    """Other batches are pinned without a pause by the device's own feed, and kept, so that each takes new memory."""
+    """Other batches are pinned without a pause by the device's own feed, and kept, so that each takes new
+    memory.
+    """
     ended = threading.Event()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -187,9 +196,13 @@ def test_cuda_graphs_that_were_recorded_while_a_thread_pins_batches_have_the_los
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"compile": "eager"}, {"grad_accum_steps": 2}, {"clip": "in_step"}], ids=lambda each: str(each)
+    "changes",
+    [{}, {"compile": "eager"}, {"grad_accum_steps": 2}, {"clip": "in_step"}],
+    ids=lambda each: str(each),
 )
-def test_a_recorded_step_trains_as_op_by_op_while_the_learning_rate_changes(changes: dict[str, object]) -> None:
+def test_a_recorded_step_trains_as_op_by_op_while_the_learning_rate_changes(
+    changes: dict[str, object],
+) -> None:
     workload = replace(WORKLOAD, lr_warmup_steps=8)
     losses = []
     for launch in ("graph", "ops"):
@@ -228,13 +241,20 @@ def test_marks_are_in_the_order_in_which_they_were_made() -> None:
 
 
 @pytest.mark.parametrize(("allocator", "share"), [("expandable", 1), ("system", 0)])
-def test_all_segments_can_grow_where_the_allocator_is_expandable_and_else_none(allocator: str, share: int) -> None:
+def test_all_segments_can_grow_where_the_allocator_is_expandable_and_else_none(
+    allocator: str, share: int
+) -> None:
     program = (
         "import torch; from gpt2.device import Cuda; device = Cuda();"
         "kept = [torch.ones(2**22, device='cuda') for _ in range(4)]; print(*device.segments())"
     )
-    environ = {**os.environ, **environment(here(allocator=allocator))}  # in a process that has it from its start
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True)
+    environ = {
+        **os.environ,
+        **environment(here(allocator=allocator)),
+    }  # in a process that has it from its start
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
     can_grow, segments = map(int, done.stdout.split())
     assert segments > 0
@@ -289,7 +309,9 @@ def test_each_gpu_tells_its_clocks_power_and_temperature() -> None:
     gpus = state().gpus
     assert len(gpus) == torch.cuda.device_count()
     for each in gpus:
-        assert all((each.sm_clock_mhz, each.memory_clock_mhz, each.power_watts, each.temperature_celsius)), each
+        assert all((each.sm_clock_mhz, each.memory_clock_mhz, each.power_watts, each.temperature_celsius)), (
+            each
+        )
 
 
 def test_the_environment_names_the_gpu_and_its_memory() -> None:
@@ -350,7 +372,9 @@ def measured(ladder: Path, rung: str) -> tuple[int, Outcome]:
 def test_a_rung_that_cannot_fit_is_out_of_memory_and_not_a_crash(write_ladder) -> None:
     """Its float32 logits alone are 211 GB; all before them are 30 GB."""
     rungs = f"[{{name: huge, set: {{device: {KIND}, micro_batch_size: 16384}}}}]"
-    exit_code, outcome = measured(write_ladder(rungs, workload="model: mini, data: synthetic, seq_len: 64"), "huge")
+    exit_code, outcome = measured(
+        write_ladder(rungs, workload="model: mini, data: synthetic, seq_len: 64"), "huge"
+    )
     assert (exit_code, outcome.status) == (1, "out_of_memory")
 
 

@@ -104,7 +104,9 @@ def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed(
 
 
 def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
-    cells = "cell => { const made = document.createElement('td'); made.textContent = cell; return value(made); }"
+    cells = (
+        "cell => { const made = document.createElement('td'); made.textContent = cell; return value(made); }"
+    )
     found = shown.evaluate(f"['33.5 s', '80 min', '1.7 h', '2.5 days', '456 ±2.7%', '-'].map({cells})")
     assert found == [33.5, 4800, 6120, 216000, 456, None]
 
@@ -168,7 +170,9 @@ def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
 def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> None:
     """What is wider than its sheet, a browser prints smaller: all of the page."""
     pdf = shown.pdf(prefer_css_page_size=True)
-    ((width, height), *_) = [map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)]
+    ((width, height), *_) = [
+        map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    ]
     assert width > height
     shown.emulate_media(media="print")
     shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
@@ -178,7 +182,9 @@ def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> Non
 
 def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
     assert shown.locator("figure:not([aria-label])").count() == 0
-    assert shown.evaluate("[...document.querySelectorAll('select, input')].every((each) => each.labels.length)")
+    assert shown.evaluate(
+        "[...document.querySelectorAll('select, input')].every((each) => each.labels.length)"
+    )
     assert shown.evaluate("document.documentElement.lang") == "en"
 
 
@@ -192,7 +198,9 @@ def test_pictures_keep_every_word_letter_by_letter() -> None:
     name = "#1f2328 <b>&0.123456"
     records = [record("baseline"), record(name, 1, toggles=BF16, measurement=measurement(2e3))]
     drawn = re.findall(r"<svg.*?</svg>", page(assemble([scoreboard(records)])), re.DOTALL)
-    words = [each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")]
+    words = [
+        each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
+    ]
     assert any(name in (each or "") for each in words)
 
 

@@ -146,11 +146,15 @@ def test_gradients_of_replicas_stay_in_the_buffer_that_is_exchanged(
 
 
 @pytest.mark.parametrize("sharding", ["none", "fsdp2"])
-def test_accumulated_gradients_are_exchanged_as_often_as_those_of_one_micro_batch(sharding: str, pair: Ranks) -> None:
+def test_accumulated_gradients_are_exchanged_as_often_as_those_of_one_micro_batch(
+    sharding: str, pair: Ranks
+) -> None:
     seen = []
     for accumulated in (1, 3):
         toggles = replace(TWO, sharding=sharding, grad_accum_steps=accumulated)
-        seen += [answer["proofs"]["world_size"][1] for answer in pair.ask(toggles, WORKLOAD, steps=2, proofs=True)]
+        seen += [
+            answer["proofs"]["world_size"][1] for answer in pair.ask(toggles, WORKLOAD, steps=2, proofs=True)
+        ]
     assert len(set(seen)) == 1
 
 
@@ -171,7 +175,9 @@ def test_gradients_of_shards_add_up_over_the_parts_that_eager_code_takes(shardin
 
 
 @pytest.mark.parametrize("sharding", SHARDING)
-def test_the_estimate_of_the_optimiser_s_memory_is_what_the_fullest_rank_keeps(sharding: str, pair: Ranks) -> None:
+def test_the_estimate_of_the_optimiser_s_memory_is_what_the_fullest_rank_keeps(
+    sharding: str, pair: Ranks
+) -> None:
     toggles = replace(TWO, sharding=sharding)
     kept = max(answer["optimizer_bytes"] for answer in pair.ask(toggles, WORKLOAD, steps=1))
     assert estimate(WORKLOAD, toggles).optimizer == kept

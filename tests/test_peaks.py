@@ -47,7 +47,10 @@ NAMES = {  # as torch.cuda.get_device_name, torch_xla's xla_device_kind and sysc
     "TPU v5p": "TPU v5p",
     "TPU v6 lite": "TPU v6e",
     "TPU v6e": "TPU v6e",
-    **{f"Apple {chip}": chip for chip in ("M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra")},
+    **{
+        f"Apple {chip}": chip
+        for chip in ("M1", "M1 Pro", "M1 Max", "M1 Ultra", "M2", "M2 Pro", "M2 Max", "M2 Ultra")
+    },
     **{f"Apple {chip}": chip for chip in ("M3", "M3 Pro", "M3 Max", "M3 Ultra", "M4", "M4 Pro", "M4 Max")},
 }
 by_name = pytest.mark.parametrize("chip", peaks.CHIPS, ids=lambda chip: chip.name)
@@ -219,7 +222,9 @@ def test_figures_are_of_the_magnitude_of_their_units(chip: peaks.Chip) -> None:
 
 
 def test_a_cpu_s_peak_is_cores_times_clock_times_flop_per_cycle() -> None:
-    cpu = peaks.derived_cpu(2, 2600.0, ["avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"])
+    cpu = peaks.derived_cpu(
+        2, 2600.0, ["avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"]
+    )
     assert cpu is not None
     assert cpu.bfloat16 == pytest.approx(2 * 2.6e9 * 1024)
     assert cpu.float32 == pytest.approx(2 * 2.6e9 * 64)

@@ -36,7 +36,9 @@ step 0: train loss 10.869716 (took 7182.090594 ms)
 step 10: train loss 9.746651 (took 6416.826133 ms)"""
 """Recorded: llm.c f1e2ace, train_gpt2.c; the step of its second line changed."""
 
-LLMC_CUDA = "step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% bf16 MFU | %.0f tok/s"
+LLMC_CUDA = (
+    "step %4d/%d | loss %7.6f (%+.2fz)| norm %6.4f (%+.2fz)| lr %.2e | %.2f ms | %.1f%% bf16 MFU | %.0f tok/s"
+)
 BUILD = "step {:5d} | loss: {:.6f} | lr {:.4e} | norm: {:.4f} | dt: {:.2f}ms | tok/sec: {:.2f}"
 GOLLEM = {"train_loss": 10.9, "norm": 2.5, "lr": 6e-4, "tokens_per_second": 419000.0, "time_per_step": 156.4}
 
@@ -93,7 +95,9 @@ def test_any_trainer_that_prints_the_plain_line_is_read() -> None:
 @pytest.mark.parametrize("name", PEERS)
 def test_the_lines_that_the_documentation_shows_are_read(name: str) -> None:
     (row,) = [
-        line for line in (ROOT / "docs/peers.md").read_text().splitlines() if re.match(rf"\|.*`{name}`.*\|", line)
+        line
+        for line in (ROOT / "docs/peers.md").read_text().splitlines()
+        if re.match(rf"\|.*`{name}`.*\|", line)
     ]
     shown = row.split("|", 2)[2].split("`")[1].replace("\\|", "|")
     (line,) = read(name, shown)
@@ -120,7 +124,8 @@ def test_gollem_s_log_is_read() -> None:
     assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.9, 2.5, 0.1564)
 
 
-# --- in a ladder --------------------------------------------------------------------------------------------------
+# --- in a ladder
+# --------------------------------------------------------------------------------------------------
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
 TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
@@ -139,8 +144,14 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
 @pytest.mark.parametrize(
     ("rungs", "said"),
     [
-        (f"[{OTHER}]", "rung 'n': the first rung is what all are held to; put one of ours, without external, first"),
-        (f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]", "peer 'nanogtp' is not known; did you mean 'nanogpt'?"),
+        (
+            f"[{OTHER}]",
+            "rung 'n': the first rung is what all are held to; put one of ours, without external, first",
+        ),
+        (
+            f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]",
+            "peer 'nanogtp' is not known; did you mean 'nanogpt'?",
+        ),
         (f"[{FIRST}, {OTHER.replace('python train.py', 'env A=1')}]", "command 'env A=1' names no program"),
         (f"[{FIRST}, {OTHER.replace('python train.py', '''python 'x''')}]", "cannot be split into words"),
         (f"[{FIRST}, {OTHER.replace('64', '0')}]", "tokens_per_step 0 is less than 1"),
@@ -158,11 +169,19 @@ def test_a_wrong_external_rung_is_refused_with_what_to_do(write_ladder, rungs: s
 @pytest.mark.parametrize(
     ("override", "said"),
     [
-        ("workload.model=gpt2", "trains model tiny, and workload.model is gpt2; change its command with it, or leave"),
-        ("workload.seq_len=64", "trains seq_len 32, and workload.seq_len is 64; change its command with it, or leave"),
+        (
+            "workload.model=gpt2",
+            "trains model tiny, and workload.model is gpt2; change its command with it, or leave",
+        ),
+        (
+            "workload.seq_len=64",
+            "trains seq_len 32, and workload.seq_len is 64; change its command with it, or leave",
+        ),
     ],
 )
-def test_a_peer_whose_command_trains_another_workload_is_refused(write_ladder, override: str, said: str) -> None:
+def test_a_peer_whose_command_trains_another_workload_is_refused(
+    write_ladder, override: str, said: str
+) -> None:
     path = write_ladder(f"[{FIRST}, {OTHER}]")
     with pytest.raises(LadderError) as refused:
         load(path, [override])
@@ -171,7 +190,9 @@ def test_a_peer_whose_command_trains_another_workload_is_refused(write_ladder, o
 
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
-    with pytest.raises(LadderError, match="--rungs: 'n' is external, and the first rung is what all are held to"):
+    with pytest.raises(
+        LadderError, match="--rungs: 'n' is external, and the first rung is what all are held to"
+    ):
         ladder.chosen(["n"])
     assert [rung.name for rung in ladder.chosen(["n", "a"])] == ["a", "n"]
 
@@ -199,7 +220,9 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
         ("control", "b"),
         ("parity", "b"),
     ]
-    assert tasks[-1].rung.toggles.attention == "explicit"  # as the rung of ours before it, and not the external one's
+    assert (
+        tasks[-1].rung.toggles.attention == "explicit"
+    )  # as the rung of ours before it, and not the external one's
     assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
 
 
@@ -207,7 +230,10 @@ def test_a_peer_that_is_left_of_an_interrupted_round_gets_a_control_to_be_held_t
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     schedule = Schedule(ladder, ladder.rungs)
     schedule.resume([record("a")])
-    assert [(task.kind, task.rung.name) for task in schedule.round(1)] == [("external", "n"), ("control", "a")]
+    assert [(task.kind, task.rung.name) for task in schedule.round(1)] == [
+        ("external", "n"),
+        ("control", "a"),
+    ]
 
 
 def test_a_peer_without_its_variable_is_missing_with_what_to_do(
@@ -220,11 +246,15 @@ def test_a_peer_without_its_variable_is_missing_with_what_to_do(
     with pytest.raises(MissingPeer, match=r"set NANOGPT to .*git clone https://github.com/karpathy/nanoGPT"):
         located(external, ladder.path)
     monkeypatch.setenv("NANOGPT", str(tmp_path / "nowhere"))
-    with pytest.raises(MissingPeer, match=r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"):
+    with pytest.raises(
+        MissingPeer, match=r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"
+    ):
         located(external, ladder.path)
 
 
-def test_a_plan_lists_external_rungs_and_what_they_lack(write_ladder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_lists_external_rungs_and_what_they_lack(
+    write_ladder, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("NANOGPT", raising=False)
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     console = Console(width=200, file=StringIO())
@@ -272,7 +302,10 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     assert external
     for content, lacks in (
         (None, "$NANOGPT has no train.py: this rung needs a checkout as docs/peers.md has it"),
-        ("B = 4", "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md"),
+        (
+            "B = 4",
+            "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md",
+        ),
     ):
         if content:
             (tmp_path / "train.py").write_text(content)
@@ -307,7 +340,10 @@ def test_a_library_that_a_peer_lacks_is_told_before_anything_runs(
 @pytest.mark.parametrize(
     ("device", "reason"),
     [
-        ("cpu", r"allocator: jemalloc: there is no libjemalloc here; apt-get install libjemalloc2, or choose thp"),
+        (
+            "cpu",
+            r"allocator: jemalloc: there is no libjemalloc here; apt-get install libjemalloc2, or choose thp",
+        ),
         ("cuda", r"allocator: jemalloc: this device has memory of its own; choose system"),
     ],
 )
@@ -334,10 +370,13 @@ def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
     assert script(tmp_path, words) not in (None, before)
 
 
-# --- windows ------------------------------------------------------------------------------------------------------
+# --- windows
+# ------------------------------------------------------------------------------------------------------
 
 
-def arrive(protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, start: float = 50.0) -> Arrivals:
+def arrive(
+    protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, start: float = 50.0
+) -> Arrivals:
     """Lines after `start` seconds of compiling, and then `seconds_per_step` each."""
     arrivals = Arrivals(protocol)
     for step in steps:
@@ -369,7 +408,9 @@ def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
 
 
 def test_a_peer_that_logs_every_tenth_step_is_timed_by_the_steps_between_its_lines() -> None:
-    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=2.0, blocks=5), list(range(0, 1000, 10)), 0.1)
+    arrivals = arrive(
+        Protocol(min_warmup_steps=3, block_seconds=2.0, blocks=5), list(range(0, 1000, 10)), 0.1
+    )
     assert arrivals.block_steps == 20
     assert arrivals.block_seconds == pytest.approx([2.0] * 5)
     assert arrivals.step_seconds is None
@@ -386,5 +427,7 @@ def test_lines_of_several_ranks_are_refused() -> None:
 
 
 def test_uneven_lines_are_refused() -> None:
-    with pytest.raises(ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"):
+    with pytest.raises(
+        ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"
+    ):
         arrive(Protocol(), [0, 1, 2, 3, 4, 5, 6, 8, 11])

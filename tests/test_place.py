@@ -16,7 +16,8 @@ from gpt2.hardware.host import usable_cores
 from gpt2.stages import environment
 from gpt2.toggles import Toggles, UnsupportedToggle
 
-# --- which node this is ----------------------------------------------------------------------------------------------
+# --- which node this is
+# ----------------------------------------------------------------------------------------------
 
 
 def test_options_make_a_place() -> None:
@@ -35,7 +36,10 @@ WRITE = "write HOST:PORT of node 0, such as 10.0.0.1:29400 or [fd00::1]:29400"
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ((None, 1, "a:1"), "--node-rank and --rdzv are of one among several nodes; say with --nnodes how many"),
+        (
+            (None, 1, "a:1"),
+            "--node-rank and --rdzv are of one among several nodes; say with --nnodes how many",
+        ),
         ((2, None, "a:1"), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
         ((2, 0, None), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
         ((2, 2, "a:1"), "--node-rank 2 is not one of 0 to 1, the nodes of --nnodes 2"),
@@ -89,11 +93,20 @@ def test_outside_a_step_slurm_s_variables_mean_nothing(step: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"SLURM_STEP_NUM_TASKS": "16"}, "srun started 16 tasks on 2 node(s), but bench run starts the ranks"),
+        (
+            {"SLURM_STEP_NUM_TASKS": "16"},
+            "srun started 16 tasks on 2 node(s), but bench run starts the ranks",
+        ),
         ({"SLURM_STEP_NUM_NODES": "1"}, "srun started 2 tasks on 1 node(s)"),
         ({"SLURM_NODEID": ""}, "SLURM_NODEID is '' and should be a number"),
-        ({"SLURM_STEP_NODELIST": "odd"}, "scontrol show hostnames odd: Invalid hostlist: odd; give --rdzv HOST:PORT"),
-        ({"PATH": "/nowhere"}, "scontrol show hostnames gpu[07-08]: No such file or directory; give --rdzv HOST:PORT"),
+        (
+            {"SLURM_STEP_NODELIST": "odd"},
+            "scontrol show hostnames odd: Invalid hostlist: odd; give --rdzv HOST:PORT",
+        ),
+        (
+            {"PATH": "/nowhere"},
+            "scontrol show hostnames gpu[07-08]: No such file or directory; give --rdzv HOST:PORT",
+        ),
     ],
 )
 def test_a_step_of_slurm_that_makes_no_place_is_one_clear_error(
@@ -105,7 +118,9 @@ def test_a_step_of_slurm_that_makes_no_place_is_one_clear_error(
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("7", 7.0), ("", 300.0)])
-def test_patience_is_set_by_the_environment(text: str, seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_patience_is_set_by_the_environment(
+    text: str, seconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", text)
     assert patience("come") == seconds
 
@@ -116,7 +131,8 @@ def test_patience_that_is_no_number_is_one_clear_error(monkeypatch: pytest.Monke
         patience("silence")
 
 
-# --- ranks over nodes ------------------------------------------------------------------------------------------------
+# --- ranks over nodes
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""What bench plan says of each committed ladder, and how right its estimate of memory is; no process is started."""
+"""What bench plan says of each committed ladder, and how right its estimate of memory is; no process is
+started.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def needs(ladder: Ladder) -> MemoryEstimate:
     return remembered(ladder.workload, ladder.rungs[-1].toggles)
 
 
-@pytest.mark.parametrize("name", [p.stem for p in sorted(LADDERS.glob("*.yaml")) if "\nchip:" in p.read_text()])
+@pytest.mark.parametrize(
+    "name", [p.stem for p in sorted(LADDERS.glob("*.yaml")) if "\nchip:" in p.read_text()]
+)
 def test_each_rung_of_a_ladder_for_a_chip_fits_into_it(name: str) -> None:
     ladder = read(name)
     assert ladder.chip is not None
@@ -97,7 +101,9 @@ def test_the_last_rung_splits_its_step_as_published(name: str, batch: int, accum
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip_and_says_what_is_missing() -> None:
+def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip_and_says_what_is_missing() -> (
+    None
+):
     text = planned(read("t4x2"))
     assert "On T4" in text
     assert "2 GPUs" in text
@@ -180,9 +186,12 @@ def test_gpt3_s_largest_fits_into_no_chip_and_over_as_many_h100s_as_the_plan_say
 
 
 @pytest.mark.parametrize(
-    ("batch", "mebibytes"), [(1, 2448), (2, 2949), (4, 3995), (8, 6094), (16, 10282), (32, 18670), (64, 35457)]
+    ("batch", "mebibytes"),
+    [(1, 2448), (2, 2949), (4, 3995), (8, 6094), (16, 10282), (32, 18670), (64, 35457)],
 )
-def test_the_estimate_is_a_tenth_at_most_above_the_post_s_batch_sweep_on_one_h100(batch: int, mebibytes: int) -> None:
+def test_the_estimate_is_a_tenth_at_most_above_the_post_s_batch_sweep_on_one_h100(
+    batch: int, mebibytes: int
+) -> None:
     toggles = Toggles(device="cuda", autocast="bfloat16", attention="flash", compile="default", adamw="fused")
     memory = remembered(Workload(), replace(toggles, micro_batch_size=batch))
     assert 1 <= memory.total / 2**20 / mebibytes <= 1.1
@@ -199,7 +208,9 @@ def test_the_estimate_of_compiled_code_is_what_torch_s_partitioner_keeps(autocas
         return tensor
 
     model = build(model_config(toggles, workload.config), 0, torch.device("cpu"))
-    model.compile(backend="aot_eager_decomp_partition")  # the compiler's choice of what to keep, without its code
+    model.compile(
+        backend="aot_eager_decomp_partition"
+    )  # the compiler's choice of what to keep, without its code
     weights = [parameter.untyped_storage()._cdata for parameter in model.parameters()]
     tokens, dtype = torch.zeros(8, 128, dtype=torch.int64), getattr(torch, autocast)
     with (
@@ -210,4 +221,6 @@ def test_the_estimate_of_compiled_code_is_what_torch_s_partitioner_keeps(autocas
     assert loss.isfinite()  # and what is kept for its backward pass is there still
     activations = sum(size for storage, size in kept.items() if storage not in weights)
     gradient_of_logits = 8 * 128 * 509 * dtype.itemsize
-    assert remembered(workload, toggles).activations - gradient_of_logits == pytest.approx(activations, rel=0.03)
+    assert remembered(workload, toggles).activations - gradient_of_logits == pytest.approx(
+        activations, rel=0.03
+    )

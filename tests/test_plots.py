@@ -86,10 +86,16 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 def test_every_picture_is_drawn_as_png_and_svg_on_light_and_on_dark_paper(drawn: dict[str, Path]) -> None:
     stems = {re.sub(r"(-dark)?\.(png|svg)$", "", name) for name in drawn}
-    assert {f"{stem}{paper}.{kind}" for stem in stems for paper in ("", "-dark") for kind in ("png", "svg")} == set(
-        drawn
-    )
-    assert {stem.rpartition("h100-")[2] for stem in stems} >= {"climb", "rungs", "batch", "world-size", "block-times"}
+    assert {
+        f"{stem}{paper}.{kind}" for stem in stems for paper in ("", "-dark") for kind in ("png", "svg")
+    } == set(drawn)
+    assert {stem.rpartition("h100-")[2] for stem in stems} >= {
+        "climb",
+        "rungs",
+        "batch",
+        "world-size",
+        "block-times",
+    }
 
 
 def test_a_picture_says_model_machine_torch_and_rounds(drawn: dict[str, Path]) -> None:
@@ -112,8 +118,12 @@ def test_a_long_name_keeps_both_its_ends() -> None:
 
 
 def test_what_two_candidates_differ_in_is_on_the_axis_though_it_is_in_the_middle_of_long_names() -> None:
-    names = [f"autocast=float32, matmul_precision={value}, micro_batch_size=1" for value in ("highest", "medium")]
-    records = [record(name, n, kind="sweep", toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate(names)]
+    names = [
+        f"autocast=float32, matmul_precision={value}, micro_batch_size=1" for value in ("highest", "medium")
+    ]
+    records = [
+        record(name, n, kind="sweep", toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate(names)
+    ]
     figure = panels(scoreboard(records))
     assert figure is not None
     assert [label.get_text().replace("\n", " ") for label in figure.axes[0].get_yticklabels()] == names
@@ -142,7 +152,8 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
     assert not any("climb" in name or "world-size" in name or "batch" in name for name in names)
 
 
-# --- against the measured ceiling -----------------------------------------------------------------------------------
+# --- against the measured ceiling
+# -----------------------------------------------------------------------------------
 
 
 def with_ceiling() -> Scoreboard:
@@ -151,7 +162,9 @@ def with_ceiling() -> Scoreboard:
     measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
     ceiling = record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
     half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
-    return scoreboard([record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling])
+    return scoreboard(
+        [record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling]
+    )
 
 
 def test_a_rung_stands_beside_the_most_that_the_measured_ceiling_allows() -> None:
@@ -173,7 +186,8 @@ def test_without_a_ceiling_there_is_no_roofline() -> None:
     assert roofline(board()) is None
 
 
-# --- by batch and by devices ----------------------------------------------------------------------------------------
+# --- by batch and by devices
+# ----------------------------------------------------------------------------------------
 
 
 def sweep(*formats: Any, gib: dict[int, float | None]) -> Scoreboard:
@@ -234,8 +248,9 @@ def test_peaks_that_do_not_rise_clearly_have_no_line_and_predict_nothing(peaks: 
 
 def test_a_line_that_begins_beyond_the_memory_there_is_gives_no_size() -> None:
     figure = memory_by_batch(sweep("float32", gib={1: 90.0, 2: 93.0, 4: 99.0, 32: None}))
-    assert "3,072 MiB per sequence + 87.0 GiB (fit of 3 sizes); by the line no batch fits into 80.0 GiB" in words(
-        figure
+    assert (
+        "3,072 MiB per sequence + 87.0 GiB (fit of 3 sizes); by the line no batch fits into 80.0 GiB"
+        in words(figure)
     )
     assert "is the first" not in words(figure)
 
@@ -279,7 +294,9 @@ def accumulating(*tried: tuple[int, int], tokens_per_step: int | None = None) ->
         toggles = replace(CUDA, micro_batch_size=batch, grad_accum_steps=accumulated)
         found = measurement(100.0 * batch + accumulated, peak_flops_kind="derived")
         name = f"{batch} x {accumulated}"
-        records.append(record(name, len(records), toggles=toggles, measurement=found, workload=workload, kind="sweep"))
+        records.append(
+            record(name, len(records), toggles=toggles, measurement=found, workload=workload, kind="sweep")
+        )
     return scoreboard(records)
 
 
@@ -288,7 +305,9 @@ def test_rungs_that_accumulate_otherwise_are_lines_of_their_own() -> None:
     groups = [(group.label, [row.rung for row in group.rows]) for group in by_batch(board)]
     assert groups == [("grad_accum_steps=4", ["1 x 4", "2 x 4"]), ("grad_accum_steps=2", ["1 x 2", "2 x 2"])]
     assert [row.rung for row in board.rows] == ["1 x 4", "2 x 4", "1 x 2", "2 x 2"]
-    gains = [row.gain and row.gain.value for row in board.rows]  # over the smaller batch, or else over the first row
+    gains = [
+        row.gain and row.gain.value for row in board.rows
+    ]  # over the smaller batch, or else over the first row
     assert gains == [None, pytest.approx(204 / 104), pytest.approx(102 / 104), pytest.approx(202 / 102)]
 
 
@@ -307,7 +326,11 @@ def test_of_many_lines_those_of_most_rungs_are_drawn() -> None:
         product(("explicit", "sdpa", "math", "efficient"), ("float32", "bfloat16")), start=1
     ):
         for batch in range(1, batches + 1):
-            changes: dict[str, Any] = {"attention": attention, "autocast": number_format, "micro_batch_size": batch}
+            changes: dict[str, Any] = {
+                "attention": attention,
+                "autocast": number_format,
+                "micro_batch_size": batch,
+            }
             records.append(record(f"{len(records)}", len(records), toggles=replace(CUDA, **changes)))
     groups = by_batch(scoreboard(records))
     assert [len(group.rows) for group in groups] == [3, 4, 5, 6, 7, 8]
@@ -362,7 +385,8 @@ def test_an_axis_writes_millions_out() -> None:
     assert figure.axes[0].yaxis.get_major_formatter().format_ticks([0.5, 3_500_000.0]) == ["0.5", "3,500,000"]
 
 
-# --- several runs ---------------------------------------------------------------------------------------------------
+# --- several runs
+# ---------------------------------------------------------------------------------------------------
 
 
 def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
@@ -422,7 +446,9 @@ def test_a_ratio_between_two_runs_bears_the_uncertainty_of_both() -> None:
     def rounds(chip: str, *speeds: float) -> Scoreboard:
         environment = MACHINE.model_copy(update={"chip": chip})
         found = [measurement(tps) for tps in speeds]
-        return scoreboard([record("a", 0, n, environment=environment, measurement=m) for n, m in enumerate(found, 1)])
+        return scoreboard(
+            [record("a", 0, n, environment=environment, measurement=m) for n, m in enumerate(found, 1)]
+        )
 
     figure = hardware([rounds("still", 400.0, 400.0, 400.0), rounds("noisy", 90.0, 100.0, 110.0)])
     times = independent_ratio([400.0] * 3, [90.0, 100.0, 110.0])
@@ -433,7 +459,9 @@ def test_a_ratio_between_two_runs_bears_the_uncertainty_of_both() -> None:
 
 
 def test_a_sweep_has_no_first_rung() -> None:
-    sweeps = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    sweeps = [
+        record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)
+    ]
     assert hardware([scoreboard(sweeps), run("slow", 100.0, 300.0)]) is None
 
 
@@ -504,7 +532,9 @@ def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
 def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
     good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
     fused = replace(CUDA, adamw="fused")
-    figure = summary([scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])])
+    figure = summary(
+        [scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])]
+    )
     assert "100 tokens/s with baseline, its first and fastest" in words(figure)
     assert "loss differs: bad" in words(figure)
     assert figure is not None
@@ -531,9 +561,12 @@ def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size
         assert "1,024 tokens per step" in said
         assert "other" not in said
         slow, quick = (
-            marks(figure, f"{chip}-x1, h100: {rung}") for chip, rung in (("slow", "foreach"), ("quick", "for_loop"))
+            marks(figure, f"{chip}-x1, h100: {rung}")
+            for chip, rung in (("slow", "foreach"), ("quick", "for_loop"))
         )
-        assert slow == [(pytest.approx(seconds[0] * n), loss) for n, loss in enumerate((10.9, 10.5, 10.2, 10.0), 1)]
+        assert slow == [
+            (pytest.approx(seconds[0] * n), loss) for n, loss in enumerate((10.9, 10.5, 10.2, 10.0), 1)
+        ]
         assert quick[-1] == (pytest.approx(seconds[1] * 4), 10.0)
 
 
@@ -552,7 +585,10 @@ def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
     figure = devices_by_time(scoreboard([*records, wide]))
     assert figure is not None
     one, two = figure.axes[0].lines
-    assert [line.get_label() for line in (one, two)] == ["1 x: fused 1", "2 x: fused 2 (2,048 tokens per step)"]
+    assert [line.get_label() for line in (one, two)] == [
+        "1 x: fused 1",
+        "2 x: fused 2 (2,048 tokens per step)",
+    ]
     assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
     assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
     assert devices_by_step(scoreboard(records[:2])) is None
@@ -607,7 +643,9 @@ def test_a_doubted_rung_is_not_the_one_whose_losses_stand_for_its_devices_or_mac
 
 
 def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
-    records = [record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)]
+    records = [
+        record(f"b{n}", n, toggles=replace(CUDA, micro_batch_size=1 + n), kind="sweep") for n in range(3)
+    ]
     found = scoreboard(records)
     assert climb(found) is None
     assert summary([found]) is None
@@ -616,7 +654,10 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
 
 def test_no_name_is_a_formula_and_no_control_character_reaches_a_picture(tmp_path: Path) -> None:
     name = "a $\\frac{1$ rung\x1b[31m\x00"
-    where: dict[str, Any] = {"ladder": name, "environment": MACHINE.model_copy(update={"chip": name, "torch": name})}
+    where: dict[str, Any] = {
+        "ladder": name,
+        "environment": MACHINE.model_copy(update={"chip": name, "torch": name}),
+    }
     board = scoreboard([record(name, **where), record(f"{name}2", 1, measurement=measurement(2e3), **where)])
     for file in draw([board], tmp_path):
         if file.suffix == ".svg":
@@ -644,7 +685,9 @@ NAMES = {
 
 @pytest.mark.parametrize("kind", NAMES)
 @pytest.mark.filterwarnings("error")
-def test_a_rung_of_any_name_is_drawn_without_a_warning_and_stands_in_every_output(kind: str, tmp_path: Path) -> None:
+def test_a_rung_of_any_name_is_drawn_without_a_warning_and_stands_in_every_output(
+    kind: str, tmp_path: Path
+) -> None:
     records = [
         record(name, n, r, toggles=toggles, measurement=measurement(tps), ladder=NAMES[kind])
         for n, (name, toggles, tps) in enumerate(
@@ -671,14 +714,21 @@ def test_a_rung_of_any_name_is_drawn_without_a_warning_and_stands_in_every_outpu
 
 
 def test_a_legend_has_a_rung_whose_name_begins_with_an_underscore(tmp_path: Path) -> None:
-    records = [record(name, n, measurement=measurement(1e3 + 500 * n)) for n, name in enumerate(("_first", "_second"))]
-    (file,) = (file for file in draw([scoreboard(records)], tmp_path) if file.name.endswith("-loss-by-step.svg"))
+    records = [
+        record(name, n, measurement=measurement(1e3 + 500 * n))
+        for n, name in enumerate(("_first", "_second"))
+    ]
+    (file,) = (
+        file for file in draw([scoreboard(records)], tmp_path) if file.name.endswith("-loss-by-step.svg")
+    )
     text = "".join(ElementTree.parse(file).getroot().itertext())
     assert "_first" in text
     assert "_second" in text
 
 
-def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_letters_that_the_usual_font_lacks_are_drawn_by_one_that_is_installed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fallbacks.cache_clear()
     usual = style.findfont(style.FontProperties(family=["DejaVu Sans"]))
     have = {

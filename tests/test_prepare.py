@@ -79,7 +79,9 @@ def contents(folder: Path) -> dict[str, str]:
 # --- what is written
 
 
-def test_llmc_reads_all_documents_in_order_validation_first(corpus: str, tmp_path: Path, small_batches: None) -> None:
+def test_llmc_reads_all_documents_in_order_validation_first(
+    corpus: str, tmp_path: Path, small_batches: None
+) -> None:
     index = made(corpus, tmp_path / "out")
     names = [entry["file"] for entry in index.shards]
     assert names[:2] == ["mine_val_000000.bin", "mine_train_000001.bin"]
@@ -88,7 +90,9 @@ def test_llmc_reads_all_documents_in_order_validation_first(corpus: str, tmp_pat
     assert np.array_equal(np.concatenate(parts), expected(TEXTS))
 
 
-def test_several_processes_write_the_same_shards_as_one(corpus: str, tmp_path: Path, small_batches: None) -> None:
+def test_several_processes_write_the_same_shards_as_one(
+    corpus: str, tmp_path: Path, small_batches: None
+) -> None:
     made(corpus, tmp_path / "one")
     made(corpus, tmp_path / "three", processes=3)
     assert contents(tmp_path / "three") == contents(tmp_path / "one")
@@ -100,7 +104,9 @@ def test_the_trainer_finds_the_training_shards_and_the_validation_apart(corpus: 
     trained = open_corpus("mine", vocab_size=50257, path=tmp_path / "out")
     assert trained.tokens == len(ids) - 5000 == index.tokens - 5000
     assert np.array_equal(trained.read(0, len(ids) - 5000), ids[5000:])
-    assert np.array_equal(open_validation("mine", tmp_path / "out", vocab_size=50257).read(0, 5000), ids[:5000])
+    assert np.array_equal(
+        open_validation("mine", tmp_path / "out", vocab_size=50257).read(0, 5000), ids[:5000]
+    )
 
 
 def test_nanogpt_maps_one_file_without_a_header_per_split(corpus: str, tmp_path: Path) -> None:
@@ -119,7 +125,9 @@ def test_the_index_tells_tokens_documents_and_checksums(corpus: str, tmp_path: P
     assert {entry["file"]: entry["sha256"] for entry in index.shards} == contents(tmp_path / "out")
     ids = expected(TEXTS)
     ends = np.cumsum([0, *(entry["tokens"] for entry in index.shards)])
-    assert [entry["documents"] for entry in index.shards] == [int((ids[a:b] == EOT).sum()) for a, b in pairwise(ends)]
+    assert [entry["documents"] for entry in index.shards] == [
+        int((ids[a:b] == EOT).sum()) for a, b in pairwise(ends)
+    ]
     assert index.tokens == len(ids)
 
 
@@ -133,7 +141,12 @@ def test_a_long_text_is_tokenised_in_pieces_as_if_it_were_whole(shakespeare: Pat
 
 def test_half_a_surrogate_pair_is_what_tiktoken_makes_of_it(tmp_path: Path, vocabulary: None) -> None:
     texts = ["a\ud800b", "\udc00", *TEXTS[:20]]
-    made(str(streams.json_lines(tmp_path / "mine.jsonl", texts)), tmp_path / "out", val_tokens=7, shard_tokens=10**6)
+    made(
+        str(streams.json_lines(tmp_path / "mine.jsonl", texts)),
+        tmp_path / "out",
+        val_tokens=7,
+        shard_tokens=10**6,
+    )
     parts = [llmc_reads(tmp_path / "out" / name) for name in ("mine_val_000000.bin", "mine_train_000001.bin")]
     assert np.array_equal(np.concatenate(parts), expected(texts))
 
@@ -191,13 +204,16 @@ def test_a_document_that_cannot_be_tokenised_is_left_out_named_and_counted(
     assert (index.documents, index.tokens) == (200 - len(bad), len(kept))
     row = {"jsonl": "line", "parquet": "row"}[kind]
     named = [
-        f"{path}, {row} {number + 1} cannot be tokenised (tiktoken: RuntimeError(StackOverflow)); it is left out"
+        f"{path}, {row} {number + 1} cannot be tokenised (tiktoken: RuntimeError(StackOverflow)); it is left "
+        "out"
         for number in sorted(bad)
     ]
     assert said == [*named, f"{len(bad)} document(s) could not be tokenised and are left out"]
 
 
-def test_without_a_way_to_warn_a_document_that_cannot_be_tokenised_is_an_error(tmp_path: Path, failing: None) -> None:
+def test_without_a_way_to_warn_a_document_that_cannot_be_tokenised_is_an_error(
+    tmp_path: Path, failing: None
+) -> None:
     path = streams.json_lines(tmp_path / "mine.jsonl", ["a", "BAD"])
     with pytest.raises(DataError, match=r"mine\.jsonl, line 2 cannot be tokenised"):
         made(str(path), tmp_path / "out")
@@ -210,8 +226,12 @@ def test_no_piece_of_a_text_is_left_out(tmp_path: Path, failing: None) -> None:
 
 
 @pytest.mark.parametrize("name", ["train", "carnival", "val"])
-def test_a_corpus_named_like_a_split_is_not_mistaken_for_one(name: str, tmp_path: Path, vocabulary: None) -> None:
-    index = made(str(streams.json_lines(tmp_path / f"{name}.jsonl", TEXTS[:100])), tmp_path / "out", shard_tokens=2000)
+def test_a_corpus_named_like_a_split_is_not_mistaken_for_one(
+    name: str, tmp_path: Path, vocabulary: None
+) -> None:
+    index = made(
+        str(streams.json_lines(tmp_path / f"{name}.jsonl", TEXTS[:100])), tmp_path / "out", shard_tokens=2000
+    )
     ids = expected(TEXTS[:100])
     assert open_corpus(name, vocab_size=50257, path=tmp_path / "out").tokens == len(ids) - 2000
     assert open_validation(name, tmp_path / "out", vocab_size=50257).tokens == 2000
@@ -253,7 +273,9 @@ def test_a_corpus_within_one_shard_gives_its_first_tenth_to_validation(corpus: s
 
 
 def test_a_corpus_that_would_be_all_validation_is_refused(corpus: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"all \d+ tokens of corpus 'mine' would be validation; ask for fewer"):
+    with pytest.raises(
+        DataError, match=r"all \d+ tokens of corpus 'mine' would be validation; ask for fewer"
+    ):
         made(corpus, tmp_path / "out", val_tokens=10**6)
     assert contents(tmp_path / "out") == {}
 
@@ -265,7 +287,9 @@ def test_no_more_tokens_are_taken_than_asked_for(most: int, corpus: str, tmp_pat
     assert np.array_equal(np.concatenate(parts), expected(TEXTS)[:most])
 
 
-def test_progress_ends_at_the_whole_and_tells_the_time_left(corpus: str, tmp_path: Path, small_batches: None) -> None:
+def test_progress_ends_at_the_whole_and_tells_the_time_left(
+    corpus: str, tmp_path: Path, small_batches: None
+) -> None:
     told: list[Progress] = list(prepare(corpus, tmp_path / "out", shard_tokens=5000, processes=1))
     ids = expected(TEXTS)
     assert (told[-1].documents, told[-1].tokens) == (600, len(ids))
@@ -296,7 +320,11 @@ def start(corpus: str, out: Path, processes: int) -> subprocess.Popen[str]:
     program = out.parent / "program.py"
     program.write_text(PROGRAM)
     command = [sys.executable, str(program), corpus, str(out), str(processes)]
-    own = {**os.environ, "PYTHONPATH": str(ROOT), "USE_TORCH": "0"}  # `datasets` starts in half the time without
+    own = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "USE_TORCH": "0",
+    }  # `datasets` starts in half the time without
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
 
 
@@ -384,7 +412,9 @@ def test_other_settings_or_files_in_the_same_folder_are_refused(
             break
     told.close()  # type: ignore[attr-defined]
     if change == "settings":
-        with pytest.raises(DataError, match="was prepared with shard_tokens 5000, not 6000; ask for the same"):
+        with pytest.raises(
+            DataError, match="was prepared with shard_tokens 5000, not 6000; ask for the same"
+        ):
             made(corpus, tmp_path / "out", shard_tokens=6000)
     else:
         streams.parquet(Path(corpus) / "train-00002.parquet", TEXTS[:7])
@@ -439,7 +469,9 @@ def test_a_shard_swapped_after_its_preparation_is_not_trained_on(corpus: str, tm
 
 def test_a_shard_that_no_preparation_wrote_is_not_trained_on(corpus: str, tmp_path: Path) -> None:
     index = made(corpus, tmp_path / "out")
-    shutil.copy(tmp_path / "out" / index.shards[-1]["file"], tmp_path / "out" / f"{index.name}_train_000099.bin")
+    shutil.copy(
+        tmp_path / "out" / index.shards[-1]["file"], tmp_path / "out" / f"{index.name}_train_000099.bin"
+    )
     taken = open_corpus("mine", vocab_size=50257, path=tmp_path / "out").tokens
     assert taken == sum(entry["tokens"] for entry in index.shards if entry["split"] == "train")
 
@@ -454,13 +486,17 @@ def test_an_attempt_that_came_to_nothing_is_in_nobody_s_way(tmp_path: Path, voca
     assert made(str(folder), tmp_path / "out").finished
 
 
-def test_what_is_finished_and_no_longer_whole_is_said_when_asked_for_again(corpus: str, tmp_path: Path) -> None:
+def test_what_is_finished_and_no_longer_whole_is_said_when_asked_for_again(
+    corpus: str, tmp_path: Path
+) -> None:
     index = made(corpus, tmp_path / "out")
     shard = tmp_path / "out" / index.shards[-1]["file"]
     content = bytearray(shard.read_bytes())
     content[-2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=rf"{shard.name} is missing or damaged; prepare anew into another folder"):
+    with pytest.raises(
+        DataError, match=rf"{shard.name} is missing or damaged; prepare anew into another folder"
+    ):
         made(corpus, tmp_path / "out")
 
 
@@ -501,9 +537,13 @@ def test_a_damaged_or_foreign_index_is_refused(content: str, corpus: str, tmp_pa
 # --- what goes wrong
 
 
-def test_a_full_disk_is_one_line_and_what_is_whole_stays(small_disk: Path, tmp_path: Path, vocabulary: None) -> None:
+def test_a_full_disk_is_one_line_and_what_is_whole_stays(
+    small_disk: Path, tmp_path: Path, vocabulary: None
+) -> None:
     corpus = str(streams.json_lines(tmp_path / "large.jsonl", streams.documents(9000)))
-    with pytest.raises(DataError, match=r"cannot write .*\(No space left on device\); what is whole stays") as said:
+    with pytest.raises(
+        DataError, match=r"cannot write .*\(No space left on device\); what is whole stays"
+    ) as said:
         made(corpus, small_disk / "out", shard_tokens=100_000)
     assert "\n" not in str(said.value)
     whole_shards(small_disk / "out")
@@ -513,7 +553,9 @@ def test_a_full_disk_is_one_line_and_what_is_whole_stays(small_disk: Path, tmp_p
     assert list((small_disk / "out").glob("*.part")) == []
 
 
-def test_once_there_is_room_it_goes_on_after_a_full_disk(small_disk: Path, tmp_path: Path, vocabulary: None) -> None:
+def test_once_there_is_room_it_goes_on_after_a_full_disk(
+    small_disk: Path, tmp_path: Path, vocabulary: None
+) -> None:
     corpus = str(streams.json_lines(tmp_path / "large.jsonl", streams.documents(2000)))
     (small_disk / "filler").write_bytes(bytes(900_000))
     with pytest.raises(DataError, match="No space left"):
@@ -562,7 +604,9 @@ def test_the_index_is_plain_json(corpus: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["txt", "jsonl"])
-def test_a_corpus_that_changes_while_it_is_prepared_is_refused(kind: str, tmp_path: Path, vocabulary: None) -> None:
+def test_a_corpus_that_changes_while_it_is_prepared_is_refused(
+    kind: str, tmp_path: Path, vocabulary: None
+) -> None:
     path = streams.WRITERS[kind](tmp_path / f"mine.{kind}", TEXTS)
     told = prepare(str(path), tmp_path / "out", shard_tokens=1000, processes=1)
     next(told)
@@ -610,7 +654,10 @@ def test_another_validation_corpus_whose_column_cannot_be_told_is_refused_by_the
     (tmp_path / "b.jsonl").write_text('{"prompt": "a", "answer": "b"}')
     with pytest.raises(DataError, match=r"b\.jsonl has no column 'completion', but prompt, answer"):
         made(
-            str(tmp_path / "a.jsonl"), tmp_path / "out", text_column="completion", val_corpus=str(tmp_path / "b.jsonl")
+            str(tmp_path / "a.jsonl"),
+            tmp_path / "out",
+            text_column="completion",
+            val_corpus=str(tmp_path / "b.jsonl"),
         )
 
 
@@ -624,7 +671,9 @@ def test_which_files_are_taken_is_told(tmp_path: Path, vocabulary: None) -> None
 @pytest.mark.parametrize("name", ["synthetic.txt", "synthetic.jsonl"])
 def test_a_corpus_named_as_the_generated_one_is_refused(name: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text('{"text": "a"}')
-    with pytest.raises(DataError, match="a corpus called synthetic is taken for the generated one; rename it"):
+    with pytest.raises(
+        DataError, match="a corpus called synthetic is taken for the generated one; rename it"
+    ):
         made(str(tmp_path / name), tmp_path / "out")
 
 

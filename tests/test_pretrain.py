@@ -62,7 +62,9 @@ def test_that_holds_under_other_toggles(name: str, tmp_path: Path) -> None:
     }
     run = tiny_run(toggles=toggles[name], steps=8)
     whole = learned(events(run, tmp_path / "whole"))
-    parts = learned(broken_off(run, tmp_path / "parts", 5)) + learned(events(run, tmp_path / "parts", resume=True))
+    parts = learned(broken_off(run, tmp_path / "parts", 5)) + learned(
+        events(run, tmp_path / "parts", resume=True)
+    )
     assert parts == whole
 
 
@@ -118,7 +120,9 @@ def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path
     assert min((4, 8, 10), key=losses.__getitem__) in left
 
 
-def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes_on_from(tmp_path: Path) -> None:
+def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes_on_from(
+    tmp_path: Path,
+) -> None:
     run = tiny_run(steps=10_000, evaluation={"val_every": 0}, checkpoints={"every": 0})
     it = leg(run, tmp_path, seconds=92.0)  # of which 90 are set aside for the last checkpoint
     begun = time.monotonic()
@@ -208,7 +212,9 @@ def test_a_run_goes_on_under_other_toggles(tmp_path: Path) -> None:
         assert mine["loss"] == pytest.approx(theirs["loss"], abs=1e-4)
 
 
-def test_where_the_newest_checkpoint_is_damaged_it_is_said_how_to_go_on_from_the_one_before(tmp_path: Path) -> None:
+def test_where_the_newest_checkpoint_is_damaged_it_is_said_how_to_go_on_from_the_one_before(
+    tmp_path: Path,
+) -> None:
     run = tiny_run(steps=8)
     events(run, tmp_path)
     before, newest = folders(tmp_path / "checkpoints")
@@ -236,13 +242,17 @@ def test_a_run_that_would_train_on_other_batches_is_not_gone_on_with(
 def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
     first = leg(tiny_run(steps=4), tmp_path / "first")
     last = list(first)[-1]
-    second = events(tiny_run(steps=1), tmp_path / "second", begin_from=folders(tmp_path / "first/checkpoints")[-1])
+    second = events(
+        tiny_run(steps=1), tmp_path / "second", begin_from=folders(tmp_path / "first/checkpoints")[-1]
+    )
     assert second[1].values["loss"] == last.values["loss"]
     assert second[1].step == 0
 
 
 @pytest.mark.parametrize("step", [4, 8])
-def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(step: int, tmp_path: Path) -> None:
+def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
+    step: int, tmp_path: Path
+) -> None:
     run = tiny_run(steps=8, evaluation={"val_every": 4, "val_tokens": 1024})
     whole = learned(events(run, tmp_path / "whole"))
     it, passes = leg(run, tmp_path / "parts"), 0
@@ -265,7 +275,9 @@ def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
 
 
-def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_resumed(tmp_path: Path) -> None:
+def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_resumed(
+    tmp_path: Path,
+) -> None:
     run = tiny_run(steps=6)
     whole = learned(events(run, tmp_path / "whole"))
     first = learned(broken_off(run, tmp_path / "parts", 6))
@@ -277,7 +289,9 @@ def test_a_run_that_was_broken_off_in_its_last_step_is_looked_at_and_kept_when_r
 
 
 @pytest.mark.parametrize("micro_batches", [6, 7])
-def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(micro_batches: int, tmp_path: Path) -> None:
+def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(
+    micro_batches: int, tmp_path: Path
+) -> None:
     run = tiny_run(steps=8, checkpoints={"every": 0})
     whole = learned(events(run, tmp_path / "whole"))
 
@@ -481,7 +495,9 @@ def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_traceback(config: Path, tmp_path: Path) -> None:
+def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_traceback(
+    config: Path, tmp_path: Path
+) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").symlink_to("/dev/full")
     process = command("train", config, "--out", tmp_path / "run")
@@ -510,7 +526,9 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
     monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
     assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path)) == 0
     assert gone.taken == 1
-    assert "Gone takes no more events (the network is gone); the run goes on without" in capsys.readouterr().err
+    assert (
+        "Gone takes no more events (the network is gone); the run goes on without" in capsys.readouterr().err
+    )
     assert [event.step for event in read_metrics(tmp_path) if event.kind == "step"] == [1, 2, 3]
 
 
@@ -558,7 +576,9 @@ def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> Non
         (["tiny", "--init-from", "nowhere"], "nowhere is no folder"),
     ],
 )
-def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(arguments: list[str], said: str, tmp_path: Path) -> None:
+def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(
+    arguments: list[str], said: str, tmp_path: Path
+) -> None:
     process = command("train", *arguments, "--out", tmp_path / "run")
     _, err = process.communicate()
     assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
@@ -574,7 +594,14 @@ def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(arguments: list[str],
 def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, tmp_path: Path) -> None:
     common = ["--set", "workload.seq_len=32", "--set", "workload.tokens_per_step=128", "--set", "steps=8"]
     common += ["--set", "toggles.micro_batch_size=1", "--set", "evaluation.val_tokens=256"]
-    common += ["--set", "checkpoints.every=4", "--set", "checkpoints.keep=9", "--set", "evaluation.val_every=4"]
+    common += [
+        "--set",
+        "checkpoints.every=4",
+        "--set",
+        "checkpoints.keep=9",
+        "--set",
+        "evaluation.val_every=4",
+    ]
     two = [
         "--set",
         "toggles.world_size=2",
@@ -676,7 +703,9 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
     assert longrun.carry_out(tiny_run(steps=8), Place(folder=tmp_path / "here")) == 0
     assert capsys.readouterr().err.count("here was moved or removed") == 1
     assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
-    assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(range(1, 9))
+    assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(
+        range(1, 9)
+    )
 
 
 @pytest.mark.parametrize(("error", "gone"), [(FileNotFoundError(), True), (OSError(116, "stale"), False)])
@@ -713,13 +742,17 @@ def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
     assert not folders(tmp_path / "checkpoints")
 
 
-def test_a_rank_with_other_data_than_the_first_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_with_other_data_than_the_first_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
     with pytest.raises(DataError, match="rank 1 would train or validate on other data than rank 0"):
         events(tiny_run(steps=1), tmp_path)
 
 
-def test_what_keeps_another_rank_from_its_data_is_said_on_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_keeps_another_rank_from_its_data_is_said_on_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (None, "no such folder")])
     with pytest.raises(DataError, match="rank 1 cannot open the data: no such folder"):
         events(tiny_run(steps=1), tmp_path)
@@ -763,7 +796,9 @@ def test_texts_that_are_here_are_judged_by_and_not_a_corpus_of_their_name(
 
 
 @pytest.mark.parametrize("name", ["owner/name", "plain"])
-def test_a_prepared_corpus_goes_by_its_name(name: str, tmp_path: Path, own_cache: Path, vocabulary: None) -> None:
+def test_a_prepared_corpus_goes_by_its_name(
+    name: str, tmp_path: Path, own_cache: Path, vocabulary: None
+) -> None:
     (tmp_path / "a.txt").write_text("To be, or not to be. " * 2000)
     list(prepare(str(tmp_path / "a.txt"), own_cache / "corpora" / name, processes=1))
     run = tiny_run(workload={"model": "mini", "data": name})
@@ -771,7 +806,9 @@ def test_a_prepared_corpus_goes_by_its_name(name: str, tmp_path: Path, own_cache
     assert open_data(tiny_run(workload={"model": "mini"}, val_corpus=name), Source()).validation is not None
 
 
-@pytest.mark.parametrize(("key", "value"), [("seed", -1), ("lr", 1e39), ("weight_decay", 1e39), ("eps", 1e39)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("seed", -1), ("lr", 1e39), ("weight_decay", 1e39), ("eps", 1e39)]
+)
 def test_numbers_that_torch_cannot_hold_are_refused(key: str, value: float) -> None:
     with pytest.raises(ConfigError, match=key):
         tiny_run(workload={key: value})

@@ -43,7 +43,9 @@ def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products so small gain nothing by being shared out, and on one thread none does: here they are nevertheless."""
+    """Products so small gain nothing by being shared out, and on one thread none does: here they are
+    nevertheless.
+    """
     monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "rows in 2")
 
 
@@ -103,9 +105,21 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         case({"compile": "default"}, "compile_region", "0 compiled graphs ran for each layer"),
         case(REGIONS, "compile_region", "2 of 6 compiled graphs ran for each layer"),
         case(REGIONS, "compile", "6 compiled graphs ran, 0 graph breaks"),
-        case(REGIONS | {"recompute": "gelu"}, "recompute", "a forward pass keeps 2 of the 4 activations of the MLPs"),
-        case(REGIONS | {"recompute": "block"}, "recompute", "a forward pass keeps 0 of the 4 activations of the MLPs"),
-        case({"matmul_precision": "medium"}, "matmul_precision", "a float32 product is rounded: relative error 2e-03"),
+        case(
+            REGIONS | {"recompute": "gelu"},
+            "recompute",
+            "a forward pass keeps 2 of the 4 activations of the MLPs",
+        ),
+        case(
+            REGIONS | {"recompute": "block"},
+            "recompute",
+            "a forward pass keeps 0 of the 4 activations of the MLPs",
+        ),
+        case(
+            {"matmul_precision": "medium"},
+            "matmul_precision",
+            "a float32 product is rounded: relative error 2e-03",
+        ),
         case({"adamw": "foreach"}, "adamw", "2 calls of _foreach_addcdiv_, none fused"),
         case({"adamw": "fused"}, "adamw", "2 calls of _fused_adamw_"),
         case({}, "adamw", "28 calls of addcdiv_, one for each tensor"),
@@ -117,8 +131,16 @@ def test_a_value_that_takes_effect_is_proved_and_the_baseline_of_all_others_too(
         case({}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         case({"compile": "default"}, "micro_batch_size", "forward passes of 4 x 64 tokens"),
         case({"grad_accum_steps": 2}, "grad_accum_steps", "2 forward passes in the step"),
-        case({"cross_entropy": "linear", "recompute": "block"}, "grad_accum_steps", "1 forward pass in the step"),
-        case({"cross_entropy": "linear", "compile": "default"}, "grad_accum_steps", "1 forward pass in the step"),
+        case(
+            {"cross_entropy": "linear", "recompute": "block"},
+            "grad_accum_steps",
+            "1 forward pass in the step",
+        ),
+        case(
+            {"cross_entropy": "linear", "compile": "default"},
+            "grad_accum_steps",
+            "1 forward pass in the step",
+        ),
         case({}, "device", "28 of 28 tensors of weights lie there"),
         case({}, "world_size", "1 rank, 0 all-reduces seen in the step"),
         case({"threads": 2}, "threads", "torch computes with 2 threads"),
@@ -227,8 +249,14 @@ def claim(plain: tuple[Training, list[Op]], **changes: object) -> dict[str, Find
         ({"products": "tuned"}, "0 products"),
         ({"gelu": "sigmoid"}, "eager code differentiates by GeluBackward0"),
         ({"cross_entropy": "closed_form"}, "eager code differentiates by NllLossBackward0"),
-        ({"cross_entropy": "triton"}, "eager code differentiates by NllLossBackward0; the kernel ran 0 times"),
-        ({"bias_gradient": "triton"}, "biases summed with GELU's gradient 0 times, with those of q, k and v 0"),
+        (
+            {"cross_entropy": "triton"},
+            "eager code differentiates by NllLossBackward0; the kernel ran 0 times",
+        ),
+        (
+            {"bias_gradient": "triton"},
+            "biases summed with GELU's gradient 0 times, with those of q, k and v 0",
+        ),
         ({"cross_entropy": "quack"}, "eager code differentiates by NllLossBackward0; the kernel ran 0 times"),
         ({"layer_norm": "liger"}, "eager code differentiates by NativeLayerNormBackward0"),
         ({"attention": "flash4"}, "scores materialised: 4 products of 64 x 64"),
@@ -281,7 +309,9 @@ def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
 
 
 def test_the_functions_of_a_loss_are_read_while_the_loss_is_there() -> None:
-    """A function written in Python tells of others only as long as its result lives: seen with torch 2.11 on CUDA."""
+    """A function written in Python tells of others only as long as its result lives: seen with torch 2.11 on
+    CUDA.
+    """
 
     class Loss:
         grad_fn: object
@@ -321,7 +351,9 @@ def kernels(*names: str) -> list[Op]:
 
 FLASH = "void pytorch_flash::flash_fwd_kernel<pytorch_flash::Flash_fwd_kernel_traits<64, 128, 64, 4> >"
 CUDNN = "cudnn_generated_fort_native_sdpa_sm90_flash_fprop_wgmma_f16_knob_7_64x128x128_4x1x1_kernel0_0"
-EFFICIENT = "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)"
+EFFICIENT = (
+    "fmha_cutlassF_bf16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel<cutlass::bfloat16_t>)"
+)
 LAUNCH = Op("cudaGraphLaunch", [], [])
 
 
@@ -351,7 +383,9 @@ def test_attention_under_cuda_graphs_is_told_by_its_kernel(kind: str, name: str,
         (CUDNN, None),
     ],
 )
-def test_the_number_format_of_a_matrix_kernel_is_read_from_its_name(name: str, number_format: str | None) -> None:
+def test_the_number_format_of_a_matrix_kernel_is_read_from_its_name(
+    name: str, number_format: str | None
+) -> None:
     assert kernel_formats(kernels(name)) == ([number_format] if number_format else [])
 
 
@@ -367,7 +401,9 @@ def graphed(plain: tuple, ops: list[Op], **changes: object) -> dict[str, Finding
 
 
 def test_under_cuda_graphs_kernels_and_the_inputs_of_the_graph_prove_the_toggles(plain: tuple) -> None:
-    found = graphed(plain, [LAUNCH, LAUNCH, *kernels("nvjet_tst_64x8_TNT", "nvjet_tst_64x8_NNN")], autocast="bfloat16")
+    found = graphed(
+        plain, [LAUNCH, LAUNCH, *kernels("nvjet_tst_64x8_TNT", "nvjet_tst_64x8_NNN")], autocast="bfloat16"
+    )
     assert found["autocast"] == Finding(True, "2 of 2 linear products took bfloat16 inputs")
     assert found["compile"].took_effect
     assert "2 CUDA graphs launched" in found["compile"].evidence
@@ -414,11 +450,17 @@ def test_an_op_that_autocast_passes_on_counts_once() -> None:
     assert [op.dtypes[0] for op in linear] == ["c10::BFloat16"]
 
 
-OURS = pytest.param("brgemm", "brgemm", marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="none here"))
+OURS = pytest.param(
+    "brgemm", "brgemm", marks=pytest.mark.skipif(bool(missing_brgemm("float32")), reason="none here")
+)
 
 
-@pytest.mark.parametrize(("chosen", "kernel"), [("explicit", None), ("sdpa", "flash"), ("math", "math"), OURS])
-def test_the_attention_kernel_is_the_one_that_ran(chosen: str, kernel: str | None, process_settings: None) -> None:
+@pytest.mark.parametrize(
+    ("chosen", "kernel"), [("explicit", None), ("sdpa", "flash"), ("math", "math"), OURS]
+)
+def test_the_attention_kernel_is_the_one_that_ran(
+    chosen: str, kernel: str | None, process_settings: None
+) -> None:
     training = start(replace(FOUR, attention=chosen))
     assert attention_kernel(profile(lambda: next(training), training.device)) == kernel
 

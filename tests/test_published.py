@@ -31,7 +31,9 @@ def test_the_post_s_speed_ups_follow_from_its_tokens_per_second(figure: Publishe
     assert figure.tps / LADDER[0].tps == pytest.approx(figure.speedup, abs=0.01)
 
 
-@pytest.mark.parametrize("figure", [f for f in POST if f.mfu], ids=lambda figure: f"{figure.series} {figure.rung}")
+@pytest.mark.parametrize(
+    "figure", [f for f in POST if f.mfu], ids=lambda figure: f"{figure.series} {figure.rung}"
+)
 def test_the_post_s_mfu_follows_from_its_formula(figure: Published) -> None:
     for number_format, stated in figure.mfu.items():
         found = figure.recomputed_mfu(number_format)
@@ -102,7 +104,14 @@ def test_folders_of_results_may_hold_both_kinds_of_file(tmp_path: Path) -> None:
 
 def theirs(file: Path, **changes: Any) -> Path:
     """A file of two figures, with changes to the second."""
-    figure = {"schema": 1, "kind": "published", "source": "x", "series": "ladder", "rung": "a", "model": "gpt2"}
+    figure = {
+        "schema": 1,
+        "kind": "published",
+        "source": "x",
+        "series": "ladder",
+        "rung": "a",
+        "model": "gpt2",
+    }
     figure |= {"tps": 1000.0, "devices": 1, "flops_per_token": 1000, "peak_flops": {"bfloat16": 1e12}}
     lines = [json.dumps(each, ensure_ascii=False) + "\n" for each in (figure, {**figure, **changes})]
     file.write_text("".join(lines), encoding="utf-8")

@@ -41,7 +41,9 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(lines: str, processes: int = 3) -> int:
         (tmp_path / "program_of_a_rank.py").write_text(RANK + lines)
         monkeypatch.setattr(sys, "argv", ["gpt2", "an argument"])
-        return train_in_ranks("program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)})
+        return train_in_ranks(
+            "program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)}
+        )
 
     return run
 
@@ -126,7 +128,9 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_reaches_every_rank_once_and_they_end_in_order(number: signal.Signals, tmp_path: Path) -> None:
+def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
+    number: signal.Signals, tmp_path: Path
+) -> None:
     (tmp_path / "program_of_a_rank.py").write_text(
         RANK + "signal.signal(signal.SIGINT, heed); signal.signal(signal.SIGTERM, heed)\n"
         "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
@@ -143,8 +147,8 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(number: signal.S
 def launched(place: Path) -> subprocess.Popen[bytes]:
     """A process that has started three ranks of the program in `place`, once they are ready."""
     program = (
-        "import signal, sys; from gpt2.ranks import train_in_ranks; signal.signal(signal.SIGHUP, signal.SIG_DFL); "
-        "sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
+        "import signal, sys; from gpt2.ranks import train_in_ranks; signal.signal(signal.SIGHUP, "
+        "signal.SIG_DFL); sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
     )
     paths = os.pathsep.join((str(place), str(ROOT)))
     launcher = subprocess.Popen(
@@ -156,11 +160,25 @@ def launched(place: Path) -> subprocess.Popen[bytes]:
 
 
 TWO = ["--set", "toggles.world_size=2", "--set", "toggles.micro_batch_size=1", "--set", "workload.seq_len=32"]
-TWO += ["--set", "workload.tokens_per_step=128", "--set", "evaluation.val_tokens=256", "--set", "toggles.threads=1"]
+TWO += [
+    "--set",
+    "workload.tokens_per_step=128",
+    "--set",
+    "evaluation.val_tokens=256",
+    "--set",
+    "toggles.threads=1",
+]
 
 
 def test_what_a_user_got_wrong_is_one_line_with_two_ranks_too(tmp_path: Path) -> None:
-    wrong = ["--set", "workload.data=nowhere", "--set", "workload.model=mini", "--set", "evaluation.sample_every=0"]
+    wrong = [
+        "--set",
+        "workload.data=nowhere",
+        "--set",
+        "workload.model=mini",
+        "--set",
+        "evaluation.sample_every=0",
+    ]
     process = command("train", "tiny", *TWO, *wrong, "--out", tmp_path / "run")
     _, err = process.communicate(timeout=120)
     assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
@@ -223,7 +241,9 @@ def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_
     process.wait()
     deadline = time.monotonic() + 30
     while (code := (again := command(*run, "--out", tmp_path / "parts", "--resume")).wait()) == 2:
-        assert time.monotonic() < deadline, again.communicate()  # the ranks that were left over have ended by now
+        assert time.monotonic() < deadline, (
+            again.communicate()
+        )  # the ranks that were left over have ended by now
     assert code == 0, again.communicate()
     assert told_losses(tmp_path / "parts") == told_losses(tmp_path / "whole")
 
@@ -268,4 +288,6 @@ def test_ranks_that_torchrun_starts_on_two_nodes_train_as_one_process_does(tmp_p
 def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
     done = on_two_nodes(["train", "tiny", *TWO], (tmp_path / "here", tmp_path / "there"))
     assert all(code for code, _ in done)
-    assert all("of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done), done
+    assert all(
+        "of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done
+    ), done

@@ -12,7 +12,11 @@ from bench.records.record import RecordError, append, read, reserved, results_fi
 
 
 def test_what_was_appended_is_read_back(tmp_path: Path) -> None:
-    records = [record(), record("bfloat16", 1), record("too large", 2, status="out_of_memory", error="no memory")]
+    records = [
+        record(),
+        record("bfloat16", 1),
+        record("too large", 2, status="out_of_memory", error="no memory"),
+    ]
     for item in records:
         append(tmp_path / "r.jsonl", item)
     assert read(tmp_path / "r.jsonl") == (records, [])
@@ -37,11 +41,15 @@ def test_a_loss_that_is_not_finite_survives_the_file(tmp_path: Path) -> None:
     assert found.measurement is not None
     assert found.measurement.losses[0] == 10.0
     assert all(math.isnan(loss) for loss in found.measurement.losses[1:])
-    written = json.loads((tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name}"))
+    written = json.loads(
+        (tmp_path / "r.jsonl").read_text(), parse_constant=lambda name: pytest.fail(f"{name}")
+    )
     assert written["measurement"]["losses"] == [10.0, None, None]
 
 
-@pytest.mark.parametrize("spelled", ["null", "NaN", "Infinity", "-Infinity", '"NaN"', '"Infinity"', '"-Infinity"'])
+@pytest.mark.parametrize(
+    "spelled", ["null", "NaN", "Infinity", "-Infinity", '"NaN"', '"Infinity"', '"-Infinity"']
+)
 def test_a_loss_that_is_not_finite_is_read_however_older_files_spell_it(spelled: str, tmp_path: Path) -> None:
     line = record(measurement=measurement(losses=[123.0, 10.0])).model_dump_json(by_alias=True)
     (tmp_path / "r.jsonl").write_text(f"{line.replace('123.0', spelled)}\n")
@@ -50,7 +58,9 @@ def test_a_loss_that_is_not_finite_is_read_however_older_files_spell_it(spelled:
     assert [math.isfinite(loss) for loss in found.measurement.losses] == [False, True]
 
 
-@pytest.mark.parametrize(("difference", "finite"), [(None, None), (1e-7, True), (math.nan, False), (math.inf, False)])
+@pytest.mark.parametrize(
+    ("difference", "finite"), [(None, None), (1e-7, True), (math.nan, False), (math.inf, False)]
+)
 def test_a_gradient_difference_that_is_not_finite_is_told_from_one_that_was_not_taken(
     difference: float | None, finite: bool | None, tmp_path: Path
 ) -> None:
@@ -63,7 +73,9 @@ def test_a_gradient_difference_that_is_not_finite_is_told_from_one_that_was_not_
 
 def test_an_older_file_s_gradient_difference_that_is_not_finite_means_the_same(tmp_path: Path) -> None:
     line = record(measurement=measurement(gradient_difference=123.0)).model_dump_json(by_alias=True)
-    (tmp_path / "r.jsonl").write_text(line.replace("123.0", '"NaN"').replace(',"gradients_finite":true', "") + "\n")
+    (tmp_path / "r.jsonl").write_text(
+        line.replace("123.0", '"NaN"').replace(',"gradients_finite":true', "") + "\n"
+    )
     ((found,), _) = read(tmp_path / "r.jsonl")
     assert found.measurement is not None
     assert (found.measurement.gradient_difference, found.measurement.gradients_finite) == (None, False)
@@ -134,7 +146,9 @@ def test_a_line_that_is_no_record_is_named(line: str, complaint: str, tmp_path: 
 def test_a_key_that_the_schema_does_not_know_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     path.write_text(json.dumps({**json.loads(record().model_dump_json(by_alias=True)), "surprise": 1}) + "\n")
-    with pytest.raises(RecordError, match=r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"):
+    with pytest.raises(
+        RecordError, match=r"r\.jsonl:1: unknown field 'surprise': written by a newer gpt2-bench"
+    ):
         read(path)
 
 
@@ -204,7 +218,9 @@ def pretty(*values: bytes) -> bytes:
         (lines()[0] + b'\n{"rung": "\xe9"}\n', "r.jsonl:2: is not UTF-8 text"),
     ],
 )
-def test_a_file_that_is_no_json_lines_is_told_in_one_line(content: bytes, complaint: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_json_lines_is_told_in_one_line(
+    content: bytes, complaint: str, tmp_path: Path
+) -> None:
     (tmp_path / "r.jsonl").write_bytes(content)
     with pytest.raises(RecordError) as caught:
         read(tmp_path / "r.jsonl")
@@ -248,7 +264,10 @@ def test_one_run_at_a_time_writes_to_a_results_file(tmp_path: Path) -> None:
     path = tmp_path / "r.jsonl"
     with reserved(path):
         append(path, record())
-        with pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"), reserved(path):
+        with (
+            pytest.raises(RecordError, match=r"r\.jsonl: another bench run is writing to it"),
+            reserved(path),
+        ):
             pass
     with reserved(path):
         append(path, record())

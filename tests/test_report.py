@@ -83,9 +83,16 @@ def test_an_unknown_peak_leaves_mfu_absent_with_the_reason() -> None:
 def test_losses_are_shown_at_the_largest_stated_step_that_every_rung_has() -> None:
     def board(lengths: list[int]):
         curves = [[20.0 - n / 10 for n in range(length)] for length in lengths]
-        return scoreboard([record(f"r{n}", n, measurement=measurement(losses=c)) for n, c in enumerate(curves)])
+        return scoreboard(
+            [record(f"r{n}", n, measurement=measurement(losses=c)) for n, c in enumerate(curves)]
+        )
 
-    assert [board(lengths).loss_step for lengths in ([13, 14], [13, 300], [1000, 2000], [1])] == [10, 10, 1000, 1]
+    assert [board(lengths).loss_step for lengths in ([13, 14], [13, 300], [1000, 2000], [1])] == [
+        10,
+        10,
+        1000,
+        1,
+    ]
     assert [row.loss for row in board([13, 300]).rows] == [20.0 - 0.9, 20.0 - 0.9]
 
 
@@ -99,7 +106,10 @@ def test_a_rung_whose_loss_leaves_its_precision_class_fails_parity() -> None:
     off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
     board = scoreboard([record(), record("broken", 1, measurement=off)])
     assert [row.status for row in board.rows] == ["ok", "parity_failed"]
-    assert "broken: loss differs: a loss by 10% from baseline's; the number formats explain 0.1%" in to_markdown(board)
+    assert (
+        "broken: loss differs: a loss by 10% from baseline's; the number formats explain 0.1%"
+        in to_markdown(board)
+    )
     assert exit_code([record(), record("broken", 1, measurement=off)]) == 4
 
 
@@ -145,7 +155,9 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
     big = measurement(tokens_per_step=4096, losses=[10.9])
     board = scoreboard([record(), record("batch of 4", 1, measurement=big)])
     assert board.rows[1].status == "ok"
-    assert board.rows[1].doubts == ("its losses are held to nothing: no other process took steps of that size",)
+    assert board.rows[1].doubts == (
+        "its losses are held to nothing: no other process took steps of that size",
+    )
     text = to_markdown(board)
     assert "batch of 4: its losses are held to nothing" in text
     assert "| 10.9000 † |" in text
@@ -169,7 +181,9 @@ def test_the_exit_code_says_whether_all_went_as_asked(status: str, expect: str |
 
 
 def test_a_ladder_of_which_nothing_is_supported_here_is_no_success() -> None:
-    assert exit_code([ceiling(400.0), record(status="unsupported"), record("b", 1, status="unsupported")]) == 6
+    assert (
+        exit_code([ceiling(400.0), record(status="unsupported"), record("b", 1, status="unsupported")]) == 6
+    )
 
 
 def test_changes_are_those_from_the_row_above_whatever_was_left_out() -> None:
@@ -200,7 +214,9 @@ def test_a_run_that_was_killed_counts_as_interrupted_though_no_record_says_so() 
     assert not scoreboard(
         [*first, record("baseline", 0, 2, protocol=planned), record("b", 1, 2, protocol=planned)]
     ).interrupted
-    assert not scoreboard([record(), record("b", 1, status="unsupported"), record("baseline", 0, 2)]).interrupted
+    assert not scoreboard(
+        [record(), record("b", 1, status="unsupported"), record("baseline", 0, 2)]
+    ).interrupted
 
 
 def test_a_run_killed_before_its_last_control_or_ceiling_counts_as_interrupted() -> None:
@@ -311,7 +327,9 @@ def test_warnings_that_begin_alike_are_one_line_with_their_number() -> None:
     busy = [record(repetition=n, other_work_cores=n / 10) for n in (3, 4)]
     text = to_markdown(scoreboard([*busy, record(repetition=5)]))
     assert text.count("Warning: other work") == 1
-    assert "others keep 0.30 to 0.40 cores busy; stop other programs (top shows them) and measure again " in text
+    assert (
+        "others keep 0.30 to 0.40 cores busy; stop other programs (top shows them) and measure again " in text
+    )
     assert " again (in 2 of 3 processes: baseline in rounds 3, 4)." in text
 
 
@@ -334,7 +352,8 @@ def test_collections_and_allocation_retries_in_the_window_are_warnings() -> None
     assert "garbage collector" not in to_markdown(scoreboard([record(measurement=quick)]))
 
 
-# --- three denominators -------------------------------------------------------------------------------------------
+# --- three denominators
+# -------------------------------------------------------------------------------------------
 
 
 def test_each_format_has_its_own_peak_beside_the_one_of_the_whole_ladder() -> None:
@@ -355,9 +374,15 @@ def test_ranks_that_share_one_device_share_its_peak() -> None:
 
 
 def ceiling(tflops: float, repetition: int = 1):
-    product = Matmul(name="square", number_format="bfloat16", m=8192, k=8192, n=8192, flops_per_second=tflops * 1e12)
-    slower = Matmul(name="qkv", number_format="float32", m=1024, k=768, n=2304, flops_per_second=tflops * 1e11)
-    found = Ceiling(chip="c", threads=None, matmuls=[slower, product], copy_bytes_per_second=1e12, seconds=1.0)
+    product = Matmul(
+        name="square", number_format="bfloat16", m=8192, k=8192, n=8192, flops_per_second=tflops * 1e12
+    )
+    slower = Matmul(
+        name="qkv", number_format="float32", m=1024, k=768, n=2304, flops_per_second=tflops * 1e11
+    )
+    found = Ceiling(
+        chip="c", threads=None, matmuls=[slower, product], copy_bytes_per_second=1e12, seconds=1.0
+    )
     return record("ceiling", 0, repetition, kind="ceiling", measurement=None, ceiling=found)
 
 
@@ -366,7 +391,9 @@ def test_the_share_of_the_measured_ceiling_is_that_of_its_fastest_product_over_b
     assert len(board.rows) == 1
     assert board.rows[0].ceiling_share == pytest.approx(854_438_400 * 100_000 / 600e12)
     text = to_markdown(board)
-    assert "400 and 900 TFLOP/s, in the first and the last round, sustained by square 8192 x 8192 x 8192" in text
+    assert (
+        "400 and 900 TFLOP/s, in the first and the last round, sustained by square 8192 x 8192 x 8192" in text
+    )
     assert "the measured ceiling of this cuda drifted" in text
     assert "Of measured ceiling" not in to_markdown(scoreboard([record()]))
 
@@ -400,7 +427,8 @@ def test_what_is_computed_twice_counts_for_hfu_only() -> None:
     assert scoreboard([record()]).rows[0].hfu is None
 
 
-# --- noise floor and verdicts -------------------------------------------------------------------------------------
+# --- noise floor and verdicts
+# -------------------------------------------------------------------------------------
 
 
 def noisy(control: tuple[float, float, float]) -> Scoreboard:
@@ -427,12 +455,16 @@ def test_a_gain_is_judged_against_the_noise_floor_of_the_control() -> None:
 
 def test_the_caption_prints_the_noise_floor_and_the_control() -> None:
     text = to_markdown(noisy((1.001, 0.999, 1.0)))
-    assert "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x" in text
+    assert (
+        "Noise floor: ±1.0%. The first rung again, at the end of each round (A/A control), ran 1.000x" in text
+    )
     assert "too high to call anything the same" in to_markdown(noisy((1.1, 0.9, 1.0)))
     assert noisy((1.1, 0.9, 1.0)).rows[1].verdict == "unclear"
 
 
-def with_last(again: tuple[float, float, float], first: tuple[float, float, float] = (1.0, 1.0, 1.0)) -> Scoreboard:
+def with_last(
+    again: tuple[float, float, float], first: tuple[float, float, float] = (1.0, 1.0, 1.0)
+) -> Scoreboard:
     """noisy(first), and a control of the last rung of these ratios."""
     last = [
         record("fused", 1, n, kind="control", measurement=measurement(1030.0 * ratio))
@@ -540,12 +572,15 @@ def test_memory_found_out_in_another_way_is_marked() -> None:
 
 def test_whether_rounds_until_it_is_narrow_were_enough_is_said() -> None:
     protocol = asdict(Protocol(until=0.02))
-    short, long = ([record(repetition=n, protocol=protocol) for n in range(1, rounds + 1)] for rounds in (7, 20))
+    short, long = (
+        [record(repetition=n, protocol=protocol) for n in range(1, rounds + 1)] for rounds in (7, 20)
+    )
     assert "until every interval was ±2.0% or narrower" in to_markdown(scoreboard(short))
     assert "20 did not do" in to_markdown(scoreboard(long))
 
 
-# --- hours, energy, money -----------------------------------------------------------------------------------------
+# --- hours, energy, money
+# -----------------------------------------------------------------------------------------
 
 
 def test_hours_to_ten_billion_tokens_are_always_told() -> None:
@@ -563,7 +598,9 @@ def test_without_a_price_or_a_counter_there_is_no_table_of_costs() -> None:
 def test_energy_and_cost_follow_from_the_counter_and_the_price() -> None:
     # A window of 10 x 1,024 tokens: 7 J of 10,240 tokens.
     found = measurement(1_000_000.0, energy_joules=7.0)
-    board = scoreboard([record(measurement=found, price_per_hour=2.5), record(repetition=2, measurement=found)])
+    board = scoreboard(
+        [record(measurement=found, price_per_hour=2.5), record(repetition=2, measurement=found)]
+    )
     assert board.rows[0].joules_per_token == pytest.approx(7.0 / 10_240)
     text = to_markdown(board)
     assert "| Rung | Hours | Joules per token | kWh | Cost at 2.5 per hour |" in text
@@ -627,7 +664,10 @@ def test_of_two_sweeps_the_newest_is_shown_however_many_batches_it_tried(tmp_pat
 
 def test_a_run_without_a_ceiling_borrows_that_of_bench_roofline_on_the_same_machine(tmp_path: Path) -> None:
     append(tmp_path / "r.jsonl", record(measurement=measurement(100_000.0)))
-    append(tmp_path / "roofline-1.jsonl", ceiling(600.0).model_copy(update={"ladder": "roofline", "run_id": "roof"}))
+    append(
+        tmp_path / "roofline-1.jsonl",
+        ceiling(600.0).model_copy(update={"ladder": "roofline", "run_id": "roof"}),
+    )
     other = MACHINE.model_copy(update={"torch": "9.9"})
     foreign = ceiling(1.0).model_copy(update={"ladder": "roofline", "environment": other})
     append(tmp_path / "roofline-2.jsonl", foreign)
@@ -767,7 +807,9 @@ def rounds_of(*speeds: tuple[float, ...]) -> Scoreboard:
     for number_, (first, second, again) in enumerate(speeds, start=1):
         records.append(record(repetition=number_, toggles=CUDA, measurement=measurement(first)))
         records.append(record("b", 1, number_, toggles=BF16, measurement=measurement(second)))
-        records.append(record(repetition=number_, kind="control", toggles=CUDA, measurement=measurement(again)))
+        records.append(
+            record(repetition=number_, kind="control", toggles=CUDA, measurement=measurement(again))
+        )
     return scoreboard(records)
 
 
@@ -775,7 +817,10 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
     sure = to_markdown(rounds_of((100, 200, 100), (100, 202, 101), (100, 198, 100)))
     assert "Fastest of those that nothing is held against: b, 2.00x ±" in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    assert "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung." in once
+    assert (
+        "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung."
+        in once
+    )
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
     assert "Most tokens per second of those that nothing is held against: b, 1.44x (" in unsure
     assert "Its lead over baseline does not surely exceed the noise floor of ±1.0%." in unsure
@@ -783,14 +828,20 @@ def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_fast
 
 def test_a_noise_floor_without_bounds_is_no_percentage_of_millions() -> None:
     text = to_markdown(rounds_of((100, 200, 100), (100, 200, 3000), (100, 200, 7)))
-    assert "Noise floor: none, for the first rung and its repetition differ by more than 100 % themselves." in text
+    assert (
+        "Noise floor: none, for the first rung and its repetition differ by more than 100 % themselves."
+        in text
+    )
     assert "1.281x (" in text
 
 
 def test_two_rounds_tell_what_the_control_did_and_how_far_they_lie_apart() -> None:
     text = to_markdown(rounds_of((100, 200, 90), (1000, 2000, 900)))
     assert "The first rung again (A/A control) ran 0.900x as fast." in text
-    assert "baseline: its rounds lie 10.0x apart, from 100 to 1,000 tokens/s: something else ran meanwhile" in text
+    assert (
+        "baseline: its rounds lie 10.0x apart, from 100 to 1,000 tokens/s: something else ran meanwhile"
+        in text
+    )
 
 
 def test_one_denominator_of_mfu_holds_for_the_whole_ladder() -> None:
@@ -832,7 +883,8 @@ def test_a_name_of_300_letters_takes_no_room_from_other_columns() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "text"), [(0, "0"), (0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234567.8, "1,234,568")]
+    ("value", "text"),
+    [(0, "0"), (0.0123, "0.0123"), (4.561, "4.56"), (78.94, "78.9"), (1234567.8, "1,234,568")],
 )
 def test_numbers_keep_three_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
@@ -857,8 +909,12 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
             records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
         records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
     assert [row.rung for row in scoreboard(records).as_fast] == ["b"]
-    assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(scoreboard(records))
-    assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(scoreboard(records))
+    assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(
+        scoreboard(records)
+    )
+    assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(
+        scoreboard(records)
+    )
 
 
 def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_said_once() -> None:
@@ -874,7 +930,9 @@ def test_in_a_caption_names_that_hold_commas_are_parted_by_semicolons_and_sizes_
 
 
 def test_a_kernel_that_every_rung_ran_is_said_to_be_that_of_all() -> None:
-    records = [record(name, n, measurement=measurement(attention_kernel="flash")) for n, name in enumerate("abc")]
+    records = [
+        record(name, n, measurement=measurement(attention_kernel="flash")) for n, name in enumerate("abc")
+    ]
     assert "Attention kernels seen: flash (all rungs)." in to_markdown(scoreboard(records))
 
 
@@ -914,7 +972,9 @@ def test_efficiency_is_that_of_each_rank_against_a_rung_alike_on_one() -> None:
     one, two, four = (replace(BF16, world_size=n, grad_accum_steps=4 // n) for n in (1, 2, 4))
     compiled = replace(four, compile="default")
     speeds = ((CUDA, 1000.0), (one, 2000.0), (two, 3600.0), (four, 6000.0), (compiled, 9000.0))
-    board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
+    board = scoreboard(
+        [record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)]
+    )
     shares = [row.efficiency.value if row.efficiency else None for row in board.rows]
     assert shares == [None, None, pytest.approx(0.9), pytest.approx(0.75), None]
     assert "those of a rung alike on fewer devices: r2 over r1; r3 over r1." in to_markdown(board)
@@ -924,8 +984,14 @@ def test_without_a_rung_on_one_rank_efficiency_is_against_the_fewest_that_share_
     eight, sixteen = (replace(BF16, world_size=n, grad_accum_steps=32 // n) for n in (8, 16))
     sharing = replace(sixteen, sharding="zero1")
     speeds = ((eight, 8000.0), (sixteen, 12000.0), (sharing, 14000.0))
-    board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
-    assert [row.efficiency and row.efficiency.value for row in board.rows] == [None, pytest.approx(0.75), None]
+    board = scoreboard(
+        [record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)]
+    )
+    assert [row.efficiency and row.efficiency.value for row in board.rows] == [
+        None,
+        pytest.approx(0.75),
+        None,
+    ]
     assert [row.efficiency_over for row in board.rows] == [None, "r0", None]
 
 
@@ -966,14 +1032,22 @@ def test_steps_that_grow_by_more_than_the_ranks_have_no_efficiency() -> None:
     one, eight = BF16, replace(BF16, world_size=8)
     accumulating = replace(eight, grad_accum_steps=8)
     speeds = ((one, 1000.0), (eight, 6000.0), (accumulating, 8400.0))
-    board = scoreboard([record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)])
-    assert [row.efficiency and row.efficiency.value for row in board.rows] == [None, pytest.approx(0.75), None]
+    board = scoreboard(
+        [record(f"r{n}", n, toggles=t, measurement=measurement(s)) for n, (t, s) in enumerate(speeds)]
+    )
+    assert [row.efficiency and row.efficiency.value for row in board.rows] == [
+        None,
+        pytest.approx(0.75),
+        None,
+    ]
 
 
 def test_another_model_on_the_same_ladder_is_another_scoreboard(tmp_path: Path) -> None:
     medium = asdict(Workload(model="gpt2-medium"))
     append(tmp_path / "a.jsonl", record())
-    append(tmp_path / "b.jsonl", record(workload=medium, ladder_hash="0ther", time="2027-01-01T00:00:00+00:00"))
+    append(
+        tmp_path / "b.jsonl", record(workload=medium, ladder_hash="0ther", time="2027-01-01T00:00:00+00:00")
+    )
     boards, warnings = load_boards([tmp_path])
     assert [board.records[0].workload["model"] for board in boards] == ["gpt2", "gpt2-medium"]
     assert warnings == []
@@ -982,7 +1056,10 @@ def test_another_model_on_the_same_ladder_is_another_scoreboard(tmp_path: Path) 
 def test_why_the_exit_code_is_4_is_said_of_each_rung() -> None:
     off = measurement(losses=[10.9, 10.5, 10.2, 9.0])
     board = scoreboard([record(), record("b", 1, measurement=off), record("c", 2, expect="out_of_memory")])
-    assert claims_refuted(board) == ["b: loss differs", "c: the ladder expects out_of_memory, and it ran as any other"]
+    assert claims_refuted(board) == [
+        "b: loss differs",
+        "c: the ladder expects out_of_memory, and it ran as any other",
+    ]
 
 
 def test_the_caption_names_the_attention_kernels_that_ran_and_in_which_rungs() -> None:
@@ -993,14 +1070,18 @@ def test_the_caption_names_the_attention_kernels_that_ran_and_in_which_rungs() -
 
 
 def test_the_caption_tells_reserved_memory_where_an_allocator_has_any() -> None:
-    assert "Reserved by torch's allocator: up to 4.00 GiB on one device." in to_markdown(scoreboard([record()]))
+    assert "Reserved by torch's allocator: up to 4.00 GiB on one device." in to_markdown(
+        scoreboard([record()])
+    )
     on_cpu = record(measurement=measurement(reserved_memory_bytes=None))
     assert "Reserved" not in to_markdown(scoreboard([on_cpu]))
 
 
 def test_the_caption_tells_what_tpus_said_of_themselves() -> None:
     chips = [
-        ChipState(index=n, memory_bytes=(n + 1) * 2**30, memory_total_bytes=16 * 2**30, duty_cycle_percent=90.0 + n)
+        ChipState(
+            index=n, memory_bytes=(n + 1) * 2**30, memory_total_bytes=16 * 2**30, duty_cycle_percent=90.0 + n
+        )
         for n in range(2)
     ]
     found = measurement(chips_before=chips, chips_after=chips)

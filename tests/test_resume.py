@@ -41,7 +41,9 @@ def results(out: Path, ladder: Ladder, stamp: str = "20260101T000000Z", **change
 
 def unfinished(out: Path, ladder: Ladder, machine: Environment, **asked: Any) -> Path:
     def missing(records: Sequence[Record]) -> bool:
-        return lacks(Rounds(ladder, ladder.chosen(asked.get("chosen", ())), asked.get("ablate", False)), records)
+        return lacks(
+            Rounds(ladder, ladder.chosen(asked.get("chosen", ())), asked.get("ablate", False)), records
+        )
 
     return find_unfinished(out, ladder, machine, lacks=missing, **asked)
 
@@ -138,7 +140,9 @@ def test_of_several_files_the_newest_that_fits_is_gone_on_with(ladder: Ladder, t
     assert unfinished(tmp_path, ladder, MACHINE) == fits
 
 
-def test_a_complete_run_is_passed_over_for_an_older_one_that_lacks_processes(write_ladder, tmp_path: Path) -> None:
+def test_a_complete_run_is_passed_over_for_an_older_one_that_lacks_processes(
+    write_ladder, tmp_path: Path
+) -> None:
     one = load(write_ladder("[{name: a}]", repeats=1, ceiling_seconds=0))
     whole = results(tmp_path, one, "20260102T000000Z", time="2026-01-02T00:00:00+00:00")
     assert unfinished(tmp_path, one, MACHINE) == whole
@@ -151,10 +155,14 @@ def test_a_ladder_over_several_devices_is_held_to_what_a_process_on_the_same_dev
 ) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b, set: {device: cuda}}]"))
     path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8, versions={}))
-    assert unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path  # which no rung has used yet
+    assert (
+        unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path
+    )  # which no rung has used yet
     with pytest.raises(ResumeError, match="the CPU was Some CPU and is Another CPU"):
         unfinished(tmp_path, ladder, here(cpu="Another CPU"))
-    facts = {name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")}
+    facts = {
+        name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")
+    }
     append(path, record("b", 1, toggles=ladder.rungs[1].toggles, **facts))
     assert unfinished(tmp_path, ladder, MACHINE) == path
     with pytest.raises(ResumeError, match="the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"):
@@ -213,7 +221,10 @@ def test_a_file_without_a_torn_line_is_left_as_it_is(ladder: Ladder, tmp_path: P
         (lambda whole: whole + bytes(9), lambda whole: whole),
         (lambda whole: whole + b" \t", lambda whole: whole),
         (lambda whole: whole + whole[:80] + bytes(9), lambda whole: whole),
-        (lambda whole: b"\xef\xbb\xbf" + whole.replace(b"\n", b"\r\n"), lambda w: b"\xef\xbb\xbf" + w[:-1] + b"\r\n"),
+        (
+            lambda whole: b"\xef\xbb\xbf" + whole.replace(b"\n", b"\r\n"),
+            lambda w: b"\xef\xbb\xbf" + w[:-1] + b"\r\n",
+        ),
         (lambda whole: whole + whole.rstrip(b"\n") + b" ", lambda whole: whole + whole[:-1] + b" \n"),
     ],
 )
@@ -237,7 +248,9 @@ def test_results_behind_a_link_are_gone_on_with(ladder: Ladder, tmp_path: Path) 
     assert unfinished(tmp_path / "results", ladder, MACHINE) == tmp_path / "results" / "linked" / path.name
 
 
-@pytest.mark.parametrize(("change", "said"), [({"run_id": "another"}, "holds 2 runs"), ({}, "holds the process 'a'")])
+@pytest.mark.parametrize(
+    ("change", "said"), [({"run_id": "another"}, "holds 2 runs"), ({}, "holds the process 'a'")]
+)
 def test_a_file_that_is_of_several_runs_or_was_appended_to_itself_is_not_gone_on_with(
     change: dict[str, str], said: str, ladder: Ladder, tmp_path: Path
 ) -> None:

@@ -43,7 +43,9 @@ KEPT = {
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_every_byte_outside_the_markers_stays_and_the_block_has_their_line_ends(kind: str, tmp_path: Path) -> None:
+def test_every_byte_outside_the_markers_stays_and_the_block_has_their_line_ends(
+    kind: str, tmp_path: Path
+) -> None:
     content, ending = KEPT[kind]
     path = tmp_path / "README.md"
     path.write_bytes(content)
@@ -72,7 +74,9 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_a_file_whose_markers_are_not_one_pair_is_refused_in_one_line_and_stays(kind: str, tmp_path: Path) -> None:
+def test_a_file_whose_markers_are_not_one_pair_is_refused_in_one_line_and_stays(
+    kind: str, tmp_path: Path
+) -> None:
     content, said = REFUSED[kind]
     path = tmp_path / "README.md"
     path.write_bytes(content)
@@ -105,7 +109,9 @@ def test_a_file_that_is_as_it_should_be_is_not_touched(tmp_path: Path) -> None:
     assert (path.stat().st_ino, path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
-def test_a_write_that_fails_leaves_the_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_the_file_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "README.md"
     path.write_bytes(content := START + b"\nold\n" + END + b"\n")
 

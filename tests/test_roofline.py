@@ -54,7 +54,9 @@ FLAT = ceiling(matmul("square", 1e12))
 
 
 def test_products_and_whole_attention_are_the_flops_that_mfu_counts() -> None:
-    products = sum(layer.count * product_flops(1024, layer.k, layer.n) for layer in linear_layers(GPT2.config))
+    products = sum(
+        layer.count * product_flops(1024, layer.k, layer.n) for layer in linear_layers(GPT2.config)
+    )
     attention = 3 * 12 * 2 * 2 * 1024 * 768 * 1024
     assert products + attention == GPT2.flops_per_token * 1024
 
@@ -132,7 +134,14 @@ def test_the_squares_count_where_products_are_split_or_gradients_were_not_measur
 
 
 def attention(**changes: Any) -> Attention:
-    facts = {"number_format": "float32", "B": 2, "n_head": 12, "seq_len": 1024, "head_dim": 64, "kernel": "flash"}
+    facts = {
+        "number_format": "float32",
+        "B": 2,
+        "n_head": 12,
+        "seq_len": 1024,
+        "head_dim": 64,
+        "kernel": "flash",
+    }
     facts |= {"forward_seconds": 0.1, "training_seconds": 0.4, "flops": 10**11, "flops_per_second": 0.25e12}
     return Attention(**{**facts, **changes})
 
@@ -201,7 +210,9 @@ def test_only_rates_of_the_rungs_number_format_count() -> None:
 
 
 def test_a_format_that_was_not_measured_leaves_the_bound_absent_with_the_reason() -> None:
-    found = bound(GPT2, Toggles(autocast="float16"), ceiling(matmul("square", 1e12), absent={"float16": "too slow"}))
+    found = bound(
+        GPT2, Toggles(autocast="float16"), ceiling(matmul("square", 1e12), absent={"float16": "too slow"})
+    )
     assert found.total_ms is None
     assert found.absent == "no ceiling for float16: too slow"
     assert share(found, 100.0) is None
@@ -213,7 +224,9 @@ def test_the_optimiser_moves_memory_as_fast_as_copy_or_change_in_place() -> None
 
 
 def test_tokens_multiply_products_but_not_the_optimiser() -> None:
-    one, many = (bound(GPT2, Toggles(micro_batch_size=b, grad_accum_steps=a), FLAT) for b, a in ((1, 1), (2, 3)))
+    one, many = (
+        bound(GPT2, Toggles(micro_batch_size=b, grad_accum_steps=a), FLAT) for b, a in ((1, 1), (2, 3))
+    )
     assert one.products_ms is not None
     assert one.attention_ms is not None
     assert many.products_ms == pytest.approx(6 * one.products_ms)
@@ -251,7 +264,9 @@ def of_a_run(*ceilings: Ceiling, **changes: Any):
         record("ceiling", 0, n, kind="ceiling", measurement=None, ceiling=each, toggles=toggles)
         for n, each in enumerate(ceilings, start=1)
     ]
-    return scoreboard([record(toggles=replace(toggles, **changes), measurement=measurement(100.0)), *measured])
+    return scoreboard(
+        [record(toggles=replace(toggles, **changes), measurement=measurement(100.0)), *measured]
+    )
 
 
 def test_a_run_s_rung_is_held_to_the_most_that_its_processes_measured() -> None:
@@ -287,7 +302,9 @@ def test_a_rung_whose_format_was_not_measured_has_no_bound_but_the_reason() -> N
         ({"autocast": "float16", "matmul_precision": "high"}, "float16"),
     ],
 )
-def test_the_product_format_is_autocasts_before_that_of_float32_products(changes: dict, expected: str) -> None:
+def test_the_product_format_is_autocasts_before_that_of_float32_products(
+    changes: dict, expected: str
+) -> None:
     assert Toggles(**changes).product_format() == expected
 
 
@@ -344,7 +361,9 @@ def test_a_file_of_other_records_without_rungs_still_gives_a_warning(tmp_path: P
 def roofline(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", "roofline", "--seconds", "0.002", *map(str, arguments)]
     wide = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT, env=wide)
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=200, check=False, cwd=ROOT, env=wide
+    )
 
 
 def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_ladder, tmp_path: Path) -> None:
@@ -363,7 +382,9 @@ def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_lad
     assert done.returncode == 0, done.stderr
     for part in ("TFLOP/s", "lm_head", "GB/s", "bfloat16", "Share of bound"):
         assert part in done.stdout
-    measured, unmeasured = (line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["a"], ["b"]))
+    measured, unmeasured = (
+        line.split() for line in done.stdout.splitlines() if line.split()[:1] in (["a"], ["b"])
+    )
     assert measured[-1].endswith("%")
     assert unmeasured[-1] == "-"
     (path,) = (tmp_path / "out").rglob("roofline-*.jsonl")
@@ -382,7 +403,10 @@ def test_a_wrong_ladder_is_exit_code_2_and_nothing_is_written(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("device", "why"),
-    [("mps", "torch finds no Apple GPU here"), ("tpu", "is not one of cpu, cuda, mps, xla; choose one of them")],
+    [
+        ("mps", "torch finds no Apple GPU here"),
+        ("tpu", "is not one of cpu, cuda, mps, xla; choose one of them"),
+    ],
 )
 def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(
     device: str, why: str, tmp_path: Path

@@ -29,11 +29,20 @@ def test_a_run_on_10b_tokens_takes_about_as_many(name: str) -> None:
 def test_the_a100_run_has_the_published_flags() -> None:
     run = load("gpt2-10b-a100x8")
     workload, toggles = run.workload, run.toggles
-    assert (run.steps, run.tokens_per_step, workload.seq_len, toggles.micro_batch_size) == (18865, 524288, 1024, 64)
+    assert (run.steps, run.tokens_per_step, workload.seq_len, toggles.micro_batch_size) == (
+        18865,
+        524288,
+        1024,
+        64,
+    )
     schedule = workload.lr, workload.lr_warmup_steps, workload.lr_final_fraction, workload.weight_decay
     assert schedule == (6.0e-4, 700, 0.0, 0.1)
     assert (toggles.recompute, toggles.sharding, toggles.world_size) == ("gelu", "zero1", 8)
-    assert (run.checkpoints.every, run.evaluation.val_every, run.evaluation.sample_every) == (5000, 250, 20000)
+    assert (run.checkpoints.every, run.evaluation.val_every, run.evaluation.sample_every) == (
+        5000,
+        250,
+        20000,
+    )
     assert (workload.data, run.evaluation.hellaswag_every) == ("fineweb", 250)
 
 
@@ -103,7 +112,9 @@ def test_a_file_that_is_no_run_is_refused(text: str, path: Path) -> None:
         load(str(path))
 
 
-@pytest.mark.parametrize(("name", "said"), [("gpt2-10b-h10x8", "did you mean"), ("no.yaml", "does not exist")])
+@pytest.mark.parametrize(
+    ("name", "said"), [("gpt2-10b-h10x8", "did you mean"), ("no.yaml", "does not exist")]
+)
 def test_a_run_that_is_not_there_is_said_to_be_missing(name: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         load(name)

@@ -65,7 +65,9 @@ class Silent:
 def run_with(
     write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
 ) -> list[Record]:
-    """Run a ladder; with `script`, every process but one of a rung called `good` is that Python program instead."""
+    """Run a ladder; with `script`, every process but one of a rung called `good` is that Python program
+    instead.
+    """
     ladder = load(write_ladder(rungs, **protocol))
     if monkeypatch:
         genuine = processes.worker_command
@@ -117,7 +119,11 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
     rungs = "[{name: two, set: {world_size: 2, autocast: float16}}]"
     record, alone = run_with(write_ladder, tmp_path, rungs)
     assert record.status == "ok", record.error
-    assert (alone.kind, alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == ("parity", 1, 2)
+    assert (alone.kind, alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == (
+        "parity",
+        1,
+        2,
+    )
     assert scoreboard([record, alone]).rows[0].status == "ok"  # with its losses
     measured = record.measurement
     assert measured is not None
@@ -147,7 +153,11 @@ def compiled(asked: Answer, tmp_path_factory: pytest.TempPathFactory) -> dict[tu
 @pytest.mark.slow
 def test_compiling_is_cold_in_the_first_round_and_warm_after(compiled) -> None:
     cold, warm = compiled[1, "cumulative"], compiled[2, "cumulative"]
-    assert (cold.compile_cache, compiled[1, "control"].compile_cache, warm.compile_cache) == ("cold", "cold", "warm")
+    assert (cold.compile_cache, compiled[1, "control"].compile_cache, warm.compile_cache) == (
+        "cold",
+        "cold",
+        "warm",
+    )
     assert cold.recompiles == warm.recompiles == 0
     assert cold.first_step_seconds > warm.first_step_seconds
 
@@ -161,7 +171,9 @@ def test_compiled_gradients_are_held_to_eager_ones_in_the_first_round(compiled) 
 
 
 @pytest.mark.slow
-def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(write_ladder, tmp_path: Path) -> None:
+def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(
+    write_ladder, tmp_path: Path
+) -> None:
     records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, loss_steps=150)
     first, *others = (r.measurement for r in records)
     assert first is not None
@@ -176,9 +188,7 @@ def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(write_
 
 @pytest.mark.slow
 def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
-    rungs = (
-        "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
-    )
+    rungs = "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
     assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
     assert records[1].status == "unsupported"
@@ -189,7 +199,11 @@ BAD_ENDS = {
     "a crash": ("raise SystemExit(7)", "failed", "exit code 7"),
     "an exception": ("raise ValueError('the reason')", "failed", "exit code 1: ValueError: the reason"),
     "a segfault": ("import ctypes; ctypes.string_at(0)", "failed", "killed by SIGSEGV"),
-    "an unexplained kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "failed", "killed by SIGKILL"),
+    "an unexplained kill": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "failed",
+        "killed by SIGKILL",
+    ),
     "an exit without a result": ("pass", "failed", "exit code 0"),
 }
 
@@ -205,10 +219,14 @@ def test_a_bad_end_is_a_row_and_the_ladder_goes_on(
     assert records[0].measurement is None
 
 
-def test_out_of_memory_is_a_row_of_its_own_kind(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_out_of_memory_is_a_row_of_its_own_kind(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A real worker under a real limit: the address space is too small for the batch."""
     limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
-    path = write_ladder("[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128")
+    path = write_ladder(
+        "[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128"
+    )
     genuine = processes.worker_command
 
     def command(*arguments) -> list[str]:
@@ -230,8 +248,8 @@ def test_a_hang_ends_at_the_time_limit_with_everything_it_started(
     pid_file = tmp_path / "pid"
     script = (
         "import subprocess, sys, time\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        f"start_new_session=True)\nopen({str(pid_file)!r}, 'w').write(str(child.pid))\n"
         "time.sleep(600)\n"
     )
     records = run_with(write_ladder, tmp_path, "[{name: hangs}]", monkeypatch, script, timeout_seconds=3)
@@ -253,7 +271,9 @@ def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
         os.kill(os.getpid(), number)
 
     threading.Thread(target=interrupt).start()
-    records = run_with(write_ladder, tmp_path, "[{name: good}, {name: hangs}, {name: never}]", monkeypatch, script)
+    records = run_with(
+        write_ladder, tmp_path, "[{name: good}, {name: hangs}, {name: never}]", monkeypatch, script
+    )
     assert [r.status for r in records] == ["ok", "interrupted"]
     assert not psutil.pid_exists(int(pid_file.read_text()))
 
@@ -313,8 +333,8 @@ def test_what_a_finished_process_left_running_is_ended(
     pid_file = tmp_path / "pid"
     script = (
         "import subprocess, sys\n"
-        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], start_new_session=True)\n"
-        f"open({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        f"start_new_session=True)\nopen({str(pid_file)!r}, 'w').write(str(child.pid))\n"
     )
     run_with(write_ladder, tmp_path, "[{name: leaves}]", monkeypatch, script)
     assert not psutil.pid_exists(int(pid_file.read_text()))
@@ -328,8 +348,8 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
     spoil.write_text(
         "import os, runpy, signal, sys, gpt2.train\n"
         "def batches(batches, toggles, *, rank=0):\n"
-        "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), signal.SIGKILL)\n"
-        "genuine, gpt2.train.micro_batches = gpt2.train.micro_batches, batches\n"
+        "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), "
+        "signal.SIGKILL)\ngenuine, gpt2.train.micro_batches = gpt2.train.micro_batches, batches\n"
         "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
     )
     genuine = processes.worker_command
@@ -354,13 +374,17 @@ def test_a_failed_rung_keeps_the_last_lines_of_its_output(
     assert records[0].error == "exit code 3: second\nfirst"
 
 
-def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    write_ladder, tmp_path: Path
+) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunError, match=r"cannot write to .* choose another folder with --out"):
         run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
 
 
-@pytest.mark.parametrize(("name", "reason"), [("my cache", "without blanks or quotes"), ("file", "cannot write")])
+@pytest.mark.parametrize(
+    ("name", "reason"), [("my cache", "without blanks or quotes"), ("file", "cannot write")]
+)
 def test_a_folder_that_no_compiler_can_use_is_refused_before_anything_runs(
     name: str, reason: str, write_ladder, tmp_path: Path
 ) -> None:
@@ -377,7 +401,9 @@ def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladd
     assert not (tmp_path / "results").exists()
 
 
-def test_a_record_holds_no_path_of_the_corpus_or_of_a_ladder_from_elsewhere(write_ladder, tmp_path: Path) -> None:
+def test_a_record_holds_no_path_of_the_corpus_or_of_a_ladder_from_elsewhere(
+    write_ladder, tmp_path: Path
+) -> None:
     import numpy as np
 
     corpus = tmp_path / "secret place.bin"
@@ -392,7 +418,9 @@ def test_a_record_holds_no_path_of_the_corpus_or_of_a_ladder_from_elsewhere(writ
 
 
 @pytest.mark.slow
-def test_a_rung_that_takes_larger_steps_is_followed_by_its_parity_process(write_ladder, tmp_path: Path) -> None:
+def test_a_rung_that_takes_larger_steps_is_followed_by_its_parity_process(
+    write_ladder, tmp_path: Path
+) -> None:
     rungs = "[{name: a}, {name: b, set: {micro_batch_size: 4}}]"
     records = run_with(write_ladder, tmp_path, rungs)
     assert [(r.kind, r.rung) for r in records] == [("cumulative", "a"), ("cumulative", "b"), ("parity", "b")]
@@ -416,7 +444,9 @@ def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) 
     assert all(proof.took_effect for proof in proofs.values()), proofs
     assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
     assert record.measurement.attention_kernel == "flash"
-    assert record.measurement.ranks_agree is record.measurement.skipped_steps is None  # one rank, and no scaler
+    assert (
+        record.measurement.ranks_agree is record.measurement.skipped_steps is None
+    )  # one rank, and no scaler
 
 
 @pytest.mark.slow
@@ -473,7 +503,9 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def rounds(width: float) -> int:
         ladder = load(write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]", until=width))
-        return max(r.repetition for r in run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records)
+        return max(
+            r.repetition for r in run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records
+        )
 
     return rounds
 
@@ -499,7 +531,8 @@ def test_what_was_compiled_and_kept_is_warm_in_a_later_run_but_not_for_another_r
 
 
 @pytest.mark.parametrize(
-    ("there", "state"), [([], "cold"), (["half-written.py"], "cold"), (["code.py", "filled-by-bench"], "warm")]
+    ("there", "state"),
+    [([], "cold"), (["half-written.py"], "cold"), (["code.py", "filled-by-bench"], "warm")],
 )
 def test_a_cache_is_warm_only_where_all_code_came_into_it(
     there: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -523,15 +556,25 @@ def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path:
 
 def look(**gpu) -> State:
     return State(
-        load_average=None, cpu_mhz=None, swap_used_bytes=0, memory_available_bytes=1, gpus=[GpuState(index=0, **gpu)]
+        load_average=None,
+        cpu_mhz=None,
+        swap_used_bytes=0,
+        memory_available_bytes=1,
+        gpus=[GpuState(index=0, **gpu)],
     )
 
 
 def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afterwards() -> None:
-    at_work = [look(sm_clock_mhz=mhz, throttle_reasons=reasons) for mhz, reasons in ((990, ["heat"]), (1010, []))]
+    at_work = [
+        look(sm_clock_mhz=mhz, throttle_reasons=reasons) for mhz, reasons in ((990, ["heat"]), (1010, []))
+    ]
     at_work.append(look(throttle_reasons=["power"]))  # a look that the driver did not answer in full
     judged = processes._under_load(at_work, look(sm_clock_mhz=200, other_processes=1)).gpus[0]
-    assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (["heat", "power"], 1000, 1)
+    assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (
+        ["heat", "power"],
+        1000,
+        1,
+    )
 
 
 def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(

@@ -48,11 +48,15 @@ def test_the_controls_are_of_the_rungs_that_are_run(ladder: Ladder) -> None:
 
 def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write_ladder) -> None:
     rungs = (
-        "[{name: a}, {name: b, set: {adamw: foreach}}, {name: c, set: {adamw: fused}, expect: out_of_memory}, "
+        "[{name: a}, {name: b, set: {adamw: foreach}}, "
+        "{name: c, set: {adamw: fused}, expect: out_of_memory}, "
         "{name: n, external: {peer: own, model: tiny, seq_len: 32, tokens_per_step: 32, folder: x, command: python}}]"
     )
     ladder = load(write_ladder(rungs, repeats=3))
-    assert [task.rung.name for task in Schedule(ladder, ladder.rungs).round(1) if task.kind == "control"] == ["a", "b"]
+    assert [task.rung.name for task in Schedule(ladder, ladder.rungs).round(1) if task.kind == "control"] == [
+        "a",
+        "b",
+    ]
 
 
 def test_a_rung_that_is_not_supported_has_no_control(ladder: Ladder) -> None:
@@ -143,7 +147,8 @@ def test_a_resumed_run_with_nothing_missing_has_nothing_to_run(write_ladder) -> 
     assert names(schedule.round(1)) == []
 
 
-# --- variants -----------------------------------------------------------------------------------------------------
+# --- variants
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_alone_is_the_first_rung_with_one_rung_s_changes(ladder: Ladder) -> None:
@@ -204,7 +209,8 @@ def test_a_rung_that_is_to_run_out_of_memory_at_the_end_takes_no_part_in_the_abl
     assert variant(ladder, ladder.rung("huge"), "alone") is None
 
 
-# --- parity -------------------------------------------------------------------------------------------------------
+# --- parity
+# -------------------------------------------------------------------------------------------------------
 
 
 def parity(write_ladder, before: str, after: str) -> Toggles | None:
@@ -272,7 +278,9 @@ def test_only_a_rung_that_changes_the_tokens_per_step_has_a_parity_child_and_onl
 
 
 def test_a_first_rung_on_several_ranks_is_held_to_one_rank(write_ladder) -> None:
-    ladder = load(write_ladder("[{name: a, set: {world_size: 4, sharding: zero1}}, {name: b, set: {adamw: fused}}]"))
+    ladder = load(
+        write_ladder("[{name: a, set: {world_size: 4, sharding: zero1}}, {name: b, set: {adamw: fused}}]")
+    )
     schedule = Schedule(ladder, ladder.rungs)
     (child,) = [task for task in schedule.round(1) if task.kind == "parity"]
     assert child.title == "a (parity)"

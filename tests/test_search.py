@@ -27,7 +27,9 @@ RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"
 Machine = Callable[[Task], Record]
 
 
-def machine(fits: int = 10**9, speed: Callable[[Toggles], float] = lambda t: 1000.0 * t.micro_batch_size) -> Machine:
+def machine(
+    fits: int = 10**9, speed: Callable[[Toggles], float] = lambda t: 1000.0 * t.micro_batch_size
+) -> Machine:
     """Runs batches up to `fits` sequences; each takes 1 MiB."""
 
     def run(task: Task) -> Record:
@@ -36,7 +38,9 @@ def machine(fits: int = 10**9, speed: Callable[[Toggles], float] = lambda t: 100
         if task.kind == "sweep" and toggles.micro_batch_size > fits:
             return record(task.rung.name, task.rung.index, status="out_of_memory", **facts)
         size = toggles.micro_batch_size * 2**20
-        measured = measurement(speed(toggles), tokens_per_step=toggles.tokens_per_step(32), peak_memory_bytes=size)
+        measured = measurement(
+            speed(toggles), tokens_per_step=toggles.tokens_per_step(32), peak_memory_bytes=size
+        )
         return record(task.rung.name, task.rung.index, measurement=measured, **facts)
 
     return run
@@ -48,7 +52,9 @@ def sweep(ladder: Ladder, *over: str, end: float = math.inf, best_only: bool = F
     return Search(as_ladder(ladder, base, axes), base, axes, end, best_only)
 
 
-def drive(search: Search, run: Machine, most: int | None = None) -> tuple[list[Task], list[Record], list[str]]:
+def drive(
+    search: Search, run: Machine, most: int | None = None
+) -> tuple[list[Task], list[Record], list[str]]:
     """What was run, what came of it, and what was said."""
     tasks: list[Task] = []
     records: list[Record] = []
@@ -63,7 +69,9 @@ def drive(search: Search, run: Machine, most: int | None = None) -> tuple[list[T
 
 
 def sizes(tasks: list[Task]) -> list[int]:
-    return [task.rung.toggles.micro_batch_size for task in tasks if task.kind == "sweep" and task.repetition == 1]
+    return [
+        task.rung.toggles.micro_batch_size for task in tasks if task.kind == "sweep" and task.repetition == 1
+    ]
 
 
 @pytest.fixture
@@ -77,7 +85,9 @@ def test_batches_double_until_one_does_not_fit_and_the_largest_that_fits_is_foun
     assert sizes(tasks)[:5] == [1, 2, 4, 8, 16]
     assert max(size for size in sizes(tasks) if size <= 11) == 11
     assert min(size for size in sizes(tasks) if size > 11) == 12
-    assert "Largest batch that ran: 11 (micro_batch_size=11); 12 ran out of memory." in caption(scoreboard(records))
+    assert "Largest batch that ran: 11 (micro_batch_size=11); 12 ran out of memory." in caption(
+        scoreboard(records)
+    )
 
 
 @pytest.mark.parametrize("fits", range(1, 20))
@@ -89,7 +99,9 @@ def test_bisection_ends_at_the_largest_whatever_it_is(ladder: Ladder, fits: int)
 
 
 def test_where_steps_have_a_fixed_size_only_batches_that_divide_it_are_tried(write_ladder) -> None:
-    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    fixed = load(
+        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
+    )
     tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=8,..."), machine(fits=13))
     assert sizes(tasks) == [8, 16, 12]  # of 48 sequences
     assert [task.rung.toggles.grad_accum_steps for task in tasks] == [6, 3, 4]
@@ -135,10 +147,14 @@ def test_on_a_processor_a_batch_beyond_the_memory_is_not_tried(write_ladder) -> 
 def test_only_where_a_winner_is_sought_the_hopeless_run_no_more(write_ladder) -> None:
     ladder = load(write_ladder(RUNGS, repeats=3))
     for best_only, again in ((False, [1, 2, 4, 8]), (True, [1, 8])):
-        tasks, _, said = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=best_only), machine())
+        tasks, _, said = drive(
+            sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=best_only), machine()
+        )
         second = [t.rung.toggles.micro_batch_size for t in tasks if t.kind == "sweep" and t.repetition == 2]
         assert second == again
-        assert any("not run again: micro_batch_size=2; micro_batch_size=4" in text for text in said) == best_only
+        assert (
+            any("not run again: micro_batch_size=2; micro_batch_size=4" in text for text in said) == best_only
+        )
 
 
 def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladder) -> None:
@@ -155,7 +171,8 @@ def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladd
 
 
 def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
-    """A sweep for a winner among four, ended after the first candidate; before it goes on, the machine slows down.
+    """A sweep for a winner among four, ended after the first candidate; before it goes on, the machine slows
+    down.
 
     speeds: then, of the first candidate's control and of the other three.
     """
@@ -164,7 +181,9 @@ def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
     before = [record.model_copy(update={"session": "before"}) for record in records]
     resumed = sweep(ladder, *over, best_only=True)
     resumed.resume(before)
-    then = dict(zip([("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")], speeds, strict=False))
+    then = dict(
+        zip([("explicit", "for_loop"), ("explicit", "fused"), ("sdpa", "for_loop")], speeds, strict=False)
+    )
     slow = machine(speed=lambda t: then.get((t.attention, t.adamw), speeds[-1]))
     _, after, _ = drive(resumed, slow)
     return resumed, [*before, *(record.model_copy(update={"session": "after"}) for record in after)]
@@ -181,14 +200,21 @@ def test_after_an_interruption_candidates_are_held_to_the_control_of_their_own_h
     assert board.fastest.speedup
     assert board.fastest.speedup.value == pytest.approx(4803 / 1685)
     written = ladder_to(ladder, ladder.rungs[-1], board.fastest, board)
-    assert "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all" in written
+    assert (
+        "4,803 tokens/s, 2.85x the first candidate, the most of 4 candidates, 2 of which ran in all"
+        in written
+    )
 
 
 def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -> None:
     ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
     over = ("toggles.adamw=for_loop,foreach,fused",)
     ran: list[Record] = []
-    for half, speed in (("first", 100.0), ("second", 10.0), ("third", 10.0)):  # the last alone came to its end
+    for half, speed in (
+        ("first", 100.0),
+        ("second", 10.0),
+        ("third", 10.0),
+    ):  # the last alone came to its end
         search = sweep(ladder, *over, best_only=True)
         search.resume(ran)
         run = machine(speed=lambda _, speed=speed: speed)
@@ -202,7 +228,9 @@ def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -
 
 
 def test_the_first_candidate_is_repeated_as_the_control_of_each_round(write_ladder) -> None:
-    tasks, _, _ = drive(sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine())
+    tasks, _, _ = drive(
+        sweep(load(write_ladder(RUNGS, repeats=2)), "toggles.micro_batch_size=1,2"), machine()
+    )
     assert [t.repetition for t in tasks if t.kind == "control"] == [1, 2]
     assert {t.rung.index for t in tasks if t.kind == "control"} == {0}
 
@@ -219,7 +247,9 @@ def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
     assert said == [f"micro_batch_size=2: not begun: {why}"]
 
 
-@pytest.mark.parametrize(("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)])  # of two rounds of 5 each
+@pytest.mark.parametrize(
+    ("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)]
+)  # of two rounds of 5 each
 def test_what_a_budget_leaves_undone_is_counted(write_ladder, most: int, left: int) -> None:
     ladder = load(write_ladder(RUNGS, repeats=2, ceiling_seconds=0.01))
     search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused")
@@ -245,7 +275,9 @@ def test_a_sweep_without_the_control_of_a_round_was_interrupted(write_ladder) ->
     ladder = load(write_ladder(RUNGS, repeats=2))
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     told = [record.model_copy(update={"protocol": {"repeats": 2}}) for record in records]
-    assert [scoreboard(told[:n]).interrupted for n in range(1, len(told) + 1)] == [True] * (len(told) - 1) + [False]
+    assert [scoreboard(told[:n]).interrupted for n in range(1, len(told) + 1)] == [True] * (len(told) - 1) + [
+        False
+    ]
     (said,) = [line for line in caption(scoreboard(told[:3])) if "interrupted" in line]
     assert said == (
         "Warning: the sweep was interrupted in round 1 of 2; bench sweep with --resume runs what is missing."
@@ -261,8 +293,8 @@ def test_a_sweep_resumed_without_best_says_what_it_cannot_run_in_rounds_that_are
     tasks, _, said = drive(resumed, machine())
     assert tasks == []
     assert said == [
-        "round 2 is over, and what runs now has nothing in it to be held to: not run in it: micro_batch_size=2; "
-        "micro_batch_size=4; without --resume a sweep measures all anew"
+        "round 2 is over, and what runs now has nothing in it to be held to: not run in it: "
+        "micro_batch_size=2; micro_batch_size=4; without --resume a sweep measures all anew"
     ]
 
 
@@ -330,14 +362,19 @@ def test_what_is_fast_and_trains_otherwise_knocks_nobody_out(write_ladder) -> No
 
     search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused", best_only=True)
     tasks, records, _ = drive(search, run)
-    assert [t.rung.toggles.adamw for t in tasks if t.kind == "sweep" and t.repetition == 2] == ["for_loop", "fused"]
+    assert [t.rung.toggles.adamw for t in tasks if t.kind == "sweep" and t.repetition == 2] == [
+        "for_loop",
+        "fused",
+    ]
     best = scoreboard(records).fastest
     assert best
     assert best.toggles.adamw == "fused"
 
 
 @pytest.mark.parametrize("most", range(5, 14))
-def test_a_budget_that_ends_anywhere_after_the_first_round_leaves_the_same_winner(write_ladder, most: int) -> None:
+def test_a_budget_that_ends_anywhere_after_the_first_round_leaves_the_same_winner(
+    write_ladder, most: int
+) -> None:
     search = sweep(load(write_ladder(RUNGS, repeats=3)), "toggles.micro_batch_size=1,2,4", best_only=True)
     _, records, _ = drive(search, machine(), most)
     best = scoreboard(records).fastest
@@ -353,13 +390,17 @@ def test_several_ranks_are_held_to_one_that_accumulates(write_ladder) -> None:
 
 
 def test_doubling_ends_at_the_whole_step_where_that_is_fixed(write_ladder) -> None:
-    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    fixed = load(
+        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
+    )
     tasks, _, _ = drive(sweep(fixed, "toggles.micro_batch_size=1,..."), machine())
     assert sizes(tasks) == [1, 2, 4, 8, 16, 48]
 
 
 def test_accumulation_that_follows_from_the_steps_has_no_values_to_sweep(write_ladder) -> None:
-    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536"))
+    fixed = load(
+        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 1536")
+    )
     with pytest.raises(LadderError, match="grad_accum_steps follows from"):
         sweep(fixed, "toggles.grad_accum_steps=1,2")
 
@@ -384,7 +425,9 @@ def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2"), machine())
     quiet = scoreboard(records)
     assert "disturbed" not in ladder_to(ladder, ladder.rungs[-1], quiet.rows[-1], quiet)
-    warning = "other work: others keep 0.80 cores busy; stop other programs (top shows them) and measure again"
+    warning = (
+        "other work: others keep 0.80 cores busy; stop other programs (top shows them) and measure again"
+    )
     busy = [records[0], records[1].model_copy(update={"other_work_cores": 0.8}), *records[2:]]
     board = scoreboard(busy)
     said = f"{warning} (in 1 of {len(busy)} processes: micro_batch_size=2 in round 1)."
@@ -394,7 +437,9 @@ def test_the_ladder_to_the_best_says_that_others_worked_beside_its_measurements(
 
 
 def test_toggles_that_make_no_whole_in_any_candidate_are_an_error(write_ladder) -> None:
-    fixed = load(write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64"))
+    fixed = load(
+        write_ladder(RUNGS, workload="model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64")
+    )
     with pytest.raises(LadderError, match=r"rung .b. with other values: .* not a multiple"):
         sweep(fixed, "toggles.micro_batch_size=3,5")
 
@@ -409,10 +454,14 @@ def test_the_ladder_to_the_best_loads_and_ends_with_the_winner(ladder: Ladder, t
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[-1], board))
     best = load(out)
     assert [rung.name for rung in best.rungs] == ["a", "b", "micro_batch_size=2 and autocast=bfloat16"]
-    assert best.rungs[-1].toggles == replace(ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16")
+    assert best.rungs[-1].toggles == replace(
+        ladder.rungs[-1].toggles, micro_batch_size=2, autocast="bfloat16"
+    )
     assert best.rungs[:2] == ladder.rungs[:2]
     assert best.workload == ladder.workload
-    alike = replace(ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung) for rung in ladder.rungs[-1:]))
+    alike = replace(
+        ladder, rungs=tuple(replace(rung, name=board.rows[-1].rung) for rung in ladder.rungs[-1:])
+    )
     out.write_text(ladder_to(alike, replace(ladder.rungs[-1], index=0), board.rows[-1], board))
     assert len({rung.name for rung in load(out).rungs}) == 2
     out.write_text(ladder_to(ladder, ladder.rungs[-1], board.rows[0], board))

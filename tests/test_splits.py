@@ -33,7 +33,13 @@ SAYS = {
         "trainset.bin",
     ],
     "val": [
-        *("val.bin", "fineweb_val_000000.bin", "x.valid.jsonl", "wiki-validation-00000-of-00001.parquet", "VAL.bin"),
+        *(
+            "val.bin",
+            "fineweb_val_000000.bin",
+            "x.valid.jsonl",
+            "wiki-validation-00000-of-00001.parquet",
+            "VAL.bin",
+        ),
         *(
             "valset_0.bin",
             "validdata.bin",
@@ -58,14 +64,21 @@ SAYS = {
 }
 
 
-@pytest.mark.parametrize(("split", "name"), [(split, name) for split, names in SAYS.items() for name in names])
+@pytest.mark.parametrize(
+    ("split", "name"), [(split, name) for split, names in SAYS.items() for name in names]
+)
 def test_a_name_says_its_split_by_whole_words_the_last_one_first(split: str | None, name: str) -> None:
     assert split_of(Path(name)) == split
 
 
 @pytest.mark.parametrize(
     ("path", "split"),
-    [("val/part_000.bin", "val"), ("train/test-cases.txt", "train"), ("a/val/b/0.txt", "val"), ("books/x.txt", None)],
+    [
+        ("val/part_000.bin", "val"),
+        ("train/test-cases.txt", "train"),
+        ("a/val/b/0.txt", "val"),
+        ("books/x.txt", None),
+    ],
 )
 def test_a_folder_says_the_split_of_all_below(path: str, split: str | None) -> None:
     assert split_of(Path(path)) == split
@@ -75,7 +88,11 @@ FOLDERS = {  # what is trained on, what is for validation, and what is for neith
     "nanoGPT": (["train.bin"], ["val.bin"], []),
     "llm.c": (["fineweb_train_000001.bin", "fineweb_train_000002.bin"], ["fineweb_val_000000.bin"], []),
     "numbers": (["part_000.bin", "part_001.bin"], ["val.bin"], []),
-    "a corpus named after a split": (["pretrain_train_1.bin"], ["pretrain_val_0.bin"], ["pretrain_test_0.bin"]),
+    "a corpus named after a split": (
+        ["pretrain_train_1.bin"],
+        ["pretrain_val_0.bin"],
+        ["pretrain_test_0.bin"],
+    ),
     "capitals": (["Train-0.bin"], ["Valid-0.bin"], ["TEST-0.bin"]),
     "tests beside numbers": (["0.bin", "1.bin"], ["dev.bin"], ["test.bin"]),
     "a whole beside its parts": (["train.bin"], ["val.bin"], ["all.bin"]),
@@ -123,7 +140,9 @@ def test_texts_in_folders_named_after_splits_are_split_by_those(tmp_path: Path) 
 @pytest.mark.parametrize("name", ["val.bin", "fineweb_val_000000.bin", "test_0.bin"])
 def test_a_folder_of_validation_alone_is_not_trained_on(name: str, tmp_path: Path) -> None:
     shard(tmp_path / name, VALIDATION)
-    with pytest.raises(DataError, match=f"only files for validation or tests, as {name}.*give the file itself"):
+    with pytest.raises(
+        DataError, match=f"only files for validation or tests, as {name}.*give the file itself"
+    ):
         open_corpus("mine", vocab_size=V, path=tmp_path)
     corpus = open_corpus("mine", vocab_size=V, path=tmp_path / name)
     assert f"{name} is trained on, which by its name is for" in corpus.warnings[0]
@@ -134,7 +153,8 @@ def test_what_is_left_out_of_training_though_no_name_says_so_is_said(tmp_path: P
         shard(tmp_path / name, TRAINING)
     corpus = open_corpus("mine", vocab_size=V, path=tmp_path)
     assert corpus.warnings == (
-        "all.bin and 1 more of the corpus' folder is not trained on: it names no split, and train.bin says train",
+        "all.bin and 1 more of the corpus' folder is not trained on: it names no split, and train.bin says "
+        "train",
     )
 
 

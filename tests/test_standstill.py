@@ -186,8 +186,8 @@ def test_a_window_within_which_the_process_stood_still_is_taken_once_more() -> N
     assert window.block_seconds == pytest.approx([1.0] * 6)
     assert [round(block.seconds) for block in window.set_aside] == [1, 1, 6, 1, 1, 1]
     assert _unevenness([window]) == [
-        "taken once more: within the first window the process stood still, for about 5.0 s in 1 of 6 blocks: stopped, "
-        "without a processor, or swapped out"
+        "taken once more: within the first window the process stood still, for about 5.0 s in 1 of 6 blocks: "
+        "stopped, without a processor, or swapped out"
     ]
 
 
@@ -213,8 +213,8 @@ def test_a_second_window_of_that_kind_stays_and_is_told() -> None:
     assert sum(measured.block_lost_seconds) == pytest.approx(2.0)
     (line,) = disturbances(record(measurement=measured))
     assert line == (
-        "stood still: in the window the process did, for about 2.0 s in 1 of 6 blocks: stopped, without a processor, "
-        "or swapped out; measure again"
+        "stood still: in the window the process did, for about 2.0 s in 1 of 6 blocks: stopped, without a "
+        "processor, or swapped out; measure again"
     )
 
 
@@ -257,7 +257,9 @@ def test_all_ranks_take_a_second_window_where_one_stood_still() -> None:
     heard, device = [], Stopping({})
 
     def agree(value: float) -> float:
-        if value == 0.0 and device.steps > 60 and not heard:  # the window is over, and another rank stood still
+        if (
+            value == 0.0 and device.steps > 60 and not heard
+        ):  # the window is over, and another rank stood still
             heard.append(value)
             return 1.0
         return value
@@ -269,7 +271,9 @@ def test_all_ranks_take_a_second_window_where_one_stood_still() -> None:
 
 def test_of_several_ranks_the_one_that_stood_still_is_named_once() -> None:
     still, waiting = stopping({40: 5.0, 100: 2.0}), stopping({})
-    waiting = replace(waiting, blocks=blocks(*[block.seconds for block in still.blocks]), set_aside=still.blocks)
+    waiting = replace(
+        waiting, blocks=blocks(*[block.seconds for block in still.blocks]), set_aside=still.blocks
+    )
     assert [line.split(":")[0] for line in _unevenness([waiting, still])] == ["taken once more"]
     found = combine([waiting, still], [[1.0]] * 2, [1.0], **FACTS).stood_still
     assert found is not None
@@ -285,6 +289,6 @@ def test_a_process_for_its_losses_alone_has_no_blocks_to_be_uneven() -> None:
 def test_blocks_that_waited_for_something_are_told_and_stay() -> None:
     window = replace(stopping({}), blocks=blocks(1.0, 1.0, 6.0, 1.0))
     assert _unevenness([window]) == [
-        "uneven: 1 of 4 blocks lasted over twice as long as the median one, up to 6.0 s: it ran meanwhile, and waited "
-        "for data, the device, memory or the disk"
+        "uneven: 1 of 4 blocks lasted over twice as long as the median one, up to 6.0 s: it ran meanwhile, "
+        "and waited for data, the device, memory or the disk"
     ]

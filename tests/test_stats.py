@@ -96,7 +96,9 @@ def within(low: float, high: float) -> Estimate:
         (6.0, 17.8, 4.73, "faster"),
     ],
 )
-def test_a_verdict_follows_from_where_the_interval_lies(low: float, high: float, delta: float, found: str) -> None:
+def test_a_verdict_follows_from_where_the_interval_lies(
+    low: float, high: float, delta: float, found: str
+) -> None:
     assert verdict(within(low, high), delta) == found
 
 
@@ -130,7 +132,9 @@ def test_narrow_enough_looks_at_widths_and_never_at_values() -> None:
     assert not narrow_enough([far, geometric_mean([1.0])], 0.5)
 
 
-def simulate(ratio: float, rounds: int, generator: np.random.Generator, noise: float = 0.03) -> tuple[dict, ...]:
+def simulate(
+    ratio: float, rounds: int, generator: np.random.Generator, noise: float = 0.03
+) -> tuple[dict, ...]:
     """Tokens per second of a first rung, its control and another rung; each round has a speed of its own."""
     drift = generator.normal(0.0, 0.1, rounds)
 
@@ -168,7 +172,9 @@ def test_a_change_without_effect_is_called_faster_at_most_one_time_in_forty() ->
 
 
 @pytest.mark.parametrize(("rounds", "share"), [(3, 0.035), (5, 0.125), (10, 0.235)])
-def test_of_ladders_whose_changes_do_nothing_a_known_share_holds_a_false_verdict(rounds: int, share: float) -> None:
+def test_of_ladders_whose_changes_do_nothing_a_known_share_holds_a_false_verdict(
+    rounds: int, share: float
+) -> None:
     """Eight rungs, each held to the one before."""
     generator = np.random.default_rng(7)
     false = 0
@@ -195,7 +201,9 @@ def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
 
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hundred_runs(rounds: int) -> None:
-    """Though in one of 20 the faster one's interval excludes 1; a floor known from 3 rounds makes it no likelier."""
+    """Though in one of 20 the faster one's interval excludes 1; a floor known from 3 rounds makes it no
+    likelier.
+    """
     generator = np.random.default_rng(7)
     excluded = called = 0
     for _ in range(2000):
@@ -228,7 +236,11 @@ def test_stopping_on_width_alone_leaves_the_interval_s_coverage_and_the_value_un
     assert np.mean(logs) == pytest.approx(math.log(1.3), abs=0.002)
 
 
-@given(low=st.floats(0.1, 10), width=st.floats(1, 10), wider=st.floats(1, 10), delta=st.floats(LOUD + 0.001, 5))
-def test_above_a_loud_floor_knowing_less_never_says_more(low: float, width: float, wider: float, delta: float) -> None:
+@given(
+    low=st.floats(0.1, 10), width=st.floats(1, 10), wider=st.floats(1, 10), delta=st.floats(LOUD + 0.001, 5)
+)
+def test_above_a_loud_floor_knowing_less_never_says_more(
+    low: float, width: float, wider: float, delta: float
+) -> None:
     known, vague = within(low, low * width), within(low / wider, low * width * wider)
     assert verdict(vague, delta) in ("unclear", verdict(known, delta))

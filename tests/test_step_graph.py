@@ -74,7 +74,9 @@ def batch(value: float) -> list[tuple[Tensor, Tensor]]:
     return [(torch.full((1,), value), torch.zeros(1))]
 
 
-def test_a_step_is_recorded_once_after_the_first_ones_and_replayed_with_each_new_batch(recorder: Recorder) -> None:
+def test_a_step_is_recorded_once_after_the_first_ones_and_replayed_with_each_new_batch(
+    recorder: Recorder,
+) -> None:
     compute = Doubling(recorder)
     step = StepGraph(compute, CPU)
     losses = [step(batch(value))[0].item() for value in range(EAGER_STEPS + 4)]
@@ -155,4 +157,7 @@ def test_replays_prove_that_steps_were_launched_as_a_graph(replays: int, took_ef
     toggles = SimpleNamespace(launch="graph")
     training = SimpleNamespace(toggles=toggles, graph=SimpleNamespace(replays=replays), number=10)
     found = PROOFS["launch"](Seen(training, []))  # type: ignore[arg-type]
-    assert (found.took_effect, found.evidence) == (took_effect, f"{replays} of 10 steps ran as one CUDA graph")
+    assert (found.took_effect, found.evidence) == (
+        took_effect,
+        f"{replays} of 10 steps ran as one CUDA graph",
+    )

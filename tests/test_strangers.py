@@ -1,4 +1,6 @@
-"""Results files from elsewhere: whatever is wrong with one, a report says so in a line or shows a labelled gap."""
+"""Results files from elsewhere: whatever is wrong with one, a report says so in a line or shows a labelled
+gap.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,21 @@ from gpt2.toggles import Toggles
 CUDA = Toggles(device="cuda")
 HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"
 ABSENT = object()
-WRONG: tuple[Any, ...] = (None, "", -1, 0, float("inf"), float("nan"), True, [], {}, 10**30, 1e-290, HOSTILE, ABSENT)
+WRONG: tuple[Any, ...] = (
+    None,
+    "",
+    -1,
+    0,
+    float("inf"),
+    float("nan"),
+    True,
+    [],
+    {},
+    10**30,
+    1e-290,
+    HOSTILE,
+    ABSENT,
+)
 
 
 def line(of: Record) -> dict[str, Any]:
@@ -105,7 +121,9 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
         each["warnings"] = [HOSTILE]
     boards, _ = load_boards([write(tmp_path, found)])
     text = page(assemble(boards))
-    assert text.count("<script") == page(assemble([load_boards([write(tmp_path, lines())])[0][0]])).count("<script")
+    assert text.count("<script") == page(assemble([load_boards([write(tmp_path, lines())])[0][0]])).count(
+        "<script"
+    )
     assert "<img" not in text
 
 
@@ -114,7 +132,11 @@ def test_no_text_of_a_record_is_script_or_markup_in_the_page(tmp_path: Path) -> 
     [
         (("schema",), 2, "schema 2: written by a newer gpt2-bench; upgrade"),
         (("measurement", "block_seconds", 0), 0.0, "measurement.block_seconds.0: "),
-        (("toggles", "all", "autocast"), "fp8", "toggle 'autocast': 'fp8' is not one of float32, bfloat16, float16"),
+        (
+            ("toggles", "all", "autocast"),
+            "fp8",
+            "toggle 'autocast': 'fp8' is not one of float32, bfloat16, float16",
+        ),
         (("toggles", "all", "warp"), 9, "unknown toggle 'warp'"),
         (("workload", "model"), "gpt9", "model 'gpt9' is not one of"),
         (("workload", "seq_len"), ABSENT, "seq_len is missing"),
@@ -166,8 +188,16 @@ def test_a_file_with_the_same_process_twice_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "wrong", "says"),
     [
-        (("ladder",), "a100", r"holds records of two ladders, h100 \(1add\) and a100 \(1add\); one file each"),
-        (("ladder_hash",), "0dd", r"holds records of two ladders, h100 \(1add\) and h100 \(0dd\); one file each"),
+        (
+            ("ladder",),
+            "a100",
+            r"holds records of two ladders, h100 \(1add\) and a100 \(1add\); one file each",
+        ),
+        (
+            ("ladder_hash",),
+            "0dd",
+            r"holds records of two ladders, h100 \(1add\) and h100 \(0dd\); one file each",
+        ),
         (("rung",), "c", "'c', cumulative, round 2: has the rung_index 1 of 'b'"),
         (
             ("toggles", "all", "compile"),
@@ -192,7 +222,9 @@ def test_a_sweep_s_candidates_hold_to_their_toggles_too(tmp_path: Path) -> None:
     found = spoilt(("toggles", "all", "attention"), "sdpa")
     for each in found:
         each["kind"] = "sweep"
-    with pytest.raises(RecordError, match="'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"):
+    with pytest.raises(
+        RecordError, match="'b', sweep, round 2: its toggles are not those of round 1: attention=sdpa"
+    ):
         load_boards([write(tmp_path, found)])
 
 

@@ -34,7 +34,12 @@ def corpus(request: pytest.FixtureRequest, tmp_path: Path, vocabulary: None) -> 
 
 
 def stream(
-    corpus: str | Documents, *, seed: int = 3, block: int = 37, state: Any = None, held_out: HeldOut | None = None
+    corpus: str | Documents,
+    *,
+    seed: int = 3,
+    block: int = 37,
+    state: Any = None,
+    held_out: HeldOut | None = None,
 ) -> StreamedBatches:
     documents = open_documents(corpus) if isinstance(corpus, str) else corpus
     return StreamedBatches(
@@ -79,7 +84,9 @@ def test_targets_are_one_token_ahead_and_steps_go_straight_on(corpus: str) -> No
 def test_an_epoch_has_every_document_once_and_the_next_another_order(corpus: str) -> None:
     wanted = expected()
     length = sum(map(len, wanted))
-    ids = np.concatenate([x.reshape(-1) for x in read(stream(corpus), range(2 * length // (T * SEQUENCES) + 1))])
+    ids = np.concatenate(
+        [x.reshape(-1) for x in read(stream(corpus), range(2 * length // (T * SEQUENCES) + 1))]
+    )
     first, second = (documents_of(ids[at : at + length]) for at in (0, length))
     assert sorted(first) == sorted(second) == sorted(wanted)
     assert first != wanted
@@ -109,7 +116,9 @@ def test_files_come_in_another_order_in_the_next_epoch(corpus: str) -> None:
     assert orders[0] != orders[1]
 
 
-def test_documents_are_shuffled_within_blocks_of_as_many_as_asked_for(tmp_path: Path, vocabulary: None) -> None:
+def test_documents_are_shuffled_within_blocks_of_as_many_as_asked_for(
+    tmp_path: Path, vocabulary: None
+) -> None:
     path = str(streams.parquet(tmp_path / "one.parquet", TEXTS))
     ids = np.concatenate([x.reshape(-1) for x in read(stream(path, block=50), range(25))])
     came, wanted = documents_of(ids), expected()
@@ -118,7 +127,9 @@ def test_documents_are_shuffled_within_blocks_of_as_many_as_asked_for(tmp_path: 
     assert came[:50] != wanted[:50]
 
 
-def test_long_documents_end_a_block_early(tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_documents_end_a_block_early(
+    tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(gpt2.stream, "BLOCK_CHARS", 2000)
     batches = stream(str(streams.parquet(tmp_path / "one.parquet", TEXTS)), block=10**6)
     read(batches, range(12))
@@ -196,7 +207,9 @@ def test_the_global_batch_is_the_same_for_any_number_of_ranks(ranks: int, corpus
     toggles = Toggles(world_size=ranks, micro_batch_size=4, grad_accum_steps=SEQUENCES // 4 // ranks)
     A = toggles.grad_accum_steps
     streamed: Any = [stream(corpus) for _ in range(ranks)]
-    shares = [Prefetched(micro_batches(each, toggles, rank=rank), _same) for rank, each in enumerate(streamed)]
+    shares = [
+        Prefetched(micro_batches(each, toggles, rank=rank), _same) for rank, each in enumerate(streamed)
+    ]
     for step in range(4):
         taken = [[next(share)[0].numpy() for _ in range(A)] for share in shares]
         together = np.stack(taken, axis=1).reshape(-1, T)  # micro-steps outermost, then ranks
@@ -237,12 +250,16 @@ def test_the_position_of_a_step_is_known_while_a_loader_is_ahead(corpus: str) ->
     for step in range(KEPT + 5):
         before[step] = batches.state(step)
         batches.sequences(step, 0, 1)
-    assert [batches.state(step) for step in range(5, KEPT + 5)] == [before[step] for step in range(5, KEPT + 5)]
+    assert [batches.state(step) for step in range(5, KEPT + 5)] == [
+        before[step] for step in range(5, KEPT + 5)
+    ]
     with pytest.raises(AssertionError, match="position before step 4 is not kept"):
         batches.state(4)
 
 
-def test_the_next_step_s_position_is_known_while_a_gpu_s_loader_is_as_far_ahead_as_it_goes(corpus: str) -> None:
+def test_the_next_step_s_position_is_known_while_a_gpu_s_loader_is_as_far_ahead_as_it_goes(
+    corpus: str,
+) -> None:
     batches = stream(corpus)
     before = batches.state(0)
     for step in range(MOST_AHEAD + 2):  # ready, one that waits for room, and one in the making
@@ -327,7 +344,9 @@ def test_a_damaged_file_is_said_where_its_batch_is_asked_for(tmp_path: Path, voc
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl"])
-def test_a_process_ends_in_order_though_its_stream_is_still_read(kind: str, tmp_path: Path, vocabulary: None) -> None:
+def test_a_process_ends_in_order_though_its_stream_is_still_read(
+    kind: str, tmp_path: Path, vocabulary: None
+) -> None:
     corpus = str(streams.folder(tmp_path / "mine", TEXTS * 20, 4, kind))
     program = (
         "from gpt2.corpora import open_documents; from gpt2.stream import StreamedBatches\n"
@@ -353,7 +372,9 @@ def test_a_file_that_changes_while_it_is_trained_on_is_told_at_the_end_of_the_ep
         read(batches, range(2, 200))
 
 
-def test_a_file_whose_name_is_no_utf_8_has_a_place_that_can_be_written_down(tmp_path: Path, vocabulary: None) -> None:
+def test_a_file_whose_name_is_no_utf_8_has_a_place_that_can_be_written_down(
+    tmp_path: Path, vocabulary: None
+) -> None:
     path = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9.txt"))
     path.write_text("\n".join(TEXTS), encoding="utf-8")
     batches = stream(str(path))

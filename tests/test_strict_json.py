@@ -15,7 +15,10 @@ from gpt2.strict_json import dumps
         ([1.5, math.inf, {"a": -math.inf}], '[1.5, null, {"a": null}]'),
         ({"losses": (1.0, math.nan)}, '{"losses": [1.0, null]}'),
         ({"file": "a\udcff.bin"}, '{"file": "a\\udcff.bin"}'),  # bytes of a name that are no UTF-8
-        ({"Grüße": True, "none": None, "n": 10**20}, '{"Grüße": true, "none": null, "n": 100000000000000000000}'),
+        (
+            {"Grüße": True, "none": None, "n": 10**20},
+            '{"Grüße": true, "none": null, "n": 100000000000000000000}',
+        ),
     ],
 )
 def test_a_number_that_is_not_finite_is_null(value: object, text: str) -> None:

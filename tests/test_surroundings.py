@@ -32,13 +32,16 @@ def program(name: str, *arguments: object, cwd: Path, **variables: str) -> subpr
     """Run `bench` or `gpt2` as a user does, in a folder and with variables of his."""
     environ = {**os.environ, **variables}
     words = [BIN / name, *map(str, arguments)]
-    return subprocess.run(words, cwd=cwd, env=environ, capture_output=True, text=True, errors="replace", timeout=300)
+    return subprocess.run(
+        words, cwd=cwd, env=environ, capture_output=True, text=True, errors="replace", timeout=300
+    )
 
 
 def ladder(folder: Path, rung: str = "{name: a, set: {device: cpu}}") -> Path:
     path = folder / "ladder.yaml"
     path.write_text(
-        f"name: odd\nworkload: {{model: tiny, data: synthetic, seq_len: 32}}\nprotocol: {PROTOCOL}\nrungs: [{rung}]\n",
+        f"name: odd\nworkload: {{model: tiny, data: synthetic, seq_len: 32}}\nprotocol: {PROTOCOL}\nrungs: "
+        f"[{rung}]\n",
         encoding="utf-8",
     )
     return path
@@ -74,7 +77,9 @@ def own_modules(tmp_path: Path) -> Path:
     ],
     ids=lambda words: " ".join(words[:2]) + (" in ranks" if "toggles.world_size=2" in words else ""),
 )
-def test_no_file_of_the_working_directory_is_run(command: tuple[str, ...], own_modules: Path, tmp_path: Path) -> None:
+def test_no_file_of_the_working_directory_is_run(
+    command: tuple[str, ...], own_modules: Path, tmp_path: Path
+) -> None:
     path = ladder(tmp_path, "{name: a, set: {device: cpu, micro_batch_size: 2}}, {name: b}")
     name, *words = (str(path) if word == "LADDER" else word for word in command)
     done = program(name, *words, cwd=own_modules)
@@ -90,7 +95,9 @@ def test_a_peer_may_import_what_lies_beside_it() -> None:
     assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
 
-def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(sys, "path", [str(launch.ROOT), *sys.path])
     monkeypatch.setenv("PYTHONPATH", "/theirs")
     child = launch.own_path()["PYTHONPATH"]
@@ -157,7 +164,9 @@ def test_a_width_that_a_terminal_may_have_stays(columns: str, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", launch.RANK_VARIABLES)
 @pytest.mark.parametrize("value", ["", " "])
-def test_a_rank_variable_set_to_nothing_is_not_set(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_variable_set_to_nothing_is_not_set(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(name, value)
     launch.check_rank_variables()
     assert name not in os.environ
@@ -171,7 +180,9 @@ def test_a_rank_variable_that_is_no_number_is_named(value: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("asked", ["1", " 1 ", "7", "1,2"])
-def test_threads_asked_for_by_a_variable_and_not_taken_are_told(asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_asked_for_by_a_variable_and_not_taken_are_told(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "usable_cores", lambda: 2)
     monkeypatch.setenv("OMP_NUM_THREADS", asked)
     assert unheeded_threads(Toggles()) == asked.strip()
@@ -179,7 +190,9 @@ def test_threads_asked_for_by_a_variable_and_not_taken_are_told(asked: str, monk
 
 
 @pytest.mark.parametrize("asked", ["2", "", None])
-def test_threads_that_are_taken_as_asked_need_no_word(asked: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_that_are_taken_as_asked_need_no_word(
+    asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(stages, "usable_cores", lambda: 2)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     if asked is not None:
@@ -203,7 +216,9 @@ def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a checkout to another user")
-def test_the_commit_of_another_user_s_checkout_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_commit_of_another_user_s_checkout_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = tmp_path / "theirs"
     environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
 
@@ -228,7 +243,9 @@ def test_the_commit_of_another_user_s_checkout_is_told(tmp_path: Path, monkeypat
 def test_the_commit_of_this_checkout_is_told() -> None:
     if not (ROOT / ".git").exists():
         pytest.skip("this is no git checkout")
-    said = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True)
+    said = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
     assert code.git_state()[0] == said.stdout.strip()
 
 
@@ -248,7 +265,9 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
 
 
 @pytest.mark.parametrize("name", ["plain", "größe", "semi;colon", "dollar$"])
-def test_a_folder_that_torch_can_quote_is_taken(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_torch_can_quote_is_taken(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
     assert plain_folder() == tmp_path / name
@@ -258,7 +277,9 @@ def test_a_folder_that_torch_can_quote_is_taken(name: str, tmp_path: Path, monke
 @pytest.mark.slow
 @pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
 @pytest.mark.parametrize("name", ["it's here", "a folder\twith tabs"])
-def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(name: str, tmp_path: Path) -> None:
+def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(
+    name: str, tmp_path: Path
+) -> None:
     from bench.records.record import read
 
     (tmp_path / name).mkdir()

@@ -64,7 +64,9 @@ def kill_worker(process: subprocess.Popen[str], setting: str) -> None:
     raise AssertionError(f"no process with {setting} ever began")
 
 
-def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(write_ladder, tmp_path: Path) -> None:
+def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(
+    write_ladder, tmp_path: Path
+) -> None:
     ladder, best = write_ladder(RUNGS), tmp_path / "best.yaml"
     out = tmp_path / "results"
     arguments = ("--over", "toggles.micro_batch_size=1,2", "--best", str(best), "--out", str(out))
@@ -72,11 +74,16 @@ def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(write
     assert code == 0, said
     assert "micro_batch_size=2" in shown
     records = results(out)
-    kinds = [(r.kind, r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"], r.status) for r in records]
+    kinds = [
+        (r.kind, r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"], r.status)
+        for r in records
+    ]
     assert kinds == [("sweep", 1, 1, "ok"), ("sweep", 2, 1, "ok"), ("parity", 1, 2, "ok")]
     assert records[2].measurement
     at_once, accumulated = (record.measurement.losses[0] for record in records[1:] if record.measurement)
-    assert at_once == pytest.approx(accumulated, rel=1e-6)  # products of another size, which may be cut otherwise
+    assert at_once == pytest.approx(
+        accumulated, rel=1e-6
+    )  # products of another size, which may be cut otherwise
     assert not records[2].measurement.block_seconds
     assert load(best).rungs[-1].toggles.micro_batch_size in (1, 2)
     # What a record says runs it again does so.
@@ -154,14 +161,21 @@ def test_a_task_that_had_not_begun_is_begun_by_resume(write_ladder, tmp_path: Pa
     assert sorted(read(path)[0][0].workload["seq_len"] for path in out.rglob("*.jsonl")) == [16, 32]
 
 
-def test_overrides_are_for_all_rungs_and_a_candidate_s_own_values_for_one(write_ladder, tmp_path: Path) -> None:
+def test_overrides_are_for_all_rungs_and_a_candidate_s_own_values_for_one(
+    write_ladder, tmp_path: Path
+) -> None:
     rungs = "[{name: a, set: {micro_batch_size: 3, grad_accum_steps: 4}}, {name: b, set: {adamw: fused}}]"
-    ladder, out = write_ladder(rungs, workload="model: tiny, data: synthetic, seq_len: 32"), tmp_path / "results"
+    ladder, out = (
+        write_ladder(rungs, workload="model: tiny, data: synthetic, seq_len: 32"),
+        tmp_path / "results",
+    )
     fixed = ("--set", "workload.tokens_per_step=256", "--set", "toggles.micro_batch_size=4")
     fixed += ("--set", "toggles.grad_accum_steps=2")
     code, _, said = sweep(str(ladder), *fixed, "--over", "toggles.micro_batch_size=1,2", "--out", str(out))
     assert code == 0, said
-    accumulated = [(r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"]) for r in results(out)]
+    accumulated = [
+        (r.toggles.all["micro_batch_size"], r.toggles.all["grad_accum_steps"]) for r in results(out)
+    ]
     assert accumulated == [(1, 8), (2, 4)]
 
 
@@ -173,7 +187,9 @@ def test_the_best_of_those_that_run_is_kept_though_another_fails(write_ladder, t
     _, said = process.communicate(timeout=100)
     assert process.returncode == 6, said
     assert load(best).rungs[-1].toggles.threads == 1
-    assert sweep(str(ladder), *arguments)[2] == f"bench: --best {best}: is there already; choose another name\n"
+    assert (
+        sweep(str(ladder), *arguments)[2] == f"bench: --best {best}: is there already; choose another name\n"
+    )
 
 
 def test_what_cannot_be_swept_is_one_line_and_nothing_runs(write_ladder, tmp_path: Path) -> None:

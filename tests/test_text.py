@@ -61,7 +61,9 @@ def test_a_cut_never_changes_a_token(text: str, vocabulary: None) -> None:
 
 @given(text=TEXTS, longest=st.integers(2, 40))
 @with_vocabulary
-def test_a_text_without_a_long_stretch_has_the_tokens_of_tiktoken(text: str, longest: int, vocabulary: None) -> None:
+def test_a_text_without_a_long_stretch_has_the_tokens_of_tiktoken(
+    text: str, longest: int, vocabulary: None
+) -> None:
     longest = max([longest, *map(len, stretches(text))])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tokenising, "LONGEST", longest)
@@ -155,7 +157,9 @@ class Panic(BaseException):
     """As pyo3's PanicException is: no Exception."""
 
 
-@pytest.mark.parametrize("error", [Panic("StackOverflow\nand a trace"), ValueError("Regex error"), RuntimeError()])
+@pytest.mark.parametrize(
+    "error", [Panic("StackOverflow\nand a trace"), ValueError("Regex error"), RuntimeError()]
+)
 def test_whatever_tiktoken_fails_with_is_one_line_that_names_the_text(
     error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,7 +229,9 @@ def test_the_shard_of_a_text_of_any_shape_is_what_tiktoken_makes_of_the_whole(
 
 
 def test_a_short_file_is_one_piece(tmp_path: Path) -> None:
-    assert list(pieces(written(tmp_path, "a few words\nand lines\n"), 1 << 20)) == ["a few words\nand lines\n"]
+    assert list(pieces(written(tmp_path, "a few words\nand lines\n"), 1 << 20)) == [
+        "a few words\nand lines\n"
+    ]
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path: Path, vocabulary: None) -> None:
@@ -236,7 +242,9 @@ def test_a_byte_order_mark_is_no_text(tmp_path: Path, vocabulary: None) -> None:
     assert tokenise(plain) == tokenise(marked)
 
 
-@pytest.mark.parametrize("content", [b"", b" \n\t \r\n", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n", "\u3000".encode()])
+@pytest.mark.parametrize(
+    "content", [b"", b" \n\t \r\n", codecs.BOM_UTF8, codecs.BOM_UTF8 + b"\n", "\u3000".encode()]
+)
 def test_a_blank_file_holds_no_text(content: bytes, tmp_path: Path, vocabulary: None) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.txt holds no text"):
@@ -272,7 +280,9 @@ def test_what_is_not_utf8_is_named_by_its_byte_in_the_file(
         (b"\x28\xb5\x2f\xfd", "zstd"),
     ],
 )
-def test_a_file_of_another_kind_is_called_by_it(content: bytes, what: str, tmp_path: Path, vocabulary: None) -> None:
+def test_a_file_of_another_kind_is_called_by_it(
+    content: bytes, what: str, tmp_path: Path, vocabulary: None
+) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=rf"is not UTF-8 text .*; the file is .*{what}"):
         tokenise(tmp_path / "a.txt")
@@ -298,16 +308,28 @@ def test_a_text_that_is_overstruck_as_manuals_are_is_tokenised(tmp_path: Path, v
         b"To be, or not to be. " * 300 + bytes(5000) + b"To be, or not to be. " * 9000,
         "Быть или не быть, вот в чём вопрос".encode("utf-16-le"),
     ],
-    ids=["UTF-16LE", "UTF-16BE", "no end", "no beginning", "a hole", "a hole between samples", "Cyrillic UTF-16LE"],
+    ids=[
+        "UTF-16LE",
+        "UTF-16BE",
+        "no end",
+        "no beginning",
+        "a hole",
+        "a hole between samples",
+        "Cyrillic UTF-16LE",
+    ],
 )
-def test_a_text_that_is_largely_nul_characters_is_refused(content: bytes, tmp_path: Path, vocabulary: None) -> None:
+def test_a_text_that_is_largely_nul_characters_is_refused(
+    content: bytes, tmp_path: Path, vocabulary: None
+) -> None:
     (tmp_path / "a.txt").write_bytes(content)
     with pytest.raises(DataError, match=r"a\.txt is not UTF-8 text \(much of it is control characters\)"):
         tokenise(tmp_path / "a.txt")
 
 
 def test_a_pointer_of_git_lfs_is_no_text(tmp_path: Path, vocabulary: None) -> None:
-    (tmp_path / "a.txt").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    (tmp_path / "a.txt").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    )
     with pytest.raises(
         DataError, match=r"a\.txt is a pointer of git LFS in place of the file itself \(git lfs pull\)"
     ):
@@ -333,13 +355,19 @@ def test_tokens_of_a_text_that_changed_meanwhile_are_not_kept_as_those_of_the_te
     with pytest.raises(DataError, match=r"text\.txt changed while it was read"):
         tokenise(path)
     monkeypatch.setattr(tokenising, "pieces", genuine)
-    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")
+    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken(
+        "To be, or not to be."
+    )
 
 
-@pytest.mark.parametrize("damage", [b"", b"\0" * 5, bytes(2000), None], ids=["empty", "short", "zeros", "longer"])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\0" * 5, bytes(2000), None], ids=["empty", "short", "zeros", "longer"]
+)
 def test_cached_tokens_that_were_not_written_to_their_end_are_made_anew(
     damage: bytes | None, tmp_path: Path, vocabulary: None
 ) -> None:
     shard = tokenise(written(tmp_path, "To be, or not to be."))
     shard.write_bytes(shard.read_bytes() + b"x" if damage is None else damage)
-    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken("To be, or not to be.")
+    assert tokens_of(tokenise(written(tmp_path, "To be, or not to be."))) == by_tiktoken(
+        "To be, or not to be."
+    )

@@ -9,7 +9,14 @@ import torch
 from gpt2.device import Cpu, check, find
 from gpt2.hardware.host import usable_cores
 from gpt2.model import build
-from gpt2.stages import compile_options, configure_process, environment, make_optimizer, model_config, wrap_model
+from gpt2.stages import (
+    compile_options,
+    configure_process,
+    environment,
+    make_optimizer,
+    model_config,
+    wrap_model,
+)
 from gpt2.toggles import Toggles, UnsupportedToggle, resolve
 from gpt2.tolerances import LOSS_TOLERANCE
 from gpt2.workload import PRESETS, Workload
@@ -43,7 +50,10 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"device": "xla", "adamw": "fused"}, "choose for_loop"),
         ({"device": "xla", "recompute": "gelu"}, "choose none"),
         ({"device": "xla", "autocast": "float16"}, "choose bfloat16"),
-        ({"matmul_precision": "high"}, "matmul_precision: high: TF32 exists on CUDA only; on a CPU choose medium"),
+        (
+            {"matmul_precision": "high"},
+            "matmul_precision: high: TF32 exists on CUDA only; on a CPU choose medium",
+        ),
         ({"device": "cuda", "matmul_precision": "medium"}, "on CUDA choose high"),
         ({"attention": "cudnn"}, "attention: cudnn: cuDNN exists on CUDA only; choose sdpa"),
         ({"attention": "efficient"}, "choose sdpa"),
@@ -56,9 +66,18 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"compile": "reduce-overhead"}, "choose default"),
         ({"compile": "max-autotune"}, "choose max-autotune-no-cudagraphs"),
         ({"device": "cuda", "threads": 2}, "leave it at default"),
-        ({"sharding": "zero1"}, "sharding: zero1: one rank has nobody to share with; choose a world_size above 1"),
-        ({"device": "mps", "sharding": "fsdp2", "world_size": 2}, "no such sharding on this device; choose none"),
-        ({"device": "xla", "sharding": "zero1", "world_size": 2}, "no such sharding on this device; choose none"),
+        (
+            {"sharding": "zero1"},
+            "sharding: zero1: one rank has nobody to share with; choose a world_size above 1",
+        ),
+        (
+            {"device": "mps", "sharding": "fsdp2", "world_size": 2},
+            "no such sharding on this device; choose none",
+        ),
+        (
+            {"device": "xla", "sharding": "zero1", "world_size": 2},
+            "no such sharding on this device; choose none",
+        ),
         (
             {"device": "cuda", "sharding": "zero2", "world_size": 2, "compile": "reduce-overhead"},
             "CUDA graphs need weights that stay in place, and sharding moves them; choose default",
@@ -106,7 +125,10 @@ def test_counts_below_one_are_refused(name: str) -> None:
         ({"launch": "graph"}, "CUDA graphs exist on CUDA only; choose ops"),
         ({**GRAPH, "adamw": "foreach"}, "asks nothing of the host: set adamw to fused"),
         ({**GRAPH, "compile": "reduce-overhead"}, "set compile to default"),
-        ({**GRAPH, "autocast": "float16"}, "float16's scaler asks the device in each step; set autocast to bfloat16"),
+        (
+            {**GRAPH, "autocast": "float16"},
+            "float16's scaler asks the device in each step; set autocast to bfloat16",
+        ),
         ({**GRAPH, "world_size": 2}, "exchanges between ranks are not recorded; choose ops"),
         ({"attention": "flash3"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
         ({"device": "cuda", "attention": "flash3"}, "set autocast"),
@@ -133,7 +155,9 @@ def test_a_device_that_is_not_here_is_refused() -> None:
 
 def test_a_cpu_does_the_baseline_and_the_whole_cpu_ladder() -> None:
     check(Toggles(), Cpu())
-    check(Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2), Cpu())
+    check(
+        Toggles(autocast="bfloat16", attention="flash", compile="default", adamw="fused", world_size=2), Cpu()
+    )
 
 
 def test_a_refusal_always_says_what_to_do_instead() -> None:
@@ -154,7 +178,10 @@ def test_a_refusal_always_says_what_to_do_instead() -> None:
             {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8, "coordinate_descent_tuning": True},
         ),
         ("max-autotune-no-cudagraphs", {"max_autotune": True, "coordinate_descent_tuning": False}),
-        ("max-autotune", {"max_autotune": True, "triton.cudagraphs": True, "coordinate_descent_tuning": False}),
+        (
+            "max-autotune",
+            {"max_autotune": True, "triton.cudagraphs": True, "coordinate_descent_tuning": False},
+        ),
     ],
 )
 @pytest.mark.parametrize("region", ["model", "block"])
@@ -166,7 +193,9 @@ def test_each_value_of_compile_tunes_what_its_name_says_and_no_more(
     compiler = torch._TorchCompileInductorWrapper
     init = compiler.__init__
     monkeypatch.setattr(
-        compiler, "__init__", lambda self, *args, **named: init(self, *args, **named) or told.append(self.config)
+        compiler,
+        "__init__",
+        lambda self, *args, **named: init(self, *args, **named) or told.append(self.config),
     )
     monkeypatch.setenv("DISABLE_CUPTI_LAZY_REINIT", "1")  # which torch sets under CUDA graphs
     monkeypatch.setenv("TEARDOWN_CUPTI", "0")
@@ -188,7 +217,9 @@ def test_torch_s_own_modes_are_still_those_that_ours_are_made_of() -> None:
     from torch._inductor import list_mode_options
 
     tuned = {"max_autotune", "coordinate_descent_tuning", "triton.cudagraphs"}
-    assert set(list_mode_options("max-autotune")) | set(list_mode_options("max-autotune-no-cudagraphs")) <= tuned
+    assert (
+        set(list_mode_options("max-autotune")) | set(list_mode_options("max-autotune-no-cudagraphs")) <= tuned
+    )
 
 
 @pytest.mark.parametrize("name", ["vocab_multiple", "micro_batch_size", "compile"])
@@ -219,7 +250,9 @@ def test_accumulation_follows_from_the_tokens_per_step_of_the_workload() -> None
 @pytest.mark.parametrize("tokens_per_step", [100, 128 * 3, 128])
 def test_tokens_per_step_that_do_not_divide_are_refused(tokens_per_step: int) -> None:
     with pytest.raises(ValueError, match="is not a multiple of 256"):
-        resolve(Workload(model="tiny", seq_len=128, tokens_per_step=tokens_per_step), Toggles(micro_batch_size=2))
+        resolve(
+            Workload(model="tiny", seq_len=128, tokens_per_step=tokens_per_step), Toggles(micro_batch_size=2)
+        )
 
 
 @pytest.mark.parametrize(("multiple", "rows"), [(1, 50257), (64, 50304), (128, 50304)])
@@ -234,7 +267,13 @@ def test_weight_decay_is_on_matrices_and_embeddings_only() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     assert decayed["weight_decay"] == 0.1
     assert free["weight_decay"] == 0.0
-    assert {names[id(p)].rsplit(".", 2)[-2] for p in decayed["params"]} == {"wte", "wpe", "c_attn", "c_proj", "c_fc"}
+    assert {names[id(p)].rsplit(".", 2)[-2] for p in decayed["params"]} == {
+        "wte",
+        "wpe",
+        "c_attn",
+        "c_proj",
+        "c_fc",
+    }
     assert all(names[id(p)].endswith("bias") or "ln_" in names[id(p)] for p in free["params"])
     assert len(decayed["params"]) + len(free["params"]) == len(names)
 
@@ -281,7 +320,9 @@ def test_a_loss_that_this_torch_does_not_have_is_refused_with_the_version_that_h
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delattr(torch.nn.functional, "linear_cross_entropy", raising=False)
-    with pytest.raises(UnsupportedToggle, match=r"has no linear_cross_entropy; take 2\.13, or choose closed_form"):
+    with pytest.raises(
+        UnsupportedToggle, match=r"has no linear_cross_entropy; take 2\.13, or choose closed_form"
+    ):
         find(Toggles(cross_entropy="linear"))
 
 
@@ -300,7 +341,9 @@ def test_expandable_segments_are_added_to_what_the_user_set(monkeypatch: pytest.
     assert found["PYTORCH_CUDA_ALLOC_CONF"] == "max_split_size_mb:128,expandable_segments:True"
 
 
-def test_expandable_segments_are_added_to_what_the_user_set_for_any_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_expandable_segments_are_added_to_what_the_user_set_for_any_device(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """torch reads that variable only where there is none for CUDA."""
     monkeypatch.delenv("PYTORCH_CUDA_ALLOC_CONF", raising=False)
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", "max_split_size_mb:128,expandable_segments:False")
@@ -329,7 +372,10 @@ def output_under(toggles: Toggles, program: str) -> str:
     except UnsupportedToggle as missing:
         pytest.skip(str(missing))
     done = subprocess.run(
-        [sys.executable, "-c", program], env={**os.environ, **environment(toggles)}, capture_output=True, text=True
+        [sys.executable, "-c", program],
+        env={**os.environ, **environment(toggles)},
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -343,7 +389,8 @@ def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_
         "from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
         "configure_process(Toggles(affinity='pinned'), Cpu()); torch.ones(2**22).exp();"
         "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
-        "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not found.took_effect)"
+        "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not "
+        "found.took_effect)"
     )
     cores, threads = output_under(Toggles(affinity="pinned"), program).split()[:2]
     assert (int(cores), int(threads)) == (usable_cores(), usable_cores())
@@ -363,9 +410,9 @@ def test_only_places_of_one_processor_each_tell_how_many_cores_there_are(
 @pytest.mark.parametrize("name", ["system", "tcmalloc", "jemalloc"])
 def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name: str) -> None:
     program = (
-        "import psutil, torch; from gpt2.device import Cpu; resident = lambda: psutil.Process().memory_info().rss;"
-        "kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; before = resident();"
-        "Cpu().give_back(); print(before - resident())"
+        "import psutil, torch; from gpt2.device import Cpu; resident = lambda: "
+        "psutil.Process().memory_info().rss;kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; "
+        "before = resident();Cpu().give_back(); print(before - resident())"
     )
     given = output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]
     assert int(given) > 200 * 2**20  # of 250 MiB

@@ -45,8 +45,20 @@ SAME_LOSS = [
     {"micro_batch_size": 1, "grad_accum_steps": 4},
     {"autocast": "float16", "adamw": "fused"},
     {"threads": 1},
-    {"autocast": "bfloat16", "attention": "sdpa", "compile": "default", "adamw": "fused", "vocab_multiple": 64},
-    {"compile": "default", "compile_region": "block", "attention": "blocks", "gelu": "sigmoid", "recompute": "gelu"},
+    {
+        "autocast": "bfloat16",
+        "attention": "sdpa",
+        "compile": "default",
+        "adamw": "fused",
+        "vocab_multiple": 64,
+    },
+    {
+        "compile": "default",
+        "compile_region": "block",
+        "attention": "blocks",
+        "gelu": "sigmoid",
+        "recompute": "gelu",
+    },
 ]
 
 
@@ -135,7 +147,9 @@ def test_the_guard_against_reading_values_works() -> None:
 @pytest.mark.parametrize("adamw", ["for_loop", "fused"])
 def test_a_step_whose_gradients_float16_cannot_hold_changes_nothing_and_its_norm_tells(adamw: str) -> None:
     training = start(replace(FOUR, autocast="float16", adamw=adamw))
-    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)  # halved until float16 holds all gradients
+    training.scaler = torch.amp.GradScaler(
+        "cpu", init_scale=2.0**22
+    )  # halved until float16 holds all gradients
     skipped = []
     for _ in range(12):
         before = [parameter.detach().clone() for parameter in training.model.parameters()]
@@ -152,14 +166,18 @@ def test_a_recorded_loss_shares_no_memory_with_what_the_forward_pass_returned() 
     """A CUDA graph overwrites that when it runs again."""
     for toggles in (Toggles(), replace(FOUR, grad_accum_steps=2)):
         training, returned = start(toggles), []
-        training.wrapped.register_forward_hook(lambda module, x, loss, returned=returned: returned.append(loss))
+        training.wrapped.register_forward_hook(
+            lambda module, x, loss, returned=returned: returned.append(loss)
+        )
         step = next(training)
         assert step.loss.data_ptr() not in {loss.data_ptr() for loss in returned}
 
 
 def test_attention_that_looks_ahead_is_beyond_the_tolerance_of_the_first_gradient_norm(monkeypatch) -> None:
     sound = steps(FOUR, count=1)[0]
-    monkeypatch.setitem(ATTENTION, "sdpa", by_heads(torch.nn.functional.scaled_dot_product_attention))  # not causal
+    monkeypatch.setitem(
+        ATTENTION, "sdpa", by_heads(torch.nn.functional.scaled_dot_product_attention)
+    )  # not causal
     broken = steps(replace(FOUR, attention="sdpa"), count=1)[0]
     difference = loss_difference([broken.grad_norm.item()], [sound.grad_norm.item()])
     assert difference > 3 * LOSS_TOLERANCE["float32"].first_grad_norm

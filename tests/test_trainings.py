@@ -18,13 +18,20 @@ from gpt2.metrics import Event, Files
 
 def step(number: int, **values: Any) -> Event:
     measured = {"tokens": 1024 * number, "loss": 11.0 - number, "grad_norm": 1.0, "lr": 1e-3, "seconds": 2.0}
-    measured |= {"elapsed_seconds": 10.0 + 2 * number, "tps": 512.0, "mfu": None, "peak_memory_bytes": 3 << 30}
+    measured |= {
+        "elapsed_seconds": 10.0 + 2 * number,
+        "tps": 512.0,
+        "mfu": None,
+        "peak_memory_bytes": 3 << 30,
+    }
     return Event(kind="step", step=number, values={**measured, "wait_seconds": 0.01, **values})
 
 
 def val(number: int, loss: float, corpus: str = "tinyshakespeare") -> Event:
     return Event(
-        kind="val", step=number, values={"loss": loss, "tokens": 1024, "corpus": corpus, "elapsed_seconds": number}
+        kind="val",
+        step=number,
+        values={"loss": loss, "tokens": 1024, "corpus": corpus, "elapsed_seconds": number},
     )
 
 
@@ -72,7 +79,9 @@ def test_what_was_not_measured_is_a_dash_or_no_column(tmp_path: Path) -> None:
 def test_what_others_say_of_such_a_training_stands_beneath_and_is_named_as_theirs(tmp_path: Path) -> None:
     text = table(written(tmp_path / "mine", LEG, *map(step, range(1, 5))))
     (row,) = [line for line in text.splitlines() if "published: " in line]
-    assert row.startswith("| published: jjschwartz-2024 | gpt2 | tinyshakespeare | M3 laptop CPU | float32 | 1,000 |")
+    assert row.startswith(
+        "| published: jjschwartz-2024 | gpt2 | tinyshakespeare | M3 laptop CPU | float32 | 1,000 |"
+    )
     assert "| 26 min |" in row
     assert "not measured here" in text
     other = written(tmp_path / "other", LEG, step(1), workload={"model": "mini", "data": "tinyshakespeare"})
@@ -84,7 +93,9 @@ def test_hellaswag_of_two_styles_never_shares_a_table(tmp_path: Path) -> None:
     completion, harness = (table for table in tables(load([run])) if table.title.startswith("HellaSwag"))
     assert [row[5] for row in completion.cells if row[0] == "mine"] == ["0.2900"]
     assert [row[5] for row in harness.cells if row[0] == "mine"] == ["0.3100"]
-    assert all(row[6].startswith("published") for row in (*completion.cells, *harness.cells) if row[0] != "mine")
+    assert all(
+        row[6].startswith("published") for row in (*completion.cells, *harness.cells) if row[0] != "mine"
+    )
     assert "0.2955" in {row[5] for row in completion.cells}
     assert "0.3114" in {row[5] for row in harness.cells}
     assert "0.3114" not in {row[5] for row in completion.cells}
@@ -126,7 +137,9 @@ def test_samples_are_shown_as_they_were_written(tmp_path: Path) -> None:
 def test_plots_are_drawn_for_all_that_there_is_to_show(tmp_path: Path) -> None:
     first = written(tmp_path / "a", LEG, val(0, 11.0), *map(step, range(1, 5)), score(4, "completion", 0.29))
     second = written(tmp_path / "b", LEG, *map(step, range(1, 5)), val(4, 3.0, "fineweb"))
-    done = CliRunner().invoke(app, ["trainings", str(first), str(second), "--plots", "--out", str(tmp_path / "out")])
+    done = CliRunner().invoke(
+        app, ["trainings", str(first), str(second), "--plots", "--out", str(tmp_path / "out")]
+    )
     assert done.exit_code == 0, done.output
     drawn = {file.name for file in (tmp_path / "out" / "plots").glob("*.svg")}
     kinds = ("loss-by-step", "loss-by-time", "speed", "hellaswag-completion")
@@ -168,7 +181,9 @@ def test_more_runs_than_colours_are_told_apart_by_their_lines(tmp_path: Path) ->
     assert len(set(_styles(runs))) == 8
 
 
-@pytest.mark.parametrize(("text", "said"), [("{", "is damaged"), ("[]", "is damaged"), ('{"run": {}}', "is damaged")])
+@pytest.mark.parametrize(
+    ("text", "said"), [("{", "is damaged"), ("[]", "is damaged"), ('{"run": {}}', "is damaged")]
+)
 def test_a_folder_that_holds_no_run_is_refused_in_one_line(text: str, said: str, tmp_path: Path) -> None:
     with pytest.raises(RecordError, match=r"holds no run of gpt2 train"):
         load([tmp_path])
@@ -217,7 +232,9 @@ def test_metrics_in_another_encoding_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("losses", "lowest"), [([3.0, None], "3.0000"), ([None, 2.0], "2.0000"), ([None], "not finite")]
 )
-def test_a_validation_loss_that_is_not_finite_is_shown_as_that(losses: list, lowest: str, tmp_path: Path) -> None:
+def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
+    losses: list, lowest: str, tmp_path: Path
+) -> None:
     vals = [
         Event(kind="val", step=n, values={"loss": loss, "corpus": "c", "tokens": 9, "elapsed_seconds": 1.0})
         for n, loss in enumerate(losses)
@@ -267,7 +284,9 @@ def test_losses_of_an_older_version_compare_by_the_corpus_and_its_tokens(tmp_pat
 
 def test_the_lowest_loss_is_of_those_on_the_last_one_s_tokens(tmp_path: Path) -> None:
     text = table(
-        written(tmp_path / "mine", LEG, val(0, 1.5, "easy"), *map(step, range(1, 5)), val(2, 7.0), val(4, 7.5))
+        written(
+            tmp_path / "mine", LEG, val(0, 1.5, "easy"), *map(step, range(1, 5)), val(2, 7.0), val(4, 7.5)
+        )
     )
     (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
     assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "7.0000"

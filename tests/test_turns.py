@@ -27,7 +27,8 @@ from bench.run.turns.interleave import CONTROL, Asked, Group, Pair, groups, open
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
   {name: d, set: {attention: sdpa}}]"""
-# Prints its steps as any trainer may, and when the last one ended to a file, by which it is seen to have slept.
+# Prints its steps as any trainer may, and when the last one ended to a file, by which it is seen to have
+# slept.
 TRAINER = """
 import time
 print("tokens per step 64", flush=True)
@@ -125,7 +126,9 @@ def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_besi
 def test_the_time_that_is_left_counts_the_starts_of_the_groups_to_come(
     rungs: list[Rung], start: int, number: int, to_come: int, seconds: float, write_ladder
 ) -> None:
-    asked = Asked(ladder=load(write_ladder(RUNGS)), rungs=rungs, first=False, starts=3, rounds=2, steps=1, at_once=3)
+    asked = Asked(
+        ladder=load(write_ladder(RUNGS)), rungs=rungs, first=False, starts=3, rounds=2, steps=1, at_once=3
+    )
     assert seconds_left(asked, start, number, to_come, warm_up=10, each=5) == seconds
 
 
@@ -151,7 +154,9 @@ def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
 def test_an_external_rung_sleeps_while_ours_trains_and_is_timed_only_awake(peer, tmp_path: Path) -> None:
     long = ("--set", "toggles.micro_batch_size=128")  # of ours: a turn takes many times as long as theirs
     ladder = peer(TRAINER, peer="own")
-    code, _, said = turns(ladder, tmp_path / "out", "--first", "--starts", "1", "--rounds", "5", "--steps", "4", *long)
+    code, _, said = turns(
+        ladder, tmp_path / "out", "--first", "--starts", "1", "--rounds", "5", "--steps", "4", *long
+    )
     assert code == 0, said
     pair, _ = kept(tmp_path / "out")["groups"][0]["pairs"]
     (took,) = pair["starts"]
@@ -180,7 +185,9 @@ def test_a_rung_that_goes_wrong_is_named_ended_and_the_others_go_on(
     program = TRAINER.replace(*change)
     assert program != TRAINER
     ladder = peer(program, peer="own")
-    code, shown, said = turns(ladder, tmp_path / "out", "--first", "--starts", "2", "--rounds", "4", "--steps", "3")
+    code, shown, said = turns(
+        ladder, tmp_path / "out", "--first", "--starts", "2", "--rounds", "4", "--steps", "3"
+    )
     assert code == 6
     assert re.search(f"other: {complaint}", said)
     if began:
@@ -204,8 +211,12 @@ def test_a_peer_that_is_not_here_is_unsupported_and_nothing_is_made_up_of_it(
     assert not list((tmp_path / "out").rglob("*.json"))
 
 
-@pytest.mark.parametrize("absent", [{"b": "unsupported"}, {"b": "failed"}, {"a": "failed", "b": "unsupported"}, {}])
-def test_a_group_opens_with_the_last_rung_before_it_that_ran(rungs: list[Rung], absent: dict[str, str]) -> None:
+@pytest.mark.parametrize(
+    "absent", [{"b": "unsupported"}, {"b": "failed"}, {"a": "failed", "b": "unsupported"}, {}]
+)
+def test_a_group_opens_with_the_last_rung_before_it_that_ran(
+    rungs: list[Rung], absent: dict[str, str]
+) -> None:
     before, part = groups(rungs, False, 4)
     for name, how in absent.items():
         getattr(before, how)[name] = "why"
@@ -215,10 +226,14 @@ def test_a_group_opens_with_the_last_rung_before_it_that_ran(rungs: list[Rung], 
 
 
 def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(write_ladder, tmp_path: Path) -> None:
-    ladder = write_ladder("[{name: a}, {name: b, set: {device: mps}}, {name: c, set: {device: cpu, adamw: fused}}]")
+    ladder = write_ladder(
+        "[{name: a}, {name: b, set: {device: mps}}, {name: c, set: {device: cpu, adamw: fused}}]"
+    )
     code, shown, _ = turns(ladder, tmp_path / "out", "--at-once", "3", "--rounds", "2", "--starts", "1")
     assert code == 0, shown
-    pairs = [(pair["over"], pair["rung"]) for group in kept(tmp_path / "out")["groups"] for pair in group["pairs"]]
+    pairs = [
+        (pair["over"], pair["rung"]) for group in kept(tmp_path / "out")["groups"] for pair in group["pairs"]
+    ]
     assert ("a", "c") in pairs
 
 
@@ -259,10 +274,22 @@ def test_a_full_disk_ends_it_in_one_line_with_what_was_measured_shown(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(peer, tmp_path: Path, number: int) -> None:
+def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(
+    peer, tmp_path: Path, number: int
+) -> None:
     out = tmp_path / "out"
-    command = [sys.executable, "-m", "bench.cli", "turns", str(peer(TRAINER, peer="own")), "--rounds", "10000"]
-    process = subprocess.Popen([*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    command = [
+        sys.executable,
+        "-m",
+        "bench.cli",
+        "turns",
+        str(peer(TRAINER, peer="own")),
+        "--rounds",
+        "10000",
+    ]
+    process = subprocess.Popen(
+        [*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
     deadline = time.monotonic() + 100
     while not list(out.rglob("turns-*.json")):
         assert time.monotonic() < deadline

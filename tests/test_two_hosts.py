@@ -94,7 +94,9 @@ def orphans(place: Path) -> list[psutil.Process]:
 
     def is_one(process: psutil.Process) -> bool:
         with contextlib.suppress(psutil.Error, OSError):
-            ours = process.environ().get(MARK, "").startswith(str(place)) or set(STORE) <= set(process.cmdline())
+            ours = process.environ().get(MARK, "").startswith(str(place)) or set(STORE) <= set(
+                process.cmdline()
+            )
             return ours and process.status() != psutil.STATUS_ZOMBIE
         return False
 
@@ -136,7 +138,9 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCH_NODE_SILENCE_SECONDS", "3")
         patch.setenv("GPT2_CACHE_DIR", str(place / "cache"))
-        patch.setenv("TMPDIR", str(place))  # where runs have their rungs' files, by which their processes are known
+        patch.setenv(
+            "TMPDIR", str(place)
+        )  # where runs have their rungs' files, by which their processes are known
         leader = Node(hosts, 0, place, "--out", str(place / "results"))
         nodes = {"leader": leader, "killed": Node(hosts, 1, place)}
         same = on_one_host(place)

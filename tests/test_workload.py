@@ -29,7 +29,11 @@ def test_flops_per_token_are_the_published_ones(model: str, flops: int) -> None:
 
 @pytest.mark.parametrize(
     ("config", "T"),
-    [(PRESETS["tiny"], 128), (PRESETS["tiny"], 40), (GPT2Config(n_layer=3, n_head=4, n_embd=48, n_ctx=64), 64)],
+    [
+        (PRESETS["tiny"], 128),
+        (PRESETS["tiny"], 40),
+        (GPT2Config(n_layer=3, n_head=4, n_embd=48, n_ctx=64), 64),
+    ],
 )
 def test_flops_per_token_are_what_torch_counts_for_the_same_model(config: GPT2Config, T: int) -> None:
     model = build(config, 0, torch.device("cpu"))

@@ -209,7 +209,9 @@ def test_a_rung_is_measured_like_any_other(rung: str, tmp_path: Path) -> None:
         "  - {name: 1 device, set: {device: xla, autocast: bfloat16, micro_batch_size: 2}}\n"
         "  - {name: 2 devices, set: {world_size: 2}}\n"
     )
-    environ = {name: value for name, value in os.environ.items() if name != "CPU_NUM_DEVICES"} | {"PJRT_DEVICE": "CPU"}
+    environ = {name: value for name, value in os.environ.items() if name != "CPU_NUM_DEVICES"} | {
+        "PJRT_DEVICE": "CPU"
+    }
     command = [sys.executable, "-m", "bench.worker", str(ladder), rung, "--out", str(tmp_path / "m.json")]
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]

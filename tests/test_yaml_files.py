@@ -75,9 +75,18 @@ def test_words_for_truth_are_no_text(word: str, complains) -> None:
 
 MERGES = {
     "one": ("x: &x {micro_batch_size: 4}\n", "{<<: *x, attention: sdpa}"),
-    "one that is overridden": ("x: &x {micro_batch_size: 2}\n", "{micro_batch_size: 4, <<: *x, attention: sdpa}"),
-    "a list": ("x: &x {micro_batch_size: 4}\ny: &y {micro_batch_size: 2, attention: sdpa}\n", "{<<: [*x, *y]}"),
-    "of merges": ("x: &x {micro_batch_size: 2}\ny: &y {<<: *x, micro_batch_size: 4}\n", "{<<: *y, attention: sdpa}"),
+    "one that is overridden": (
+        "x: &x {micro_batch_size: 2}\n",
+        "{micro_batch_size: 4, <<: *x, attention: sdpa}",
+    ),
+    "a list": (
+        "x: &x {micro_batch_size: 4}\ny: &y {micro_batch_size: 2, attention: sdpa}\n",
+        "{<<: [*x, *y]}",
+    ),
+    "of merges": (
+        "x: &x {micro_batch_size: 2}\ny: &y {<<: *x, micro_batch_size: 4}\n",
+        "{<<: *y, attention: sdpa}",
+    ),
     "in place": ("", "{<<: {micro_batch_size: 4, attention: math}, attention: sdpa}"),
 }
 
@@ -100,7 +109,10 @@ DUPLICATES = {
     "at the top": ({"tail": "workload: {}\n"}, "key 'workload' is given twice"),
     "within": ({"toggles": "{device: cpu, device: cuda}"}, "key 'device' is given twice"),
     "in other quotes": ({"toggles": "{device: cpu, 'device': cuda}"}, "key 'device' is given twice"),
-    "beside a merge": ({"toggles": "{<<: {device: cpu}, device: cpu, device: cpu}"}, "key 'device' is given twice"),
+    "beside a merge": (
+        {"toggles": "{<<: {device: cpu}, device: cpu, device: cpu}"},
+        "key 'device' is given twice",
+    ),
     "a merge": ({"toggles": "{<<: {device: cpu}, <<: {threads: 1}}"}, "merge several by <<: [*a, *b]"),
 }
 
@@ -158,7 +170,10 @@ BROKEN = {
     "a control character": (b"name: a\nworkload: \x07\n", "line 2: character #x0007 has no place in YAML"),
     "a set": (b"name: a\nworkload: !!set {a, b}\n", "line 2: tag !!set has no meaning here"),
     "bytes": (b"name: !!binary aGk=\n", "line 1: tag !!binary has no meaning here"),
-    "code": (b"name: !!python/object/apply:os.system [true]\n", "line 1: tag !!python/object/apply:os.system"),
+    "code": (
+        b"name: !!python/object/apply:os.system [true]\n",
+        "line 1: tag !!python/object/apply:os.system",
+    ),
     "a tag that does not fit": (b"name: a\nworkload: !!int four\n", "line 2: four is no int"),
     "too many digits": (b"name: a\nworkload: " + 5000 * b"9" + b"\n", "line 2: 999", "is no int"),
     "a list as a key": (b"name: a\n? [a, b]\n: c\n", "line 2: a key is a word"),
@@ -168,7 +183,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("case", BROKEN)
 @pytest.mark.parametrize("command", [lambda path: ladder.load(path), lambda path: run.load(str(path))])
-def test_a_file_that_cannot_be_read_is_told_in_one_line_with_its_place(case: str, command, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_told_in_one_line_with_its_place(
+    case: str, command, tmp_path: Path
+) -> None:
     content, *said = BROKEN[case]
     path = tmp_path / "f.yaml"
     path.write_bytes(content)

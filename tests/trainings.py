@@ -61,7 +61,9 @@ def assert_trains_alike(mine: Toggles, torchs: Toggles) -> None:
     for _ in range(4):
         found, expected = next(a), next(b)
         assert found.loss.item() == pytest.approx(expected.loss.item(), rel=tolerance.losses)
-        assert found.grad_norm.item() == pytest.approx(expected.grad_norm.item(), rel=2 * tolerance.first_grad_norm)
+        assert found.grad_norm.item() == pytest.approx(
+            expected.grad_norm.item(), rel=2 * tolerance.first_grad_norm
+        )
 
 
 COMPANIONS: dict[tuple[str, object], dict[str, object]] = {
@@ -80,7 +82,9 @@ COMPANIONS: dict[tuple[str, object], dict[str, object]] = {
 
 
 def every_value() -> list[dict[str, object]]:
-    """For each value of each toggle that a CPU can do in one process, the baseline's change, with what it needs."""
+    """For each value of each toggle that a CPU can do in one process, the baseline's change, with what it
+    needs.
+    """
     changes: list[dict[str, object]] = []
     hints = get_type_hints(Toggles)
     for toggle in fields(Toggles):

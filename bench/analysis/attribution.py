@@ -1,4 +1,5 @@
-"""What each rung's changes buy: added in the ladder's order, alone on the first rung, and last, on top of all others.
+"""What each rung's changes buy: added in the ladder's order, alone on the first rung, and last, on top of all
+others.
 
 A ladder tells the first only, and that depends on its order; see `bench run --ablate`.
 """
@@ -76,7 +77,9 @@ def attribution(board: Scoreboard) -> list[Attribution]:
                 in_order=Gain(
                     ratio=row.gain,
                     verdict=row.verdict,
-                    absent=next((r.status for r in (row, rows[place - 1]) if r.status != "ok"), "not measured"),
+                    absent=next(
+                        (r.status for r in (row, rows[place - 1]) if r.status != "ok"), "not measured"
+                    ),
                     flaw="" if row.status == "ok" else row.status,
                 ),
                 alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
@@ -102,7 +105,9 @@ def _ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workloa
         return None
 
 
-def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None, over: Toggles | None) -> Gain:
+def _gain(
+    board: Scoreboard, records: Sequence[Record], toggles: Toggles | None, over: Toggles | None
+) -> Gain:
     if toggles is None or over is None:
         return Gain(ratio=None, verdict=None, absent="other steps")
     if toggles == over:
@@ -113,7 +118,9 @@ def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None,
     ratio = paired_ratio(tps_by_round(these), reference)
     if ratio:
         flaw, _ = judge(these, first, those, parity_reference(these, board.records))
-        if flaw == "ok":  # what is left out may itself be broken; without effect it cannot be, nothing was added to it
+        if (
+            flaw == "ok"
+        ):  # what is left out may itself be broken; without effect it cannot be, nothing was added to it
             flaw, _ = judge(those, first, those, parity_reference(those, board.records))
         return Gain(
             ratio=ratio,
@@ -127,4 +134,8 @@ def _gain(board: Scoreboard, records: Sequence[Record], toggles: Toggles | None,
 def _with(records: Sequence[Record], toggles: Toggles) -> list[Record]:
     """The processes that ran with exactly these toggles: of one kind, so that rounds count once."""
     found = [record for record in records if toggles_of([record]) == toggles]
-    return [record for record in found if record.kind == found[0].kind and record.rung_index == found[0].rung_index]
+    return [
+        record
+        for record in found
+        if record.kind == found[0].kind and record.rung_index == found[0].rung_index
+    ]

@@ -1,4 +1,5 @@
-"""The fewest milliseconds that a rung's optimiser step can take at what was measured of its machine. Imports no torch.
+"""The fewest milliseconds that a rung's optimiser step can take at what was measured of its machine. Imports
+no torch.
 
 bound(workload, toggles, ceiling).total_ms
 """
@@ -18,39 +19,46 @@ from gpt2.toggles import Toggles
 from gpt2.workload import Workload
 
 BYTES_PER_PARAMETER = 28 + 4
-"""AdamW in float32 reads weight, gradient and two moments, and writes weight and moments; before it the gradient is
-written once. Clipping by the global norm, and gradients added up over micro-batches, would cost more; with casts by
-AdamW it is 31, with weights in bfloat16 24, a hundredth of a step or less."""
+"""AdamW in float32 reads weight, gradient and two moments, and writes weight and moments; before it the
+gradient is written once. Clipping by the global norm, and gradients added up over micro-batches, would cost
+more; with casts by AdamW it is 31, with weights in bfloat16 24, a hundredth of a step or less.
+"""
 
 MEASURED_ATTENTION = ("sdpa", "flash", "efficient", "cudnn")
-"""Values of the toggle `attention` that run the kernels of which the ceiling times torch's own choice. Others, such as
-brgemm on a CPU, are there to be faster than that."""
+"""Values of the toggle `attention` that run the kernels of which the ceiling times torch's own choice.
+Others, such as brgemm on a CPU, are there to be faster than that.
+"""
 
 ASSUMPTIONS = (
-    "Bound: the three products of each linear layer and of lm_head (logical vocabulary), at the rate measured for its "
-    "shape or for the best square, whichever is higher; attention on the causal half of the scores, at the best rate "
-    "of all. Where the ceiling has them in the rung's number format: each product at the rate of its own shape, the "
-    "gradients' included (not with products: tuned, which splits them), and attention at that of torch's own choice "
-    "of kernel (for torch's kernels only). Then, because clipping waits for all gradients, AdamW's traffic of "
-    f"{BYTES_PER_PARAMETER} bytes per parameter, shared out where ranks share anything, at the speed of memory "
-    "(weights that stay in a cache can beat that). "
+    "Bound: the three products of each linear layer and of lm_head (logical vocabulary), at the rate "
+    "measured for its shape or for the best square, whichever is higher; attention on the causal half of the "
+    "scores, at the best rate of all. Where the ceiling has them in the rung's number format: each product "
+    "at the rate of its own shape, the gradients' included (not with products: tuned, which splits them), "
+    "and attention at that of torch's own choice of kernel (for torch's kernels only). Then, because "
+    f"clipping waits for all gradients, AdamW's traffic of {BYTES_PER_PARAMETER} bytes per parameter, shared "
+    "out where ranks share anything, at the speed of memory (weights that stay in a cache can beat that). "
     "Nothing else: no cross-entropy, no GELU, no LayerNorm, no communication."
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Bound:
-    """Milliseconds per optimiser step of one device, by part; None where its number format has no measured rate."""
+    """Milliseconds per optimiser step of one device, by part; None where its number format has no measured
+    rate.
+    """
 
     number_format: str
     products_ms: float | None = None
     """Linear layers and lm_head, forward and backward."""
     products_by_shape: bool = False
-    """Whether each product, the gradients' included, counts at the rate measured for its own shape; a library that is
-    better at a shape could beat that."""
+    """Whether each product, the gradients' included, counts at the rate measured for its own shape; a library
+    that is better at a shape could beat that.
+    """
     attention_ms: float | None = None
     attention_by_kernel: bool = False
-    """Whether attention counts at the rate measured for torch's own choice of kernel, not at the best matmul's."""
+    """Whether attention counts at the rate measured for torch's own choice of kernel, not at the best
+    matmul's.
+    """
     optimizer_ms: float | None = None
     """Memory traffic of the gradients and of AdamW."""
     absent: str | None = None
@@ -67,8 +75,8 @@ class Bound:
 def bound(workload: Workload, toggles: Toggles, ceiling: Ceiling, nodes: int = 1) -> Bound:
     """The least time of one optimiser step, were its products and its optimiser to run at the ceiling.
 
-    With several ranks each device has its own share of the tokens; ranks on a CPU share it, so it does all the work of
-    those on its node.
+    With several ranks each device has its own share of the tokens; ranks on a CPU share it, so it does all
+    the work of those on its node.
     """
     number_format = toggles.product_format()
     measured = [m for m in ceiling.matmuls if m.number_format == number_format]
@@ -83,7 +91,8 @@ def bound(workload: Workload, toggles: Toggles, ceiling: Ceiling, nodes: int = 1
     by_shape = len(own) == len(layers) and not _multiplies_otherwise(toggles)
     rates = own if by_shape else [_rate(measured, layer.name, layer.k, layer.padded_n) for layer in layers]
     products = sum(
-        layer.count * product_flops(tokens, layer.k, layer.n) / rate for layer, rate in zip(layers, rates, strict=True)
+        layer.count * product_flops(tokens, layer.k, layer.n) / rate
+        for layer, rate in zip(layers, rates, strict=True)
     )
     attention = _attention_rate(workload, toggles, ceiling)
     best = max(m.flops_per_second for m in measured)
@@ -95,23 +104,32 @@ def bound(workload: Workload, toggles: Toggles, ceiling: Ceiling, nodes: int = 1
         products_by_shape=by_shape,
         attention_ms=1e3 * causal_attention_flops(workload, tokens) / (attention or best),
         attention_by_kernel=attention is not None,
-        optimizer_ms=1e3 * traffic / max(ceiling.copy_bytes_per_second, ceiling.update_bytes_per_second or 0.0),
+        optimizer_ms=1e3
+        * traffic
+        / max(ceiling.copy_bytes_per_second, ceiling.update_bytes_per_second or 0.0),
     )
 
 
 def _multiplies_otherwise(toggles: Toggles) -> bool:
-    """Whether a rung's matmuls are others than those of torch in its number format, which the ceiling measures."""
-    tuned = toggles.products == "tuned" or "gemm" in toggles.compile or toggles.compile.startswith("max-autotune")
+    """Whether a rung's matmuls are others than those of torch in its number format, which the ceiling
+    measures.
+    """
+    tuned = (
+        toggles.products == "tuned" or "gemm" in toggles.compile or toggles.compile.startswith("max-autotune")
+    )
     return tuned or toggles.float8 != "none" or toggles.int8 != "none"
 
 
 def product_flops(tokens: int, k: int, n: int) -> int:
-    """Of a linear layer from k to n: its product, and the two for the gradients of its input and of its weight."""
+    """Of a linear layer from k to n: its product, and the two for the gradients of its input and of its
+    weight.
+    """
     return 3 * 2 * tokens * k * n
 
 
 def causal_attention_flops(workload: Workload, tokens: int) -> int:
-    """Scores and averages, forward and backward, over the (T + 1) / 2 positions that a token attends to on average.
+    """Scores and averages, forward and backward, over the (T + 1) / 2 positions that a token attends to on
+    average.
 
     gpt2.workload.flops_per_token counts all T; what kernels may skip is no part of a least time.
     """
@@ -121,8 +139,8 @@ def causal_attention_flops(workload: Workload, tokens: int) -> int:
 def _rate(measured: Sequence[Matmul], name: str, k: int, n: int) -> float:
     """FLOP/s of a layer's products: of its own shape or of the best square, whichever is higher.
 
-    The gradients' products have other shapes than the forward one, and other rungs have other micro-batches: squares
-    stand for what all of these might reach. Where neither was measured, the best product does.
+    The gradients' products have other shapes than the forward one, and other rungs have other micro-batches:
+    squares stand for what all of these might reach. Where neither was measured, the best product does.
     """
     forward = [m for m in measured if m.role in (None, "forward")]
     alike = [m for m in forward if m.name == "square" or (m.name, m.k, m.n) == (name, k, n)]
@@ -147,7 +165,9 @@ def _attention_rate(workload: Workload, toggles: Toggles, ceiling: Ceiling) -> f
     config, found = workload.config, ceiling.attention
     if found is None or toggles.attention not in MEASURED_ATTENTION:
         return None
-    alike = found.number_format == toggles.product_format() and found.head_dim == config.n_embd // config.n_head
+    alike = (
+        found.number_format == toggles.product_format() and found.head_dim == config.n_embd // config.n_head
+    )
     return found.flops_per_second if alike and found.seq_len >= workload.seq_len else None
 
 
@@ -159,7 +179,9 @@ def share(bound: Bound, measured_ms: float | None) -> float | None:
 
 
 def each_of_row(board: Scoreboard, row: Row) -> list[Bound]:
-    """The bound of a rung of a run, at what each of its processes measured; none where no ceiling was measured."""
+    """The bound of a rung of a run, at what each of its processes measured; none where no ceiling was
+    measured.
+    """
     records = board.records_of(row)
     workload = Workload(**records[0].workload)
     nodes = max(record.toggles.nodes for record in records)

@@ -1,4 +1,6 @@
-"""What spoils a rung's claim, found on reading its records: other losses, recompilation, toggles without effect."""
+"""What spoils a rung's claim, found on reading its records: other losses, recompilation, toggles without
+effect.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ def judge(
 ) -> tuple[str, str | None]:
     """A rung's status, the gravest first, and why it is not ok.
 
-    first, before: the records of the first rung and of the one before. reference: those whose losses this rung's are
-    held to.
+    first, before: the records of the first rung and of the one before. reference: those whose losses this
+    rung's are held to.
     """
     failed = [record for record in rung if record.status != "ok"]
     if all(record.status in ("ok", "interrupted") for record in rung) and len(failed) < len(rung):
@@ -66,7 +68,9 @@ def _other_environment(rung: Sequence[Record], first: Sequence[Record]) -> str |
 def _other_checkout(rung: Sequence[Record]) -> str | None:
     """A peer that was changed between rounds, of which a mean would be of nothing."""
     versions = dict.fromkeys(each.external.version for each in rung if each.external and each.measurement)
-    return f"the peer was changed meanwhile: {' and '.join(map(str, versions))}" if len(versions) > 1 else None
+    return (
+        f"the peer was changed meanwhile: {' and '.join(map(str, versions))}" if len(versions) > 1 else None
+    )
 
 
 def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, float]:
@@ -83,8 +87,16 @@ def parity(rung: Sequence[Record], reference: Sequence[Record]) -> dict[str, flo
 
 
 def _comparable(*sides: Measurement) -> int:
-    """How many of the first losses both have trained alike for: a step that float16's scaler skips sets one back."""
-    skips = [n for each in sides if each.skipped_steps for n, x in enumerate(each.grad_norms) if not math.isfinite(x)]
+    """How many of the first losses both have trained alike for: a step that float16's scaler skips sets one
+    back.
+    """
+    skips = [
+        n
+        for each in sides
+        if each.skipped_steps
+        for n, x in enumerate(each.grad_norms)
+        if not math.isfinite(x)
+    ]
     return min(skips, default=PARITY_STEPS - 1) + 1
 
 
@@ -119,7 +131,9 @@ def _whose(rung: Sequence[Record], reference: Sequence[Record]) -> str:
 
 
 def diverged(rung: Sequence[Record]) -> str | None:
-    """Since when a rung computed what is no finite number; None where it did not, among the steps that are held."""
+    """Since when a rung computed what is no finite number; None where it did not, among the steps that are
+    held.
+    """
     for found in (record.measurement for record in rung if record.measurement):
         for what, values in (("loss", found.losses[:PARITY_STEPS]), ("gradient norm", found.grad_norms[:1])):
             step = next((n for n, x in enumerate(values, 1) if not math.isfinite(x)), None)
@@ -157,7 +171,9 @@ def _recompiled(rung: Sequence[Record]) -> str | None:
 def changed_toggles(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
     """Names of the toggles that differ from the rung before, or from the baseline."""
     now, was = toggles_of(rung), toggles_of(before) if before else Toggles()
-    return [toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)]
+    return [
+        toggle.name for toggle in fields(Toggles) if getattr(now, toggle.name) != getattr(was, toggle.name)
+    ]
 
 
 TELLING = {
@@ -173,18 +189,23 @@ TELLING = {
     "recompute",
     "reductions",
 }
-"""Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing. Modes of
-torch.compile may differ in ways that one step does not show."""
+"""Toggles whose proofs say what ran: where that is, word for word, what ran before, the change did nothing.
+Modes of torch.compile may differ in ways that one step does not show.
+"""
 
 BY_TIMING = {"products"}
-"""Of those, toggles that time what there is to choose from. Where that falls on what ran before, a rung that changes
-nothing else did nothing; one that changes more did what it says."""
+"""Of those, toggles that time what there is to choose from. Where that falls on what ran before, a rung that
+changes nothing else did nothing; one that changes more did what it says.
+"""
 
 
 def _inert(rung: Sequence[Record], before: Sequence[Record] | None) -> str | None:
     """The toggles changed by this rung that had no effect in some process, with what was seen there."""
     now, changed = toggles_of(rung), changed_toggles(rung, before)
-    earlier = next((r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), None) or {}
+    earlier = (
+        next((r.measurement.proofs for r in before or () if r.measurement and r.measurement.proofs), None)
+        or {}
+    )
     measured = [(record.repetition, record.measurement.proofs) for record in rung if record.measurement]
     idle = []
     for repetition, proofs in measured:

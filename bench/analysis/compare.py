@@ -77,14 +77,18 @@ def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[
     if any(rung for _, _, rung in found) or all(len(boards) == 1 for _, boards, _ in found):
         for path, boards, rung in found:
             if len(boards) > 1:
-                raise RecordError(f"{path}: holds {len(boards)} runs, {names(boards)}; name one file, for {rung!r}")
+                raise RecordError(
+                    f"{path}: holds {len(boards)} runs, {names(boards)}; name one file, for {rung!r}"
+                )
         return [[Side(letter=letter(n), board=b[0], rung=r) for n, (_, b, r) in enumerate(found)]]
     tasks: list[dict[tuple[str, str], Scoreboard]] = []
     for path, boards, _ in found:
         by_task: dict[tuple[str, str], Scoreboard] = {}
         for board in boards:
             if by_task.setdefault(_task(board), board) is not board:
-                raise RecordError(f"{path}: holds runs of {board.ladder} on several machines; name a file or a folder")
+                raise RecordError(
+                    f"{path}: holds runs of {board.ladder} on several machines; name a file or a folder"
+                )
         tasks.append(by_task)
     common = [task for task in tasks[0] if all(task in other for other in tasks)]
     if not common:
@@ -125,8 +129,12 @@ def compare(first: Side, other: Side) -> Comparison:
 
 
 def _what(row: Row) -> tuple[object, ...]:
-    """By which rungs are paired: what they switch on. That another trainer was edited, only its rung's name tells."""
-    return (row.external.peer, row.external.command, row.toggles, row.rung) if row.external else (row.toggles,)
+    """By which rungs are paired: what they switch on. That another trainer was edited, only its rung's name
+    tells.
+    """
+    return (
+        (row.external.peer, row.external.command, row.toggles, row.rung) if row.external else (row.toggles,)
+    )
 
 
 def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
@@ -155,7 +163,9 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
         flaw=flaw,
         memory_flaw=memory_flaw,
         loss_flaw=_loss_flaw(first, one, other, two),
-        maths_flaw=None if None in (a.maths, b.maths) or a.maths == b.maths else f"{b.maths} against {a.maths}",
+        maths_flaw=None
+        if None in (a.maths, b.maths) or a.maths == b.maths
+        else f"{b.maths} against {a.maths}",
     )
 
 
@@ -189,7 +199,10 @@ def _loss_flaw(first: Side, one: Sequence[Record], other: Side, two: Sequence[Re
         return None
     if not mine or not theirs or mine.tokens_per_step != theirs.tokens_per_step:
         return None
-    if any(one[0].workload[key] != two[0].workload[key] for key in alike) or one[0].data_sha256 != two[0].data_sha256:
+    if (
+        any(one[0].workload[key] != two[0].workload[key] for key in alike)
+        or one[0].data_sha256 != two[0].data_sha256
+    ):
         return None
     flaw = other_loss(two, one)
     for side, records in ((first, one), (other, two)):
@@ -219,7 +232,10 @@ def _differences(first: Side, other: Side) -> Iterator[str]:
     for what, was, now in sorted(found, key=lambda difference: difference[0] != "torch"):
         yield line(what, was, now)
     one, two = (_own(side.board.records) for side in (first, other))
-    for name, was, now in (("workload", one.workload, two.workload), ("protocol", one.protocol, two.protocol)):
+    for name, was, now in (
+        ("workload", one.workload, two.workload),
+        ("protocol", one.protocol, two.protocol),
+    ):
         for key in {**was, **now}:
             if was.get(key) != now.get(key) and key not in ROUNDS:
                 yield line(f"{name}.{key}", was.get(key), now.get(key))

@@ -1,4 +1,6 @@
-"""All rungs of several runs in one chain, each held to one baseline: how far from a laptop to many GPUs. No torch."""
+"""All rungs of several runs in one chain, each held to one baseline: how far from a laptop to many GPUs. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -61,16 +63,22 @@ def baseline(name: str) -> Entry:
     """The rung that FILE:RUNG names. Raises RecordError where there is none, or it has no speed that ranks."""
     path, boards, rung = load_named(name)
     if len(boards) > 1:
-        raise RecordError(f"--baseline {name}: {path} holds {len(boards)} runs, {names(boards)}; name one file")
+        raise RecordError(
+            f"--baseline {name}: {path} holds {len(boards)} runs, {names(boards)}; name one file"
+        )
     if rung is None:
         known = [row.rung for row in boards[0].rows]
         raise RecordError(f"--baseline {name}: say which rung, as in {path}:{known[0]}{near('', known)}")
     (board,) = boards
     row = next(row for row in board.rows if row.rung == rung)
     if row.status not in GOOD:
-        raise RecordError(f"{path}: {rung!r} cannot be the baseline: {status_of(row)}; choose a rung that is ok")
+        raise RecordError(
+            f"{path}: {rung!r} cannot be the baseline: {status_of(row)}; choose a rung that is ok"
+        )
     if row.tps is None:
-        raise RecordError(f"{path}: {rung!r} cannot be the baseline: it has no speed; choose a rung that has one")
+        raise RecordError(
+            f"{path}: {rung!r} cannot be the baseline: it has no speed; choose a rung that has one"
+        )
     return Entry(board=board, row=row)
 
 
@@ -87,8 +95,8 @@ def chain(boards: Sequence[Scoreboard], start: Entry) -> Chain:
     if unlike and not runs:
         (model, length), (wanted, long) = unlike[0].task, start.task
         raise RecordError(
-            f"{unlike[0].board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = {long}: "
-            "their speeds do not rank; name files of one model and sequence length"
+            f"{unlike[0].board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = "
+            f"{long}: their speeds do not rank; name files of one model and sequence length"
         )
     alone = _place(start.board) not in runs
     if not alone:  # the one that is shown, not the one that the baseline was read from

@@ -32,7 +32,9 @@ class Condition:
         """Of "tps<-5%" or "memory>10%". Raises ValueError."""
         found = CONDITION.fullmatch(text)
         if not found:
-            raise ValueError(f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'")
+            raise ValueError(
+                f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'"
+            )
         return cls(metric=found[1], below=found[2] == "<", bound=1 + float(found[3]) / 100, text=text.strip())
 
     def met(self, pair: Pair) -> bool | None:
@@ -75,9 +77,13 @@ def _never_fitted(pair: Pair) -> bool:
 
 
 def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) -> tuple[int, list[str]]:
-    """The exit code of bench compare, and what came of each condition. Raises ValueError where nothing is paired."""
+    """The exit code of bench compare, and what came of each condition. Raises ValueError where nothing is
+    paired.
+    """
     if not any(each.pairs for each in comparisons):
-        raise ValueError("no rung of A has a partner that switches on the same, so --fail-if has nothing to judge")
+        raise ValueError(
+            "no rung of A has a partner that switches on the same, so --fail-if has nothing to judge"
+        )
     code, said = 0, []
     judged: list[tuple[str, Pair]] = []
     for each in comparisons:
@@ -102,7 +108,9 @@ def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) ->
                     said.append(f"{where}: {condition} cannot be told: too few rounds")
                 elif met:
                     change = condition.change(pair)
-                    said.append(f"{where}: {condition} is confirmed: {_with_ends(change) if change else DASH}")
+                    said.append(
+                        f"{where}: {condition} is confirmed: {_with_ends(change) if change else DASH}"
+                    )
                     code = 3
     for condition in conditions if not code else ():
         if nearest := condition.nearest(judged):

@@ -8,7 +8,9 @@ from bench.records.machine import Role
 from gpt2.workload import GPT2Config
 
 VOCAB_MULTIPLE = 64
-"""lm_head is measured at the vocabulary padded to this: 50304 of GPT-2's 50257, which divides evenly into tiles."""
+"""lm_head is measured at the vocabulary padded to this: 50304 of GPT-2's 50257, which divides evenly into
+tiles.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +34,9 @@ class Linear:
 
 
 def linear_layers(config: GPT2Config) -> list[Linear]:
-    """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.workload counts."""
+    """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.workload
+    counts.
+    """
     d, layers = config.n_embd, config.n_layer
     padded = -(-config.vocab_size // VOCAB_MULTIPLE) * VOCAB_MULTIPLE
     return [

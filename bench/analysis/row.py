@@ -46,11 +46,14 @@ class Row:
     gain: Estimate | None
     """Over the rung before."""
     before: int | None
-    """The index of that rung: in a sweep not the row above, but the next smaller batch or else the first row."""
+    """The index of that rung: in a sweep not the row above, but the next smaller batch or else the first row.
+    """
     verdict: Verdict | None
     """Of the gain; None where something is held against this rung or the one before."""
     efficiency: Estimate | None
-    """Of several ranks: tokens per second and device over those of an earlier rung that trains alike, on fewer."""
+    """Of several ranks: tokens per second and device over those of an earlier rung that trains alike, on
+    fewer.
+    """
     efficiency_over: str | None
     """That rung's name."""
     mfu: float | None
@@ -109,7 +112,9 @@ def row_of(
     theirs = is_external(rung)
     own = [each for each in rungs[: len(above)] if not is_external(each)]
     before = last = own[-1] if own and not theirs else None
-    if last and rung[0].kind == "sweep":  # whose candidates differ from the first; a smaller batch alone is a step
+    if (
+        last and rung[0].kind == "sweep"
+    ):  # whose candidates differ from the first; a smaller batch alone is a step
         alike = line_of(toggles_of(last), last[0].workload) == line_of(toggles, rung[0].workload)
         before, last = rungs[0], last if alike else rungs[0]
     mean = geometric_mean(list(tps.values())) if tps else None
@@ -127,7 +132,9 @@ def row_of(
     scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
     dropped = _dropped(rung, rungs, records)
     changes = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
-    memory = [r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes]
+    memory = [
+        r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes
+    ]
     return Row(
         rung=rung[0].rung,
         index=rung[0].rung_index,
@@ -140,7 +147,9 @@ def row_of(
         gain=gain,
         before=other.index if other else None,
         verdict=verdict(gain, delta) if gain and sound else None,
-        efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size) if fewer and scaled else None,
+        efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size)
+        if fewer and scaled
+        else None,
         efficiency_over=fewer[0].rung if fewer and scaled else None,
         mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
         mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
@@ -149,7 +158,9 @@ def row_of(
         peak_memory_bytes=max(memory, default=None),
         peak_memory_method=found.peak_memory_method if found else None,
         loss=found.losses[loss_step - 1] if found and loss_step and not theirs else None,
-        doubts=() if theirs else (*doubts(rung, before, reference), *changes, *([dropped] if dropped else [])),
+        doubts=()
+        if theirs
+        else (*doubts(rung, before, reference), *changes, *([dropped] if dropped else [])),
         dropped=dropped is not None,
         joules_per_token=_joules_per_token(rung),
         status=status,
@@ -160,7 +171,9 @@ def row_of(
 
 
 def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
-    """What a reader is told of it: the toggles that are not those of the rung before, or who trains in our place."""
+    """What a reader is told of it: the toggles that are not those of the rung before, or who trains in our
+    place.
+    """
     if external := _external(rung):
         return [f"external: {_trainer(external)}"]
     workload = Workload(**rung[0].workload)
@@ -182,7 +195,9 @@ def peer_title(external: External) -> str:
 
 
 def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> str | None:
-    """Says that a sweep's candidate ran less often than it could: in each round that its control, the last, ended."""
+    """Says that a sweep's candidate ran less often than it could: in each round that its control, the last,
+    ended.
+    """
     if rung[0].kind != "sweep":
         return None
     whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
@@ -193,11 +208,15 @@ def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequenc
 def _paired(
     rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]
 ) -> dict[tuple[int, str], float]:
-    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut in two."""
+    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut
+    in two.
+    """
     return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
 
 
-def _broken_reference(rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]) -> str | None:
+def _broken_reference(
+    rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]
+) -> str | None:
     """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
     index = reference[0].rung_index - (reference[0].kind == "parity")
     if rung[0].kind == "sweep" and reference[0].kind == "parity":
@@ -211,7 +230,9 @@ def _broken_reference(rung: Sequence[Record], reference: Sequence[Record], above
 def _joules_per_token(rung: Sequence[Record]) -> float | None:
     """Over all rounds; absent where no counter exists."""
     windows = [r.measurement for r in rung if r.status == "ok" and r.measurement]
-    energies = [(m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows]
+    energies = [
+        (m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows
+    ]
     known = [(joules, tokens) for joules, tokens in energies if joules is not None and tokens]
     return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None
 

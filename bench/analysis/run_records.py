@@ -131,9 +131,11 @@ def first_by_round(first: Sequence[Record], records: Sequence[Record]) -> dict[t
 
 
 def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[Record] | None:
-    """Whose losses this rung's are held to: a parity process, else the first rung, whose steps have as many tokens.
+    """Whose losses this rung's are held to: a parity process, else the first rung, whose steps have as many
+    tokens.
 
-    None where that is the rung itself, unless it is the first that was measured: then it is what all are held to.
+    None where that is the rung itself, unless it is the first that was measured: then it is what all are held
+    to.
     """
     mine, run = measured(rung), Run.of(records)
     other = run.references.get(mine.tokens_per_step) if mine else None
@@ -144,7 +146,8 @@ def parity_reference(rung: Sequence[Record], records: Sequence[Record]) -> list[
 
 
 def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Record] | None:
-    """The rung that trains on one rank what these toggles train on several: the same step, or the same for each.
+    """The rung that trains on one rank what these toggles train on several: the same step, or the same for
+    each.
 
     For want of one, that on the fewest ranks, which share out as much.
     """
@@ -156,8 +159,12 @@ def on_fewer_ranks(toggles: Toggles, above: Sequence[list[Record]]) -> list[Reco
         return replace(of, world_size=1, grad_accum_steps=1, sharding="none")
 
     def as_large(of: Toggles) -> bool:
-        """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges differently."""
-        return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(1) == toggles.tokens_per_step(1)
+        """Fixed or growing with the ranks: steps of other sizes pay for their optimiser and exchanges
+        differently.
+        """
+        return of.grad_accum_steps == toggles.grad_accum_steps or of.tokens_per_step(
+            1
+        ) == toggles.tokens_per_step(1)
 
     mine = alike(toggles)
 

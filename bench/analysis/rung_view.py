@@ -107,7 +107,9 @@ def entries(board: Scoreboard) -> list[Entry]:
 
 def same_run(one: Entry, other: Entry) -> bool:
     """Whether their rounds are the same ones."""
-    return one.board is other.board or (one.board.source is not None and one.board.source == other.board.source)
+    return one.board is other.board or (
+        one.board.source is not None and one.board.source == other.board.source
+    )
 
 
 def over(entry: Entry, reference: Entry) -> Estimate | None:
@@ -120,7 +122,9 @@ def over(entry: Entry, reference: Entry) -> Estimate | None:
     speeds = tps_by_round(entry.records)
     if same_run(entry, reference):
         board, first = reference.board, reference.row is reference.board.rows[0]  # whose controls stand in
-        theirs = first_by_round(reference.records, board.records) if first else tps_by_round(reference.records)
+        theirs = (
+            first_by_round(reference.records, board.records) if first else tps_by_round(reference.records)
+        )
         return paired_ratio(speeds, theirs)
     return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
 
@@ -135,7 +139,8 @@ def memory_over(entry: Entry, reference: Entry) -> float | None:
 
 
 def best(board: Scoreboard) -> Entry | None:
-    """The fastest rung; for want of one without a doubt, that with most tokens per second of those that are ok.
+    """The fastest rung; for want of one without a doubt, that with most tokens per second of those that are
+    ok.
 
     Of those that compute the same: another training is no faster one.
     """

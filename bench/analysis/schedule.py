@@ -65,9 +65,9 @@ class Cut:
 def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
     """`rung` as a process of this kind trains it; None where there is no such thing.
 
-    alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung before,
-    or of a first rung on several ranks itself on one, accumulating as many tokens per step as this one takes. control
-    and cumulative: as it is. Raises LadderError where the toggles make no whole.
+    alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung
+    before, or of a first rung on several ranks itself on one, accumulating as many tokens per step as this
+    one takes. control and cumulative: as it is. Raises LadderError where the toggles make no whole.
     """
     if kind not in (*ABLATION, "parity"):
         return rung
@@ -81,7 +81,9 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
         return None
     if kind == "parity":
         toggles = same_step(before, rung.toggles)
-        if toggles == rung.toggles:  # which only accumulates more: nothing that it could be held to takes such steps
+        if (
+            toggles == rung.toggles
+        ):  # which only accumulates more: nothing that it could be held to takes such steps
             return None
     else:
         try:
@@ -90,7 +92,9 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
                 return None
             toggles = ablated([each.toggles for each in rungs], len(above), kind, ladder.workload)
         except ValueError as error:
-            raise LadderError(f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}") from None
+            raise LadderError(
+                f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}"
+            ) from None
         before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
     if toggles is None:
         return None
@@ -106,7 +110,9 @@ class _Expecting(Protocol):
 
 
 def full_set(rungs: Sequence[Expecting]) -> Sequence[Expecting]:
-    """The rungs up to the last one that is meant to run: a ladder may end with one that is to run out of memory."""
+    """The rungs up to the last one that is meant to run: a ladder may end with one that is to run out of
+    memory.
+    """
     meant = [place for place, rung in enumerate(rungs) if rung.expect != "out_of_memory"]
     return rungs[: max(meant, default=-1) + 1]
 
@@ -134,9 +140,13 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
         return None
     micro_batch = math.gcd(before.micro_batch_size, sequences)
     toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
-    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:  # which cannot accumulate; the arithmetic is the same
+    if (
+        toggles.cuda_graphs and toggles.grad_accum_steps > 1
+    ):  # which cannot accumulate; the arithmetic is the same
         toggles = replace(toggles, compile="default")
-    if toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1:  # nor can these; the casts are the same
+    if (
+        toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1
+    ):  # nor can these; the casts are the same
         toggles = replace(toggles, weight_casts="forward")
     if toggles.weights != "float32" and toggles.grad_accum_steps > 1:
         toggles = replace(toggles, weights="float32")
@@ -144,7 +154,9 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
 
 
 def ceiling_rung(device: str, place: int = 0) -> Rung:
-    """What a task that measures a device's ceiling has for a rung. place: of the device among those of the run."""
+    """What a task that measures a device's ceiling has for a rung. place: of the device among those of the
+    run.
+    """
     chosen: dict[str, Any] = {"device": device}
     return Rung(name="ceiling", index=place, changed=[], expect=None, toggles=Toggles(**chosen))
 
@@ -187,7 +199,8 @@ class Schedule:
             self._each += self._controls
         self._once: list[tuple[Kind, Rung]] = []
         first = self.rungs[0]
-        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks itself.
+        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks
+        # itself.
         sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
         for rung in self._own:
             size = rung.toggles.tokens_per_step(1)
@@ -198,7 +211,9 @@ class Schedule:
         self._ceilings: list[tuple[Kind, Rung]] = []
         if protocol.ceiling_seconds:
             devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
-            self._ceilings = [("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)]
+            self._ceilings = [
+                ("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)
+            ]
 
     @property
     def _own(self) -> list[Rung]:
@@ -206,7 +221,8 @@ class Schedule:
 
     @property
     def _controls(self) -> list[tuple[Kind, Rung]]:
-        """A/A: what the same thing twice differs by, of the first rung and of the last one of ours meant to run.
+        """A/A: what the same thing twice differs by, of the first rung and of the last one of ours meant to
+        run.
 
         Of two, because a first rung at a small batch waits for the host and a last one may not.
         """
@@ -220,7 +236,9 @@ class Schedule:
         return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a first rung."""
+        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a first
+        rung.
+        """
         for record in records:
             self.ended(record)
         rest = {task.kind for task in self.round(1)}
@@ -229,7 +247,9 @@ class Schedule:
 
     def round(self, repetition: int) -> Iterator[Task]:
         """What is still to be run of one round."""
-        yield from self._tasks([*self._each, *(self._once + self._ceilings if repetition == 1 else [])], repetition)
+        yield from self._tasks(
+            [*self._each, *(self._once + self._ceilings if repetition == 1 else [])], repetition
+        )
 
     def closing(self, repetition: int) -> Iterator[Task]:
         """What is still to be run after the last round."""

@@ -13,7 +13,15 @@ from pathlib import Path
 
 from bench.analysis.denominators import Ceiling, find_ceilings, find_peaks
 from bench.analysis.row import Row, row_of
-from bench.analysis.run_records import Run, cumulative, first_by_round, in_order, measured, toggles_of, tps_by_round
+from bench.analysis.run_records import (
+    Run,
+    cumulative,
+    first_by_round,
+    in_order,
+    measured,
+    toggles_of,
+    tps_by_round,
+)
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
 from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, surely_ahead
@@ -35,12 +43,14 @@ class Scoreboard:
     last_control: Estimate | None
     """The same of the last rung of ours; None where that is the first, and of older runs."""
     delta: float | None
-    """The noise floor, by the control that differs more: relative differences below it are no difference. None
-    without a control."""
+    """The noise floor, by the control that differs more: relative differences below it are no difference.
+    None without a control.
+    """
     ceilings: dict[str, Ceiling]
     """By kind of device."""
     loss_step: int | None
-    """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has."""
+    """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has.
+    """
     environment: Environment
     rounds: int
     source: Path | None
@@ -73,7 +83,8 @@ class Scoreboard:
     def fastest_of(self, rows: Collection[Row]) -> Row | None:
         """The fastest sound rung among some of this board's, over the first.
 
-        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption distort.
+        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption
+        distort.
         """
         among = [row for row in self.sound if row in rows]
         held = {row.index: row.speedup.value for row in among if row.speedup}
@@ -114,7 +125,9 @@ class Scoreboard:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run ended before its last process: by the user, for want of time, or because it was killed."""
+        """Whether the run ended before its last process: by the user, for want of time, or because it was
+        killed.
+        """
         if any(record.cut_short for record in self.records):
             return True
         wanted = max(self.rounds, self.planned_rounds)
@@ -138,7 +151,9 @@ class Scoreboard:
     @property
     def has_gaps(self) -> bool:
         """Whether rungs below the last one shown are missing."""
-        return len(self.records.rungs) <= max(record.rung_index for record in self.records if record.kind != "ceiling")
+        return len(self.records.rungs) <= max(
+            record.rung_index for record in self.records if record.kind != "ceiling"
+        )
 
     @property
     def own(self) -> Scoreboard:
@@ -146,7 +161,9 @@ class Scoreboard:
         return replace(self, rows=tuple(row for row in self.rows if row.external is None))
 
 
-def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()) -> Scoreboard:
+def scoreboard(
+    records: Sequence[Record], source: Path | None = None, elsewhere: Sequence[Record] = ()
+) -> Scoreboard:
     """Summarise the records of one run of one ladder; at least one must be cumulative.
 
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
@@ -158,7 +175,9 @@ def scoreboard(records: Sequence[Record], source: Path | None = None, elsewhere:
     again = {index: tps_by_round(control) for index, control in records.controls.items()}
     control = paired_ratio(again.pop(rungs[0][0].rung_index, {}), tps_by_round(rungs[0]))
     last = max(again, default=None)
-    last_control = paired_ratio(again[last], tps_by_round(records.rungs.get(last, ()))) if last is not None else None
+    last_control = (
+        paired_ratio(again[last], tps_by_round(records.rungs.get(last, ()))) if last is not None else None
+    )
     floors = [floor for each in (control, last_control) if (floor := noise_floor(each)) is not None]
     delta = max(floors, default=None)
     ceilings = find_ceilings([*records, *elsewhere])

@@ -43,15 +43,14 @@ def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
-    A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text shows one:
-    of the runs of the ladder as its last whole run has it, an uninterrupted one before others, then the one with most
-    rungs (not of sweeps, which try as many batches as it takes), then one with rounds enough for intervals, then the
-    newest. Newer ones that are passed over are named, and so are whole ones of the same name that differ in their
-    values or task.
-    Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that measured none. Of
-    a folder, a file that cannot be read is left out with a warning. Raises RecordError where there is nothing to show,
-    or for a file by name. Figures of others are passed over (see load_published()). needed: whether no run at all is
-    an error.
+    A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text
+    shows one: of the runs of the ladder as its last whole run has it, an uninterrupted one before others,
+    then the one with most rungs (not of sweeps, which try as many batches as it takes), then one with rounds
+    enough for intervals, then the newest. Newer ones that are passed over are named, and so are whole ones of
+    the same name that differ in their values or task. Files that hold nothing but a measured ceiling belong
+    to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot be read is left
+    out with a warning. Raises RecordError where there is nothing to show, or for a file by name. Figures of
+    others are passed over (see load_published()). needed: whether no run at all is an error.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -73,10 +72,14 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
             if any(record.kind in RUNGS for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
-                board = scoreboard(records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0]))
+                board = scoreboard(
+                    records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0])
+                )
                 found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
             elif not records or any(record.kind != "ceiling" for record in records):
-                warnings.append(f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}")
+                warnings.append(
+                    f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}"
+                )
         for runs in found.values():
             chosen = _chosen(runs)
             boards.append(chosen)
@@ -87,7 +90,9 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
-    """Why there is nothing to show, and what to do: one line for files, and one more for each that a folder has."""
+    """Why there is nothing to show, and what to do: one line for files, and one more for each that a folder
+    has.
+    """
     shown, advice = ", ".join(str(path) for path in paths), "bench run ladders/smoke.yaml makes some"
     if not warnings and any(is_published(file) for path in paths for file in _files(path)):
         return f"{shown}: holds figures that others have published, no results of bench run; bench report shows them"
@@ -97,7 +102,8 @@ def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
 
 
 def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[Scoreboard], str | None]:
-    """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its name.
+    """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its
+    name.
 
     warnings: takes those about what was left out. Raises RecordError.
     """
@@ -138,7 +144,9 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
         for key, value in record.workload.items():
             if (other := records[0].workload.get(key, value)) != value:
                 both = plain(f"{key} {other} and {value}")
-                raise RecordError(f"{file}: holds records of unlike tasks, which do not mix: {both}; one file each")
+                raise RecordError(
+                    f"{file}: holds records of unlike tasks, which do not mix: {both}; one file each"
+                )
     return records, warnings
 
 
@@ -149,7 +157,9 @@ def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
         first = records[0]
         if (record.ladder, record.ladder_hash) != (first.ladder, first.ladder_hash):
             both = [f"{each.ladder} ({each.ladder_hash[:12]})" for each in (first, record)]
-            raise RecordError(f"{file}: holds records of two ladders, {plain(' and '.join(both))}; one file each")
+            raise RecordError(
+                f"{file}: holds records of two ladders, {plain(' and '.join(both))}; one file each"
+            )
         first = alike.setdefault((record.kind, record.rung_index), record)
         where = f"{file}: {plain(record.rung)!r}, {record.kind}, round {record.repetition}"
         if record.rung != first.rung:
@@ -203,15 +213,19 @@ def _says(board: Scoreboard) -> bool:
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
-    """A line for each newer run that is not shown, and for each whole one that the one shown does not stand for."""
+    """A line for each newer run that is not shown, and for each whole one that the one shown does not stand
+    for.
+    """
     newer = [board for board in runs if board.begun > chosen.begun]
     why = {True: "interrupted", False: "shorter"}
-    others = [b for b in runs if b.begun <= chosen.begun and not b.interrupted and not _same_ladder(b, chosen)]
+    others = [
+        b for b in runs if b.begun <= chosen.begun and not b.interrupted and not _same_ladder(b, chosen)
+    ]
     return [
         *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
         *(
-            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not shown; "
-            "name it to see it"
+            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not "
+            "shown; name it to see it"
             for b in others
         ),
     ]
@@ -220,7 +234,8 @@ def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
 def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:
     """Whether two runs of one name are of the same task and rungs; of one cut short, as far as it came.
 
-    By what their records say: a ladder's hash changes with each toggle that the code learns, and with no default.
+    By what their records say: a ladder's hash changes with each toggle that the code learns, and with no
+    default.
     """
     if one.records[0].ladder_hash == other.records[0].ladder_hash:
         return True
@@ -248,9 +263,11 @@ def _partial(board: Scoreboard) -> bool:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 all as asked, 6 some process failed unexpectedly or no rung is supported, 4 some rung belies what it claims.
+    """0 all as asked, 6 some process failed unexpectedly or no rung is supported, 4 some rung belies what it
+    claims.
 
-    That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not happen.
+    That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not
+    happen.
     """
     if nothing_supported(records):
         return 6
@@ -259,8 +276,8 @@ def exit_code(records: Sequence[Record]) -> int:
     for record in records:
         if record.status in ("failed", "timeout"):
             return 6
-        # A large batch alone, without what makes room for it, is an answer to the question that --ablate asks, and
-        # any batch to that of a sweep.
+        # A large batch alone, without what makes room for it, is an answer to the question that --ablate
+        # asks, and any batch to that of a sweep.
         asked = record.kind in ABLATION or record.rung in expected or swept
         if record.status == "out_of_memory" and not asked:
             return 6
@@ -268,7 +285,9 @@ def exit_code(records: Sequence[Record]) -> int:
 
 
 def nothing_supported(records: Sequence[Record]) -> bool:
-    """Whether this machine can run none of the rungs, which nobody asks for: its device is not here, as a rule."""
+    """Whether this machine can run none of the rungs, which nobody asks for: its device is not here, as a
+    rule.
+    """
     return {record.status for record in records if record.kind in RUNGS} == {"unsupported"}
 
 

@@ -28,7 +28,9 @@ class Timing:
     step: float | None
     """Of the window; median of all rounds' steps."""
     saved: float | None
-    """Of the median step, over the rung before, whose steps have as many tokens; negative where it takes longer."""
+    """Of the median step, over the rung before, whose steps have as many tokens; negative where it takes
+    longer.
+    """
     step_low: float | None
     """Below it are 5 in 100 steps."""
     step_high: float | None
@@ -63,12 +65,16 @@ def timing(board: Scoreboard) -> list[Timing]:
                 imports=_median([each.import_seconds for each in found if each.import_seconds is not None]),
                 data=_median([each.data_seconds for each in found if each.data_seconds is not None]),
                 first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
-                first_step_warm=_median([took for cache, took in firsts if took is not None and cache == "warm"]),
+                first_step_warm=_median(
+                    [took for cache, took in firsts if took is not None and cache == "warm"]
+                ),
                 step=step,
                 saved=was - step if was is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
-                batches=_median([making / seconds for making, seconds in windows if seconds and making is not None]),
+                batches=_median(
+                    [making / seconds for making, seconds in windows if seconds and making is not None]
+                ),
                 external=is_external(rung),
             )
         )

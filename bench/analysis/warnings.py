@@ -24,8 +24,8 @@ def warnings(board: Scoreboard) -> list[str]:
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
         said.append(
-            "the run was resumed within a round: a round that was cut in two is paired within its parts only, its "
-            "second part with the control as first rung"
+            "the run was resumed within a round: a round that was cut in two is paired within its parts "
+            "only, its second part with the control as first rung"
         )
     said += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.doubts]
     if board.has_gaps:
@@ -33,7 +33,9 @@ def warnings(board: Scoreboard) -> list[str]:
     for rung in cumulative(records):
         speeds = list(tps_by_round(rung).values())
         if speeds and max(speeds) > SCATTER * min(speeds):
-            apart = f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
+            apart = (
+                f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
+            )
             said.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
     if load > BUSY * machine.cpu_cores:
@@ -47,9 +49,13 @@ def warnings(board: Scoreboard) -> list[str]:
             said.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
         if found.skipped_steps:
             skipped = f"{found.skipped_steps} of {len(found.losses)} steps"
-            said.append(f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight")
+            said.append(
+                f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight"
+            )
         if found.alloc_retries:
-            said.append(f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory")
+            said.append(
+                f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory"
+            )
     if any(record.environment.dirty for record in records):
         said.append(f"measured on a changed checkout of commit {machine.commit}")
     return said
@@ -63,7 +69,9 @@ def ended_early(board: Scoreboard) -> list[str]:
     where = f"in round {last} of {max(board.planned_rounds, last)}"
     kind = "sweep" if board.swept else "run"
     why = next((record.not_begun for record in board.records if not record.begun), None)
-    return [f"{why or f'the {kind} was interrupted {where}'}; bench {kind} with --resume runs what is missing"]
+    return [
+        f"{why or f'the {kind} was interrupted {where}'}; bench {kind} with --resume runs what is missing"
+    ]
 
 
 def disturbances(record: Record | Outcome) -> list[str]:

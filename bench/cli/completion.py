@@ -19,7 +19,9 @@ def ladders(incomplete: str) -> list[str]:
 def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
     found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
     folders = {each for each in found if Path(each).is_dir()}
-    return [f"{each}/" if each in folders else each for each in found if each in folders or each.endswith(endings)]
+    return [
+        f"{each}/" if each in folders else each for each in found if each in folders or each.endswith(endings)
+    ]
 
 
 def rungs(ctx: typer.Context, incomplete: str) -> list[str]:
@@ -75,7 +77,9 @@ def overrides(incomplete: str) -> list[str]:
     from gpt2.workload import Workload
 
     sections = {"workload": Workload, "protocol": Protocol, "toggles": Toggles}
-    return [each for name, kind in sections.items() for each in _paths(name, kind) if each.startswith(incomplete)]
+    return [
+        each for name, kind in sections.items() for each in _paths(name, kind) if each.startswith(incomplete)
+    ]
 
 
 def axes(incomplete: str) -> list[str]:

@@ -30,8 +30,8 @@ from gpt2.workload import FLOPS_FORMULA, Workload
 def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
     """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
 
-    chip: instead, whether it fits into the memory of this one; where nothing that the rungs train on is here, that of
-    the ladder is held to by default. ablate: counts those processes, too.
+    chip: instead, whether it fits into the memory of this one; where nothing that the rungs train on is here,
+    that of the ladder is held to by default. ablate: counts those processes, too.
     """
     workload = ladder.workload
     missing = _missing(rungs)
@@ -66,13 +66,17 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
     p = ladder.protocol
     fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
     notes = [
-        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs per token "
-        f"at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
+        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs "
+        f"per token at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
         "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
         "(docs/devices.md: how far off that is).",
         f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
         f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
-        *(f"{n} of {len(rungs)} rungs {a}." for a, n in answers.items() if n > 1 and isinstance(a, Unsupported)),
+        *(
+            f"{n} of {len(rungs)} rungs {a}."
+            for a, n in answers.items()
+            if n > 1 and isinstance(a, Unsupported)
+        ),
         *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]
@@ -91,7 +95,9 @@ def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
 
 
 def _found(toggles: Toggles) -> Device:
-    """As gpt2.device.find; that one process asks for many devices and trains on none is nothing to be warned of."""
+    """As gpt2.device.find; that one process asks for many devices and trains on none is nothing to be warned
+    of.
+    """
     with warnings.catch_warnings(action="ignore"):
         return find(toggles)
 
@@ -123,7 +129,8 @@ def _rounds(ladder: Ladder) -> str:
 
 
 TIGHT = 0.9
-"""Of a device's memory, programs get less than its datasheet says (of 16 GiB, a T4 lends 14.6 to 15, a TPU v3 core
+"""Of a device's memory, programs get less than its datasheet says (of 16 GiB, a T4 lends 14.6 to 15, a TPU v3
+core
 15.5), and libraries take some of that."""
 
 
@@ -165,7 +172,9 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
         instead = "float16" if number_format == "bfloat16" else "highest"
         return Unsupported(f"unsupported: {chip.name} has no {number_format} units; choose {instead}")
     if rung.toggles.attention == "flash" and chip.lacks("bfloat16"):
-        return Unsupported(f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient")
+        return Unsupported(
+            f"unsupported: {chip.name} is older than FlashAttention's kernels; choose efficient"
+        )
     if chip.memory_bytes is None:
         return "unknown: its name covers several sizes of memory"
     if TIGHT * chip.memory_bytes < memory.total <= chip.memory_bytes:
@@ -197,7 +206,9 @@ def _needs(rung: Rung) -> str:
     return f"; needs {rung.toggles.world_size} of them" if rung.toggles.world_size > 1 else ""
 
 
-def _devices_needed(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> int | None:
+def _devices_needed(
+    workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float
+) -> int | None:
     """Over how many devices all that can be shared out would have to be; None where that would not help."""
     sharded = replace(toggles, sharding="fsdp2", world_size=2, grad_accum_steps=1)
     if toggles.sharding != "none" or not _possible(sharded):

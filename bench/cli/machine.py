@@ -13,13 +13,17 @@ from gpt2.terminal import finite
 
 def doctor(
     ladder: Annotated[
-        Path | None, typer.Argument(metavar="[LADDER]", help="Also hold memory to what its rungs need on a CPU.")
+        Path | None,
+        typer.Argument(metavar="[LADDER]", help="Also hold memory to what its rungs need on a CPU."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results, where room is looked for.")] = Path("results"),
+    out: Annotated[Path, typer.Option(help="Folder for results, where room is looked for.")] = Path(
+        "results"
+    ),
 ) -> None:
     """Say what about this machine will spoil a measurement, and what to do about it.
 
-    Takes about six seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it informs.
+    Takes about six seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it
+    informs.
 
     Example: bench doctor ladders/cpu.yaml
     """
@@ -37,23 +41,26 @@ def doctor(
 
 def roofline(
     ladder: Annotated[
-        Path | None, typer.Argument(metavar="[LADDER]", help="Also show how near to the ceiling its rungs come.")
+        Path | None,
+        typer.Argument(metavar="[LADDER]", help="Also show how near to the ceiling its rungs come."),
     ] = None,
     device: Annotated[
-        str | None, typer.Option(help="cpu, cuda, mps or xla; default: that of the LADDER's last rung, else cpu.")
+        str | None,
+        typer.Option(help="cpu, cuda, mps or xla; default: that of the LADDER's last rung, else cpu."),
     ] = None,
     results: Annotated[
         Path, typer.Option(help="Where the LADDER was measured: a results file, or a folder of machines.")
     ] = Path("results"),
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     seconds: Annotated[
-        float, typer.Option(min=0.001, callback=finite, help="Timing of each product, after as much heating up.")
+        float,
+        typer.Option(min=0.001, callback=finite, help="Timing of each product, after as much heating up."),
     ] = 0.3,
 ) -> None:
     """Measure the matrix products and the memory of this machine: what no rung can beat.
 
-    With a LADDER, the fewest milliseconds per optimiser step that each rung could take here, and the share of that
-    which it reached. Exit code: 0 measured; 2 wrong ladder or usage; 6 not measured; 130 interrupted.
+    With a LADDER, the fewest milliseconds per optimiser step that each rung could take here, and the share of
+    that which it reached. Exit code: 0 measured; 2 wrong ladder or usage; 6 not measured; 130 interrupted.
 
     Example: bench roofline ladders/cpu.yaml
     """

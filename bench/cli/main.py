@@ -1,4 +1,6 @@
-"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `trainings`, `roofline`, `doctor`."""
+"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `trainings`, `roofline`,
+`doctor`.
+"""
 
 from __future__ import annotations
 
@@ -85,27 +87,31 @@ def run(
     until: Until = None,
     ablate: Ablate = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing.")
+        bool,
+        typer.Option("--resume", help="Go on with this ladder's newest results, running what is missing."),
     ] = False,
     out: ResultsFolder = Path("results"),
     set_: Overrides = None,
     peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
     compile_cache: Annotated[
-        Path | None, typer.Option(metavar="FOLDER", help="Keep compiled code there, and use what an earlier run left.")
+        Path | None,
+        typer.Option(metavar="FOLDER", help="Keep compiled code there, and use what an earlier run left."),
     ] = None,
     nnodes: Nodes = None,
     node_rank: NodeRank = None,
     rdzv: Rendezvous = None,
-    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
+    allow_failures: Annotated[
+        bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")
+    ] = False,
 ) -> None:
     """Measure every rung of a LADDER, and print the scoreboard.
 
     Over several nodes, run the same on each, with its own --node-rank; see docs/nodes.md.
 
-    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled, or the
-    outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory unexpectedly,
-    or none is supported here; 130 interrupted (what was measured is kept).
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled,
+    or the outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory
+    unexpectedly, or none is supported here; 130 interrupted (what was measured is kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
@@ -166,13 +172,15 @@ def plan(
     data: Annotated[Path | None, typer.Option("--data", help="As for bench run; no corpus is read.")] = None,
     chip: Annotated[
         str | None,
-        typer.Option(help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips),
+        typer.Option(
+            help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips
+        ),
     ] = None,
 ) -> None:
     """Say what a LADDER would do here, and run nothing.
 
-    Prints for each rung what it changes, tokens per step, an estimate of the memory per device, and whether this
-    machine supports it.
+    Prints for each rung what it changes, tokens per step, an estimate of the memory per device, and whether
+    this machine supports it.
 
     Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
@@ -189,5 +197,13 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-for each in (sweep.sweep, turns.turns, show.report, show.compare, trainings.trainings, here.doctor, here.roofline):
+for each in (
+    sweep.sweep,
+    turns.turns,
+    show.report,
+    show.compare,
+    trainings.trainings,
+    here.doctor,
+    here.roofline,
+):
     command(each)

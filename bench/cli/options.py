@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 LadderFile = Annotated[
     Path,
-    typer.Argument(metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.", autocompletion=complete.ladders),
+    typer.Argument(
+        metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.", autocompletion=complete.ladders
+    ),
 ]
 Overrides = Annotated[
     list[str] | None,
@@ -28,20 +30,29 @@ Overrides = Annotated[
 ]
 RungNames = Annotated[
     str | None,
-    typer.Option("--rungs", metavar="A,B", help="Only the rungs of these names.", autocompletion=complete.rungs),
+    typer.Option(
+        "--rungs", metavar="A,B", help="Only the rungs of these names.", autocompletion=complete.rungs
+    ),
 ]
 Repeats = Annotated[int | None, typer.Option(min=1, help="Rounds over all rungs.")]
 Until = Annotated[
-    str | None, typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20.")
+    str | None,
+    typer.Option(metavar="2%", help="Rounds until every speed-up's interval is this narrow: 5 to 20."),
 ]
 Ablate = Annotated[
-    bool, typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them.")
+    bool,
+    typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them."),
 ]
-Nodes = Annotated[int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")]
-NodeRank = Annotated[int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")]
+Nodes = Annotated[
+    int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")
+]
+NodeRank = Annotated[
+    int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")
+]
 Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
 Price = Annotated[
-    float | None, typer.Option(min=0.0, callback=finite, help="Price of the whole machine, for the cost of a run.")
+    float | None,
+    typer.Option(min=0.0, callback=finite, help="Price of the whole machine, for the cost of a run."),
 ]
 
 Corpus = Annotated[Path | None, typer.Option("--data", help="Where the ladder's corpus lies.")]

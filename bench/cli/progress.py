@@ -27,7 +27,9 @@ class Progress:
         self._left: float | None = None
         self._warned: set[str] = set()
         # Redrawn twice a second at most: the machine is busy being measured.
-        self._live = Live(console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line)
+        self._live = Live(
+            console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line
+        )
 
     def __enter__(self) -> Progress:
         if self._console.is_terminal:

@@ -20,13 +20,19 @@ if TYPE_CHECKING:
 def report(
     results: Annotated[
         list[Path] | None,
-        typer.Argument(help="Results files, or folders: the newest full run of each machine, ladder and model."),
+        typer.Argument(
+            help="Results files, or folders: the newest full run of each machine, ladder and model."
+        ),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
+    ] = False,
     csv: Annotated[bool, typer.Option("--csv", help="All figures unrounded, a line for each rung.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
-    plots: Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")] = False,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Write scoreboard.md, and what else is asked for, into this folder.")
     ] = None,
@@ -45,8 +51,8 @@ def report(
 ) -> None:
     """Show the scoreboards of RESULTS (default: results/).
 
-    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one table
-    more chains the rungs of all runs, in the order in which RESULTS names them.
+    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one
+    table more chains the rungs of all runs, in the order in which RESULTS names them.
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
@@ -58,7 +64,11 @@ def report(
     from bench.report.assembly import assemble, to_markdown
 
     if sum((markdown, csv, json)) > 1 and not out:
-        fail(ValueError("--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"))
+        fail(
+            ValueError(
+                "--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"
+            )
+        )
     if (plots or html) and not out:
         fail(ValueError("--plots and --html need a folder to write into; give --out reports/"))
     paths = results or [Path("results")]
@@ -131,17 +141,21 @@ def compare(
     ],
     fail_if: Annotated[
         list[str] | None,
-        typer.Option("--fail-if", metavar="'tps<-5%'", help="Exit 3 if B's change of tps or memory is surely beyond."),
+        typer.Option(
+            "--fail-if", metavar="'tps<-5%'", help="Exit 3 if B's change of tps or memory is surely beyond."
+        ),
     ] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
+    ] = False,
 ) -> None:
     """Show runs side by side: how many times as fast as A the others are, and what differs between them.
 
     Rungs are paired by what they switch on, not by name; A:RUNG and B:RUNG pair whatever they name.
 
-    Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed: the
-    whole interval lies beyond the bound; 6 a rung has no speed that ranks on one side, so --fail-if cannot tell.
-    What was out of memory, or unsupported, on both sides is passed over.
+    Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed:
+    the whole interval lies beyond the bound; 6 a rung has no speed that ranks on one side, so --fail-if
+    cannot tell. What was out of memory, or unsupported, on both sides is passed over.
 
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """

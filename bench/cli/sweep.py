@@ -1,4 +1,6 @@
-"""`bench sweep`: one rung of a ladder under many values of a toggle or two, and the ladder to the best of them."""
+"""`bench sweep`: one rung of a ladder under many values of a toggle or two, and the ladder to the best of
+them.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ def sweep(
     data: Corpus = None,
     best: Annotated[
         Path | None,
-        typer.Option(metavar="OUT.yaml", help="Write the ladder to the fastest that fits and trains the same."),
+        typer.Option(
+            metavar="OUT.yaml", help="Write the ladder to the fastest that fits and trains the same."
+        ),
     ] = None,
     budget: Annotated[
         float,
@@ -62,14 +66,18 @@ def sweep(
     set_: Overrides = None,
     peak_tflops: PeakTflops = None,
     price_per_hour: Price = None,
-    allow_failures: Annotated[bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")] = False,
+    allow_failures: Annotated[
+        bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")
+    ] = False,
 ) -> None:
-    """Measure one rung of a LADDER under several values of toggles or workload fields, and print a scoreboard.
+    """Measure one rung of a LADDER under several values of toggles or workload fields, and print a
+    scoreboard.
 
-    The first value is what the others are held to. With --best, what is far slower in the first round runs no more.
-    Each value of a workload field is another task, with a results file of its own.
+    The first value is what the others are held to. With --best, what is far slower in the first round runs no
+    more. Each value of a workload field is another task, with a results file of its own.
 
-    Exit code: as bench run; to run out of memory is an answer here, not a failure. 4 too if --best finds none.
+    Exit code: as bench run; to run out of memory is an answer here, not a failure. 4 too if --best finds
+    none.
 
     Example: bench sweep ladders/h100.yaml --over toggles.micro_batch_size=8,16,... --best mine.yaml --budget 30
     """
@@ -86,7 +94,9 @@ def sweep(
     from bench.run.runner import RunError
     from gpt2.data import DataError
 
-    options = Options(out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour)
+    options = Options(
+        out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour
+    )
     try:
         axes = parse_all(over)
         _check_best(best, axes)
@@ -129,7 +139,9 @@ def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
 
     workload = [axis.key for axis in axes if axis.of_workload]
     if path and workload:
-        raise LadderError(f"--best: no {workload[0]} is better than another, each is another task; sweep toggles only")
+        raise LadderError(
+            f"--best: no {workload[0]} is better than another, each is another task; sweep toggles only"
+        )
     if path and path.exists():
         raise LadderError(f"--best {path}: is there already; choose another name")
     if path and not path.parent.is_dir():
@@ -151,7 +163,9 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
         ladder = load(Path(path), overrides)
         base = ladder.rung(rung) if rung else full_set(ladder.own)[-1]
         if base.external:
-            raise LadderError(f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none")
+            raise LadderError(
+                f"{path}: rung {rung!r} is external: bench sweep changes toggles, and it has none"
+            )
         yield _Task(ladder, base, toggles, overrides, as_ladder(ladder, base, toggles, what))
 
 
@@ -173,7 +187,9 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
                 break
             plan = partial(Search, task.candidates, task.base, task.axes, end, best_only)
             # Of several tasks the last ones may not have begun.
-            own = replace(options, overrides=task.overrides, resume=options.resume and (there or not any(begun)))
+            own = replace(
+                options, overrides=task.overrides, resume=options.resume and (there or not any(begun))
+            )
             runs.append(run(task.candidates, own, progress, plan))
             if runs[-1].interrupted or runs[-1].error:
                 break
@@ -187,7 +203,9 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
     from bench.report.winner_ladder import ladder_to
 
     if cut and cut.task.repetition == 1:
-        typer.echo(f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True)
+        typer.echo(
+            f"bench: not every candidate was tried, so {path} is not written; --resume goes on", err=True
+        )
         return 4
     winner = board.fastest
     if winner is None:

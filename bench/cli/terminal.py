@@ -43,7 +43,9 @@ def console() -> Console:
 
 @contextlib.contextmanager
 def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
-    """Show what was measured; if that goes wrong, say how it can be shown again, and end as the measuring did."""
+    """Show what was measured; if that goes wrong, say how it can be shown again, and end as the measuring
+    did.
+    """
     try:
         yield
     except BrokenPipeError:  # whoever read the table has seen enough
@@ -52,7 +54,10 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
         why = f"{type(error).__name__}: {error}".splitlines()[0]
-        say(f"the table could not be shown ({why}); what was measured is kept in {' and '.join(map(str, paths))}")
+        say(
+            f"the table could not be shown ({why}); what was measured is kept in "
+            f"{' and '.join(map(str, paths))}"
+        )
 
 
 def report_end(run: Run) -> None:

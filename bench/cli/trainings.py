@@ -12,9 +12,15 @@ from bench.cli.terminal import console, fail
 
 def trainings(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, such as runs/mini-shakespeare.")],
-    markdown: Annotated[bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")] = False,
-    plots: Annotated[bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")] = False,
-    out: Annotated[Path | None, typer.Option(help="Write trainings.md, and plots if asked, into this folder.")] = None,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
+    ] = False,
+    plots: Annotated[
+        bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Write trainings.md, and plots if asked, into this folder.")
+    ] = None,
 ) -> None:
     """Show what long RUNS of gpt2 train learnt, in what time, and HellaSwag beside what is published.
 

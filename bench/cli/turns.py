@@ -34,21 +34,29 @@ def turns(
         bool, typer.Option("--first", help="Hold each to the first rung, not to the one before.")
     ] = False,
     starts: Annotated[
-        int, typer.Option(min=1, help="Times that all processes are started; intervals and verdicts are over these.")
+        int,
+        typer.Option(
+            min=1, help="Times that all processes are started; intervals and verdicts are over these."
+        ),
     ] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of each pair after each start.")] = 8,
-    steps: Annotated[int, typer.Option(min=1, help="Steps that are timed in each turn, after one that is not.")] = 2,
+    steps: Annotated[
+        int, typer.Option(min=1, help="Steps that are timed in each turn, after one that is not.")
+    ] = 2,
     at_once: Annotated[
-        int, typer.Option(min=3, help="Processes in memory, one of them for the noise floor; more rungs go in groups.")
+        int,
+        typer.Option(
+            min=3, help="Processes in memory, one of them for the noise floor; more rungs go in groups."
+        ),
     ] = 6,
     out: ResultsFolder = Path("results"),
     set_: Overrides = None,
 ) -> None:
     """Let the rungs of a LADDER train in turn, two at a time, and print how many times as fast each is.
 
-    Each has a process of its own, which is stopped while another has the machine; a rung and the one that it is held
-    to take a few steps in turn, so that what slows the machine for longer than that slows both alike. It tells of no
-    memory, losses and proofs, as bench run does. What was measured is kept after each round.
+    Each has a process of its own, which is stopped while another has the machine; a rung and the one that it
+    is held to take a few steps in turn, so that what slows the machine for longer than that slows both alike.
+    It tells of no memory, losses and proofs, as bench run does. What was measured is kept after each round.
 
     Exit code: 0 measured; 2 wrong ladder or usage; 6 a rung failed, or none took a turn; 130 interrupted.
 
@@ -126,7 +134,9 @@ def turns(
         typer.echo(f"bench: interrupted{'' if measured else ' before any turn; nothing is kept'}", err=True)
         raise typer.Exit(130)
     if not measured:
-        typer.echo("bench: no two rungs took turns, so there is nothing to compare; nothing is kept", err=True)
+        typer.echo(
+            "bench: no two rungs took turns, so there is nothing to compare; nothing is kept", err=True
+        )
     raise typer.Exit(6 if any(part.failed for part in parts) or not measured else 0)
 
 
@@ -146,7 +156,9 @@ def content(
 
     command = ["bench", "turns", asked.ladder.path.as_posix(), *(["--data", "DATA"] if asked.data else [])]
     command += ["--rungs", ",".join(rung.name for rung in asked.rungs)]
-    command += ["--first"] * asked.first + [part for override in asked.overrides for part in ("--set", override)]
+    command += ["--first"] * asked.first + [
+        part for override in asked.overrides for part in ("--set", override)
+    ]
     numbers = {"starts": asked.starts, "rounds": asked.rounds, "steps": asked.steps, "at-once": asked.at_once}
     command += [word for name, number in numbers.items() for word in (f"--{name}", str(number))]
     groups = []
@@ -155,7 +167,9 @@ def content(
         pairs = [
             {
                 **asdict(each),
-                "starts": [{"over": [o for o, _ in turns], "rung": [r for _, r in turns]} for turns in each.starts],
+                "starts": [
+                    {"over": [o for o, _ in turns], "rung": [r for _, r in turns]} for turns in each.starts
+                ],
             }
             for each in found
         ]
@@ -199,11 +213,15 @@ def table(asked: Asked, part: Group) -> Table:
     caption += [f"Noise floor: ±{delta:.1%}, by the last row."] if delta is not None else []
     if part.stolen_cores is not None:
         caption.append(f"The host took {part.stolen_cores:.2f} cores away meanwhile.")
-    result = Table(title=f"{plain(asked.ladder.name)}, in turn", caption=" ".join(caption), caption_justify="left")
+    result = Table(
+        title=f"{plain(asked.ladder.name)}, in turn", caption=" ".join(caption), caption_justify="left"
+    )
     for title in ("Rung", "Over", "Starts", "Turns", "TPS", "TPS of over", "Times as fast", "Verdict"):
         result.add_column(title, justify="left" if title in ("Rung", "Over", "Verdict") else "right")
     for each in found:
-        speeds = [with_interval(number(s.value), s) for s in (each.tokens_per_second, each.over_tokens_per_second)]
+        speeds = [
+            with_interval(number(s.value), s) for s in (each.tokens_per_second, each.over_tokens_per_second)
+        ]
         cells = (str(len(each.starts)), str(each.turns), *speeds, ratio(each.ratio), each.verdict or DASH)
         result.add_row(plain(each.rung), plain(each.over), *cells)
     for name, why in {**part.unsupported, **part.failed}.items():

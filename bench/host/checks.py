@@ -1,4 +1,6 @@
-"""Checks that cost nothing: each looks at one thing that can spoil a measurement and gives a Finding. No torch."""
+"""Checks that cost nothing: each looks at one thing that can spoil a measurement and gives a Finding. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +15,18 @@ from bench.records.machine import GpuState, State
 from gpt2.hardware.host import missing_allocator, missing_compiler, other_folder, usable_cores
 
 OTHER_CORES = 0.25
-"""Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with this
-much takes up to a third longer, however many cores there are. A sample's error and a desktop's daemons stay below."""
+"""Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with
+this much takes up to a third longer, however many cores there are. A sample's error and a desktop's daemons
+stay below.
+"""
 STOLEN = 0.01
 """Share of the threads' time: the least difference that a scoreboard calls faster or slower."""
 SWAP_GROWTH_BYTES = 16 * 2**20
 """The kernel moves out this much of what nobody uses without being short of memory."""
 HOT_CELSIUS = 83.0
 LOW_CLOCK = 0.7
-"""Share of a GPU's highest clock that is low when it draws over half its power limit and no reason is given."""
+"""Share of a GPU's highest clock that is low when it draws over half its power limit and no reason is given.
+"""
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "ONEDNN_MAX_CPU_ISA")
 """Variables that are left over from debugging, as a rule."""
 
@@ -40,7 +45,8 @@ class Finding:
         return f"{self.name}: {self.value}; {self.advice}"
 
 
-# --- processor -------------------------------------------------------------------------------------------------------
+# --- processor
+# -------------------------------------------------------------------------------------------------------
 
 
 def governor(root: Path) -> Finding:
@@ -49,14 +55,20 @@ def governor(root: Path) -> Finding:
         name="CPU governor",
         value=" and ".join(sorted(found)) or "unknown",
         ok=found == {"performance"} if found else None,
-        advice="" if found <= {"performance"} else "sudo cpupower frequency-set -g performance, or clocks will wander",
+        advice=""
+        if found <= {"performance"}
+        else "sudo cpupower frequency-set -g performance, or clocks will wander",
     )
 
 
 def installed() -> list[Finding]:
     """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
     moved = other_folder()
-    found = [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")] if moved else []
+    found = (
+        [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")]
+        if moved
+        else []
+    )
     return found + [
         Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")
         for name, missing in (
@@ -70,8 +82,8 @@ def installed() -> list[Finding]:
 def bfloat16(speed: float, root: Path) -> Finding:
     """What it buys on this CPU; where it is slower, ladders take float32, which spoils nothing.
 
-    speed: of products, over those in float32, as measured: a CPU may have units for it (AVX-512's without AMX, as a
-    virtual machine of Intel's may show them) that are slower than those for float32.
+    speed: of products, over those in float32, as measured: a CPU may have units for it (AVX-512's without
+    AMX, as a virtual machine of Intel's may show them) that are slower than those for float32.
     """
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
     value = f"products {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
@@ -82,7 +94,9 @@ def bfloat16(speed: float, root: Path) -> Finding:
 
 def smt(root: Path) -> Finding:
     value = {"0": "off", "1": "on; threads default to one per physical core"}
-    return Finding(name="SMT", value=value.get(machine.read(root / "sys/devices/system/cpu/smt/active"), "unknown"))
+    return Finding(
+        name="SMT", value=value.get(machine.read(root / "sys/devices/system/cpu/smt/active"), "unknown")
+    )
 
 
 def threads(threads: int, ranks: int, root: Path) -> Finding:
@@ -106,11 +120,15 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
 
 
 def unheeded(asked: str | None, threads: int) -> list[Finding]:
-    """OMP_NUM_THREADS where it asks for other threads than a rank is given; see gpt2.stages.unheeded_threads()."""
+    """OMP_NUM_THREADS where it asks for other threads than a rank is given; see
+    gpt2.stages.unheeded_threads().
+    """
     if asked is None:
         return []
     value = f"OMP_NUM_THREADS={asked} is not heeded, each rank has {threads}"
-    return [Finding(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")]
+    return [
+        Finding(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")
+    ]
 
 
 def battery() -> Finding:
@@ -122,11 +140,15 @@ def battery() -> Finding:
         return Finding(name="power", value="unknown" if sensor else "no battery")
     if sensor.power_plugged:
         return Finding(name="power", value="mains", ok=True)
-    return Finding(name="power", value="battery", ok=False, advice="plug it in: on battery, clocks are held down")
+    return Finding(
+        name="power", value="battery", ok=False, advice="plug it in: on battery, clocks are held down"
+    )
 
 
 def does_harm(cores: float, busy: int) -> bool:
-    """Whether `cores` kept busy by others are too many beside `busy` that the run needs: free ones do not count."""
+    """Whether `cores` kept busy by others are too many beside `busy` that the run needs: free ones do not
+    count.
+    """
     return cores > OTHER_CORES + max(0, usable_cores() - busy)
 
 
@@ -143,11 +165,16 @@ def steal(cores: float | None, busy: int) -> Finding:
     if cores is None:
         return Finding(name="steal time", value="unknown")
     share = cores / busy
-    advice = "" if share <= STOLEN else "the host shares these CPUs: choose one with cores of its own, or more rounds"
+    advice = (
+        ""
+        if share <= STOLEN
+        else "the host shares these CPUs: choose one with cores of its own, or more rounds"
+    )
     return Finding(name="steal time", value=f"{share:.1%} of the CPU time", ok=share <= STOLEN, advice=advice)
 
 
-# --- memory ----------------------------------------------------------------------------------------------------------
+# --- memory
+# ----------------------------------------------------------------------------------------------------------
 
 
 def memory(available: int, needed: int | None, root: Path) -> Finding:
@@ -160,7 +187,11 @@ def memory(available: int, needed: int | None, root: Path) -> Finding:
     value = f"{needed / GIB:.1f} GiB needed, {value}"
     if needed <= min(available, limit):
         return Finding(name="memory", value=value, ok=True)
-    advice = "a smaller toggles.micro_batch_size needs less" if needed > limit else "close other programs: it may swap"
+    advice = (
+        "a smaller toggles.micro_batch_size needs less"
+        if needed > limit
+        else "close other programs: it may swap"
+    )
     return Finding(name="memory", value=value, ok=False, advice=advice)
 
 
@@ -173,7 +204,8 @@ def swap(before: State, after: State | None) -> Finding:
     return Finding(name="swap", value=f"grew by {growth / GIB:.2f} GiB", ok=False, advice=advice)
 
 
-# --- environment -----------------------------------------------------------------------------------------------------
+# --- environment
+# -----------------------------------------------------------------------------------------------------
 
 
 def variables() -> list[Finding]:
@@ -190,7 +222,8 @@ def variables() -> list[Finding]:
     ]
 
 
-# --- NVIDIA GPUs -----------------------------------------------------------------------------------------------------
+# --- NVIDIA GPUs
+# -----------------------------------------------------------------------------------------------------
 
 
 def worst(before: State, after: State | None) -> list[GpuState]:
@@ -227,7 +260,9 @@ def gpu_problems(gpu: GpuState) -> list[Finding]:
         what = f"sudo nvidia-smi -i {gpu.index} -pl {default:.0f}"
         wrong(f"power limit {limit:.0f} W, by default {default:.0f} W", what)
     clock, highest = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
-    loaded = gpu.power_watts and limit and gpu.power_watts > limit / 2  # an idle GPU's clock is low as it should be
+    loaded = (
+        gpu.power_watts and limit and gpu.power_watts > limit / 2
+    )  # an idle GPU's clock is low as it should be
     if loaded and clock and highest and clock < LOW_CLOCK * highest and not gpu.throttle_reasons:
         what = f"free a locked clock: sudo nvidia-smi -i {gpu.index} -rgc"
         wrong(f"{clock:.0f} of {highest:.0f} MHz under load", what)
@@ -255,7 +290,12 @@ def gpu_now(gpu: GpuState, persistent: bool | None) -> Finding:
     celsius = "?" if gpu.temperature_celsius is None else f"{gpu.temperature_celsius:.0f}"
     value = (
         f"{celsius} C, {of(gpu.sm_clock_mhz, gpu.sm_clock_max_mhz, 'MHz')}, "
-        f"{of(gpu.power_watts, gpu.power_limit_watts, 'W')}, ECC {words[gpu.ecc]}, persistence {words[persistent]}"
+        f"{of(gpu.power_watts, gpu.power_limit_watts, 'W')}, ECC {words[gpu.ecc]}, persistence "
+        f"{words[persistent]}"
     )
-    advice = f"sudo nvidia-smi -i {gpu.index} -pm 1 keeps the driver awake between runs" if persistent is False else ""
+    advice = (
+        f"sudo nvidia-smi -i {gpu.index} -pm 1 keeps the driver awake between runs"
+        if persistent is False
+        else ""
+    )
     return Finding(name=f"GPU {gpu.index}", value=value, advice=advice)

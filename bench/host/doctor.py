@@ -1,6 +1,7 @@
 """Say what about this machine will spoil a measurement, and what to do about it. Imports no torch.
 
-warnings() judges one process from the State before and after it; diagnose() also measures what takes a second or two.
+warnings() judges one process from the State before and after it; diagnose() also measures what takes a second
+or two.
 """
 
 from __future__ import annotations
@@ -54,8 +55,8 @@ def warnings(
 ) -> list[str]:
     """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
 
-    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). stolen_cores: from state.cpu_times() before
-    and after it. memory_bytes: what all ranks together need of this machine's memory, not of a GPU's.
+    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). stolen_cores: from state.cpu_times()
+    before and after it. memory_bytes: what all ranks together need of this machine's memory, not of a GPU's.
     What other programs did is no text here, but a field of the record: see other_work_cores().
     """
     on_cpu = device == HOST
@@ -64,7 +65,9 @@ def warnings(
         findings.append(checks.threads(threads, ranks, root))
         findings += checks.unheeded(unheeded, threads)
     else:
-        findings += [problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)]
+        findings += [
+            problem for gpu in checks.worst(before, after)[:ranks] for problem in checks.gpu_problems(gpu)
+        ]
     findings.append(checks.steal(stolen_cores, _busy(device, threads, ranks)))
     findings.append(checks.swap(before, after))
     findings.append(checks.memory(before.memory_available_bytes, memory_bytes, root))
@@ -82,12 +85,16 @@ def _busy(device: str, threads: int, ranks: int) -> int:
 
 
 def costly_page_faults() -> tuple[str, ...]:
-    """A warning for every process of a run on a CPU, if this machine's page faults are expensive; takes a second."""
+    """A warning for every process of a run on a CPU, if this machine's page faults are expensive; takes a
+    second.
+    """
     finding = _page_faults(machine.memory_available())
     return (str(finding),) if finding.ok is False else ()
 
 
-def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM) -> list[Finding]:
+def diagnose(
+    results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM
+) -> list[Finding]:
     """All that warnings() looks at, as it is now, and what has to be measured first; takes about six seconds.
 
     memory_bytes: what a run would need.
@@ -113,8 +120,15 @@ def diagnose(results: Path = Path("results"), memory_bytes: int | None = None, r
         checks.swap(state, None),
         _page_faults(state.memory_available_bytes),
         _huge_pages(root),
-        *(f for gpu in state.gpus for f in (checks.gpu_now(gpu, awake.get(gpu.index)), *checks.gpu_problems(gpu))),
-        *(checks.variables() or [Finding(name="environment", value="no variable that changes the speed is set")]),
+        *(
+            f
+            for gpu in state.gpus
+            for f in (checks.gpu_now(gpu, awake.get(gpu.index)), *checks.gpu_problems(gpu))
+        ),
+        *(
+            checks.variables()
+            or [Finding(name="environment", value="no variable that changes the speed is set")]
+        ),
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
@@ -131,14 +145,22 @@ def table(findings: list[Finding]) -> Group:
     words = {True: ("good", "green"), False: ("beware", "red"), None: ("-", "")}
     for finding in findings:
         word, style = words[finding.ok]
-        cells = (Text(plain(finding.name)), Text(plain(finding.value)), Text(word, style), Text(plain(finding.advice)))
+        cells = (
+            Text(plain(finding.name)),
+            Text(plain(finding.value)),
+            Text(word, style),
+            Text(plain(finding.advice)),
+        )
         result.add_row(*cells)
     bad = sum(finding.ok is False for finding in findings)
-    end = f"{bad} of these can spoil a measurement." if bad else "Nothing found that would spoil a measurement."
+    end = (
+        f"{bad} of these can spoil a measurement." if bad else "Nothing found that would spoil a measurement."
+    )
     return Group(result, Text(end))
 
 
-# --- what takes a second ---------------------------------------------------------------------------------------------
+# --- what takes a second
+# ---------------------------------------------------------------------------------------------
 
 
 def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
@@ -150,7 +172,9 @@ def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
             pass
         return time.perf_counter() - start
 
-    count = int(100_000 * block_seconds / min(block(100_000) for _ in range(5))) + 1  # the first wakes the core
+    count = (
+        int(100_000 * block_seconds / min(block(100_000) for _ in range(5))) + 1
+    )  # the first wakes the core
     return [block(count) for _ in range(blocks)]
 
 
@@ -221,7 +245,8 @@ def _huge_pages(root: Path) -> Finding:
     return Finding(name="huge pages", value=meaning.get(given, given) if given else "unknown")
 
 
-# --- timing, disk, code ----------------------------------------------------------------------------------------------
+# --- timing, disk, code
+# ----------------------------------------------------------------------------------------------
 
 
 def _clock(root: Path) -> Finding:
@@ -246,7 +271,9 @@ def _disk(name: str, folder: Path) -> Finding:
         return Finding(name=name, value="unknown")
     ok = free >= FREE_DISK_BYTES
     value = f"{free / GIB:.1f} GiB free in {folder}"
-    return Finding(name=name, value=value, ok=ok, advice="" if ok else "make room: a full disk ends a run half-way")
+    return Finding(
+        name=name, value=value, ok=ok, advice="" if ok else "make room: a full disk ends a run half-way"
+    )
 
 
 def _git() -> Finding:
@@ -254,4 +281,6 @@ def _git() -> Finding:
     if commit is None or dirty is None:
         return Finding(name="code", value="no git checkout; records carry a hash of the code")
     value = f"commit {commit[:10]}" + (", changed since" if dirty else "")
-    return Finding(name="code", value=value, ok=not dirty, advice="commit first: records say 'dirty'" if dirty else "")
+    return Finding(
+        name="code", value=value, ok=not dirty, advice="commit first: records say 'dirty'" if dirty else ""
+    )

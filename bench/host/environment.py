@@ -19,7 +19,9 @@ from gpt2.hardware.host import cpuinfo, flags, identity, usable_cores
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
-    """The environment of a process that trains on `device`. given: variables that its toggles set, not its user."""
+    """The environment of a process that trains on `device`. given: variables that its toggles set, not its
+    user.
+    """
     commit, dirty = git_state()
     cpu = Cpu()
     return Environment(

@@ -1,6 +1,8 @@
-"""Which rungs a CPU cannot finish in their time, told before they train: those in a number format it has no units for.
+"""Which rungs a CPU cannot finish in their time, told before they train: those in a number format it has no
+units for.
 
-Without kernels for bfloat16 or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number: 0.9 to
+Without kernels for bfloat16 or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number:
+0.9 to
 1.3 GFLOP/s on an EPYC of AMD's third generation, where float32 has 86 a thread. A step of GPT-2 124M would take eleven
 minutes.
 """
@@ -27,14 +29,17 @@ HOPELESS = 4.0
 def check_time(ladder: Ladder, toggles: Toggles) -> None:
     """Raise UnsupportedToggle where the fewest steps of a window take longer than the ladder's time limit.
 
-    By a product of the rung's number format, timed here on one thread, and the workload's FLOPs; a rank's share, where
-    there are several. A format about as fast as float32 is never refused: nothing better could be chosen.
+    By a product of the rung's number format, timed here on one thread, and the workload's FLOPs; a rank's
+    share, where there are several. A format about as fast as float32 is never refused: nothing better could
+    be chosen.
     """
     if toggles.device != HOST or toggles.autocast == "float32":
         return
     workload, protocol = ladder.workload, ladder.protocol
     tokens = (
-        (protocol.min_warmup_steps + LEAST_BLOCKS) * toggles.tokens_per_step(workload.seq_len) / toggles.world_size
+        (protocol.min_warmup_steps + LEAST_BLOCKS)
+        * toggles.tokens_per_step(workload.seq_len)
+        / toggles.world_size
     )
     needed = tokens * workload.flops_per_token / protocol.timeout_seconds
     rate = product_rate(toggles.autocast, needed)
@@ -53,8 +58,8 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
 def product_rate(number_format: str, enough: float = math.inf) -> float:
     """FLOP/s of a small product on this CPU by one thread, the best of a few.
 
-    Several would wait for each other, for ten times as long where other programs run; and without units torch takes
-    one alone. enough: as soon as one call shows so many, nothing more is tried.
+    Several would wait for each other, for ten times as long where other programs run; and without units torch
+    takes one alone. enough: as soon as one call shows so many, nothing more is tried.
     """
     x = torch.ones(SIDE, SIDE, dtype=getattr(torch, number_format))
     threads = torch.get_num_threads()

@@ -1,11 +1,12 @@
-"""Time within a window that was not the program's: it was stopped, or the machine slept or gave it no processor.
+"""Time within a window that was not the program's: it was stopped, or the machine slept or gave it no
+processor.
 
 with Pulse() as pulse:
     before = Instant.now(pulse); ...; block = Instant.now(pulse) - before
 standstills([block, ...])                  # {2: 5.0}: in the third block of several, for about 5 seconds
 
-A thread that has nothing to do but to wake up tells the two kinds of a long block apart: while the work waits for
-data or a device it wakes up as ever, while the process does not run it does not either. Imports no torch.
+A thread that has nothing to do but to wake up tells the two kinds of a long block apart: while the work waits
+for data or a device it wakes up as ever, while the process does not run it does not either. Imports no torch.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ FAR_LONGER = 2.0
 class Pulse:
     """Notices, while entered, for how long this process does not run.
 
-    A thread beats every PERIOD. A gap between two beats within which the thread that entered this did not work either
-    is lost; where it did work, it only kept the other from beating, as code that holds Python's lock does. Code that
-    holds the lock while it waits cannot be told from a standstill: see Device.waits_with_the_lock.
+    A thread beats every PERIOD. A gap between two beats within which the thread that entered this did not
+    work either is lost; where it did work, it only kept the other from beating, as code that holds Python's
+    lock does. Code that holds the lock while it waits cannot be told from a standstill: see
+    Device.waits_with_the_lock.
     """
 
     def __init__(
@@ -113,7 +115,9 @@ class Instant:
 
 
 def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
-    """Blocks of a window that the process did not run throughout: by number from 0, the seconds that it did not."""
+    """Blocks of a window that the process did not run throughout: by number from 0, the seconds that it did
+    not.
+    """
     found = {}
     for number, block in enumerate(blocks):
         asleep = block.asleep_seconds or 0.0
@@ -138,8 +142,8 @@ def uneven(block_seconds: Sequence[float], why: str) -> list[str]:
     if not (long := far_longer(block_seconds)):
         return []
     return [
-        f"uneven: {len(long)} of {len(block_seconds)} blocks lasted over twice as long as the median one, up to "
-        f"{max(block_seconds):.1f} s: {why}"
+        f"uneven: {len(long)} of {len(block_seconds)} blocks lasted over twice as long as the median one, up "
+        f"to {max(block_seconds):.1f} s: {why}"
     ]
 
 
@@ -148,9 +152,13 @@ def _difference(later: float | None, earlier: float | None) -> float | None:
 
 
 def _asleep_seconds() -> float | None:
-    """Seconds that the machine has slept since it started; from an arbitrary point, so only differences mean much."""
+    """Seconds that the machine has slept since it started; from an arbitrary point, so only differences mean
+    much.
+    """
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, whose CLOCK_MONOTONIC stops meanwhile
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    if (uptime := getattr(time, "CLOCK_UPTIME_RAW", None)) is not None:  # macOS, whose CLOCK_MONOTONIC goes on
+    if (
+        uptime := getattr(time, "CLOCK_UPTIME_RAW", None)
+    ) is not None:  # macOS, whose CLOCK_MONOTONIC goes on
         return time.clock_gettime(time.CLOCK_MONOTONIC) - time.clock_gettime(uptime)
     return None

@@ -1,7 +1,7 @@
 """Read what this machine is doing now. Imports no torch and opens no device.
 
-What a system does not tell is None, never an exception: /proc, /sys and control groups exist on Linux only. Functions
-that read them take `root`, so that a test can show them another machine.
+What a system does not tell is None, never an exception: /proc, /sys and control groups exist on Linux only.
+Functions that read them take `root`, so that a test can show them another machine.
 """
 
 from __future__ import annotations
@@ -68,7 +68,9 @@ VARIABLES = (
 )
 """Names, and patterns of names, of environment variables that can change the speed."""
 PLACES = re.compile(r"(_DIRS?|PATHS?|_FILES?|_HOME|_OUTPUT|_HOST|_URL|_PORT)$")
-"""In the name of a variable that says where something lies, the folder that the harness gives each rung included."""
+"""In the name of a variable that says where something lies, the folder that the harness gives each rung
+included.
+"""
 PATH = re.compile(r"^~|^(?!MIG-).*(/|\b[A-Za-z]:\\)", re.DOTALL)
 """In a value that tells where this user keeps something; slices of GPUs have slashes, too."""
 # Why a GPU's clock is held down, by the bits of nvml.h. Bit 0, idle, is no reason.
@@ -137,7 +139,8 @@ def read(path: Path) -> str:
     return ""
 
 
-# --- processor ----------------------------------------------------------------------------------------------------
+# --- processor
+# ----------------------------------------------------------------------------------------------------
 
 
 def cpu_mhz(root: Path = SYSTEM) -> float | None:
@@ -149,7 +152,18 @@ def cpu_mhz(root: Path = SYSTEM) -> float | None:
     return None
 
 
-FLAGS = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16", "asimd", "sve", "bf16", "i8mm")
+FLAGS = (
+    "avx2",
+    "avx512f",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "asimd",
+    "sve",
+    "bf16",
+    "i8mm",
+)
 
 
 def cpu_flags(root: Path = SYSTEM) -> list[str]:
@@ -220,7 +234,8 @@ def other_cores(seconds: float = 0.25) -> float:
     return cpu_times().other_cores_since(before)
 
 
-# --- control groups and memory ------------------------------------------------------------------------------------
+# --- control groups and memory
+# ------------------------------------------------------------------------------------
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
@@ -243,7 +258,9 @@ def cpu_quota(root: Path = SYSTEM) -> float | None:
     quotas = []
     for group in _groups("cpu", root):
         version_1 = f"{read(group / 'cpu.cfs_quota_us')} {read(group / 'cpu.cfs_period_us')}"
-        if match := re.fullmatch(r"(\d+) ([1-9]\d*)", read(group / "cpu.max") or version_1):  # "max" and -1: no limit
+        if match := re.fullmatch(
+            r"(\d+) ([1-9]\d*)", read(group / "cpu.max") or version_1
+        ):  # "max" and -1: no limit
             quotas.append(int(match[1]) / int(match[2]))
     return min(quotas, default=None)
 
@@ -269,7 +286,8 @@ def memory_available(root: Path = SYSTEM) -> int:
     return min([psutil.virtual_memory().available, *left])
 
 
-# --- NVIDIA GPUs --------------------------------------------------------------------------------------------------
+# --- NVIDIA GPUs
+# --------------------------------------------------------------------------------------------------
 
 
 def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
@@ -279,14 +297,18 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
     """
     found = []
     for nvml, index, handle in nvml_handles():
-        bits = _ask(nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        bits = _ask(
+            nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle
+        )
         processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
         ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
         sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
         found.append(
             GpuState(
                 index=index,
-                temperature_celsius=_ask(nvml, "nvmlDeviceGetTemperatureV nvmlDeviceGetTemperature", handle, sensor),
+                temperature_celsius=_ask(
+                    nvml, "nvmlDeviceGetTemperatureV nvmlDeviceGetTemperature", handle, sensor
+                ),
                 sm_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_SM),
                 sm_clock_max_mhz=_ask(nvml, "nvmlDeviceGetMaxClockInfo", handle, nvml.NVML_CLOCK_SM),
                 memory_clock_mhz=_ask(nvml, "nvmlDeviceGetClockInfo", handle, nvml.NVML_CLOCK_MEM),
@@ -295,7 +317,8 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
                 power_limit_default_watts=_watts(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle),
                 throttle_reasons=[name for bit, name in THROTTLE_REASONS.items() if bits and bits & bit],
                 ecc=None if ecc is None else bool(ecc[0]),
-                # In a container these are the host's numbers, or none: then all that the driver tells of are others.
+                # In a container these are the host's numbers, or none: then all that the driver tells of are
+                # others.
                 other_processes=None if processes is None else sum(p.pid not in own_pids for p in processes),
             )
         )
@@ -304,7 +327,9 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
 
 def persistence_modes() -> dict[int, bool | None]:
     """By index: whether the driver stays awake while nobody uses the GPU."""
-    modes = {index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()}
+    modes = {
+        index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()
+    }
     return {index: None if mode is None else bool(mode) for index, mode in modes.items()}
 
 
@@ -355,7 +380,11 @@ def _visible(uuids: list[str], chosen: str | None) -> list[int]:
         return list(range(len(uuids)))
     found = []
     for word in (part.strip() for part in chosen.split(",")):
-        fits = [n for n, uuid in enumerate(uuids) if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))]
+        fits = [
+            n
+            for n, uuid in enumerate(uuids)
+            if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))
+        ]
         if len(fits) != 1:  # CUDA too stops at the first word that names none
             break
         found += fits

@@ -41,8 +41,9 @@ class Protocol:
     min_warmup_steps: int = 3
     """Fewest untimed optimiser steps before the clock starts; warm-up goes on while anything compiles."""
     min_warmup_seconds: float = 0.0
-    """Fewest seconds of untimed steps after the first: clocks of a GPU that idled while code was compiled settle in
-    about ten."""
+    """Fewest seconds of untimed steps after the first: clocks of a GPU that idled while code was compiled
+    settle in about ten.
+    """
     block_seconds: float = 1.0
     """About how long a block is; the device is waited for at block ends only."""
     blocks: int = 10
@@ -57,7 +58,12 @@ class Protocol:
     """How long each matrix product of the measured ceiling is timed; 0 leaves the ceiling out."""
 
     def __post_init__(self) -> None:
-        for name, least in {"repeats": 1, "min_warmup_steps": 1, "blocks": LEAST_BLOCKS, "loss_steps": 0}.items():
+        for name, least in {
+            "repeats": 1,
+            "min_warmup_steps": 1,
+            "blocks": LEAST_BLOCKS,
+            "loss_steps": 0,
+        }.items():
             if getattr(self, name) < least:
                 raise ValueError(f"{name} {getattr(self, name)} is less than {least}")
         for name in ("block_seconds", "max_window_seconds", "timeout_seconds"):
@@ -87,7 +93,9 @@ class Rung:
     settings: tuple[str, ...] = ()
     """What the candidate changes of that, as overrides."""
     external: PeerRung | None = None
-    """Another trainer in place of ours; of its toggles only device, threads and allocator say something of it."""
+    """Another trainer in place of ours; of its toggles only device, threads and allocator say something of
+    it.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +112,9 @@ class Ladder:
 
     @property
     def hash(self) -> str:
-        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be added."""
+        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be
+        added.
+        """
         content = {"workload": asdict(self.workload), "rungs": [_hashed(rung) for rung in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -125,13 +135,15 @@ class Ladder:
         return tuple(rung for rung in self.rungs if not rung.external)
 
     def chosen(self, names: Sequence[str]) -> list[Rung]:
-        """The rungs of these names, in the ladder's order; all of them if no name is given. Raises LadderError."""
+        """The rungs of these names, in the ladder's order; all of them if no name is given. Raises
+        LadderError.
+        """
         wanted = {self.rung(name).index for name in names}
         found = [rung for rung in self.rungs if rung.index in wanted or not names]
         if found[0].external:
             raise LadderError(
-                f"--rungs: {found[0].name!r} is external, and the first rung is what all are held to: name one of "
-                f"{self.path}'s own too, such as {self.rungs[0].name!r}"
+                f"--rungs: {found[0].name!r} is external, and the first rung is what all are held to: name "
+                f"one of {self.path}'s own too, such as {self.rungs[0].name!r}"
             )
         return found
 
@@ -140,10 +152,13 @@ class Ladder:
         for rung in self.rungs:
             if rung.name == name:
                 return rung
-        raise LadderError(f"{self.path}: no rung is called {name!r}{near(name, [r.name for r in self.rungs])}")
+        raise LadderError(
+            f"{self.path}: no rung is called {name!r}{near(name, [r.name for r in self.rungs])}"
+        )
 
 
-# --- the file as written ------------------------------------------------------------------------------------------
+# --- the file as written
+# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,8 +184,8 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
     """Read a ladder and resolve its rungs.
 
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
-    changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all others. Raises
-    LadderError, whose one line names file, rung and key.
+    changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
+    others. Raises LadderError, whose one line names file, rung and key.
     """
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= LONGEST_NAME:
@@ -211,7 +226,9 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
         before = next((each.toggles for each in reversed(rungs) if not each.external), None)
         changed = describe(resolved, before, workload)
         rungs.append(Rung(name=rung.name, index=index, changed=changed, expect=rung.expect, toggles=resolved))
-    return Ladder(path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs), chip=chip)
+    return Ladder(
+        path=path, name=file.name, workload=workload, protocol=protocol, rungs=tuple(rungs), chip=chip
+    )
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
@@ -220,13 +237,16 @@ def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
     if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
         raise ValueError(
             f"grad_accum_steps {toggles.grad_accum_steps} contradicts workload.tokens_per_step "
-            f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it out"
+            f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it "
+            "out"
         )
     return resolved
 
 
 def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
-    """Toggles pass it by: it has the device and the threads of the rungs above it, and an allocator of its own."""
+    """Toggles pass it by: it has the device and the threads of the rungs above it, and an allocator of its
+    own.
+    """
     external = validate(PeerRung, rung.external, f"{where}: external")
     if rung.set or rung.expect:
         key = "set" if rung.set else "expect"
@@ -235,16 +255,20 @@ def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where:
         theirs, ours = getattr(external, key), getattr(workload, key)
         if theirs != ours:
             raise LadderError(
-                f"{where}: external: its command trains {key} {theirs}, and workload.{key} is {ours}; change its "
-                "command with it, or leave this rung out of the ladder"
+                f"{where}: external: its command trains {key} {theirs}, and workload.{key} is {ours}; change "
+                "its command with it, or leave this rung out of the ladder"
             )
     if not above:
-        raise LadderError(f"{where}: the first rung is what all are held to; put one of ours, without external, first")
+        raise LadderError(
+            f"{where}: the first rung is what all are held to; put one of ours, without external, first"
+        )
     before = next(each for each in reversed(above) if not each.external)
     device, threads = before.toggles.device, before.toggles.threads
     toggles = Toggles(device=device, threads=threads, allocator=external.allocator)
     changed = [f"external: {PEERS[external.peer].title}"]
-    return Rung(name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external)
+    return Rung(
+        name=rung.name, index=len(above), changed=changed, expect=None, toggles=toggles, external=external
+    )
 
 
 def _hashed(rung: Rung) -> list[Any]:
@@ -274,5 +298,7 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
     path, equals, value = override.partition("=")
     section, dot, key = path.partition(".")
     if not (equals and dot and key and section in ("workload", "protocol", "toggles")):
-        raise LadderError(f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE")
+        raise LadderError(
+            f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
+        )
     return section, key, yaml_files.value(value, f"--set {override}")

@@ -1,6 +1,7 @@
 """Other GPT-2 trainers that a ladder can hold its rungs to: how to come by each, and what its log says.
 
-None of their code is here; each is a checkout of the user's, or a script of ours around a library. Imports no torch.
+None of their code is here; each is a checkout of the user's, or a script of ours around a library. Imports no
+torch.
 """
 
 from __future__ import annotations
@@ -56,8 +57,9 @@ class Peer:
     cache_variable: str | None = None
     """Of the environment, that names the folder in which its compiler keeps what it has compiled."""
     times_last_step_only: bool = False
-    """Whether its own time is of the one step before a line, with no wait for a GPU: where lines are several steps
-    apart it tells nothing."""
+    """Whether its own time is of the one step before a line, with no wait for a GPU: where lines are several
+    steps apart it tells nothing.
+    """
 
     def read(self, text: str, at: float) -> Line | None:
         """What a line of its log says; None where that is no progress line."""
@@ -153,7 +155,9 @@ PEERS: dict[str, Peer] = {
         "JAX",
         "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
         heeds_threads=False,
-        variables={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # else it takes three quarters of a GPU at its start
+        variables={
+            "XLA_PYTHON_CLIENT_PREALLOCATE": "false"
+        },  # else it takes three quarters of a GPU at its start
         cache_variable="JAX_COMPILATION_CACHE_DIR",
     ),
 }
@@ -180,7 +184,8 @@ class PeerRung:
     allocator: Literal["system", "tcmalloc", "jemalloc"] = "system"
     """On a CPU, where its memory comes from: by the environment variables of our toggle."""
     must_contain: dict[str, list[str]] = field(default_factory=dict)
-    """By file of the folder, which must be there: texts without which the command would train something else."""
+    """By file of the folder, which must be there: texts without which the command would train something else.
+    """
 
     def __post_init__(self) -> None:
         if self.peer not in PEERS:

@@ -62,11 +62,18 @@ def parse(text: str) -> Axis:
         if values.count(value) > 1:
             raise LadderError(f"--over {text}: {value} is listed twice")
     if doubling and key != DOUBLED:
-        raise LadderError(f"--over {text}: only toggles.{DOUBLED} goes on doubling (...); list the values of {key}")
+        raise LadderError(
+            f"--over {text}: only toggles.{DOUBLED} goes on doubling (...); list the values of {key}"
+        )
     if key == DOUBLED and values != sorted(values):
-        raise LadderError(f"--over {text}: list batches from the smallest up; what is larger than one that fails is")
+        raise LadderError(
+            f"--over {text}: list batches from the smallest up; what is larger than one that fails is"
+        )
     return Axis(
-        section="toggles" if section == "toggles" else "workload", key=key, values=tuple(values), doubling=doubling
+        section="toggles" if section == "toggles" else "workload",
+        key=key,
+        values=tuple(values),
+        doubling=doubling,
     )
 
 

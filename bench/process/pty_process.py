@@ -1,7 +1,7 @@
 """A program that is not ours, run at a terminal of its own so that it writes out each line when it prints it.
 
-By a pipe, C's and Python's libraries would hold lines back; and when this process ends, however it does, the terminal
-goes and the program with it. Imports no torch.
+By a pipe, C's and Python's libraries would hold lines back; and when this process ends, however it does, the
+terminal goes and the program with it. Imports no torch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ PR_SET_PDEATHSIG = 1
 LONGEST_LINE = 4096
 """Bytes of one that are looked at and kept."""
 VM_HWM = "resident, window (VmHWM)"
-"""As bench.worker's processes on a CPU call the same thing: the most that one process held since the window began."""
+"""As bench.worker's processes on a CPU call the same thing: the most that one process held since the window
+began.
+"""
 NVML = "whole GPU, beyond what was used before (NVML, sampled)"
 TOLD = "allocated, whole run (by its own log)"
 NOT_MEASURED = "not measured"
@@ -44,7 +46,11 @@ class Program:
     """One program from start to end; use it as a context manager, which ends it with all that it started."""
 
     def __init__(
-        self, words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None = None
+        self,
+        words: Sequence[str],
+        folder: Path,
+        environ: Mapping[str, str],
+        processors: Collection[int] | None = None,
     ) -> None:
         """processors: the logical ones that it may use; None: those that this process may."""
         self.exit_code: int | None = None
@@ -64,7 +70,8 @@ class Program:
         self.end()
 
     def lines(self, deadline: float) -> Iterator[tuple[float, str]]:
-        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time is up.
+        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time
+        is up.
 
         Of a longer line only the first LONGEST_LINE bytes.
         """
@@ -117,7 +124,9 @@ class Program:
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def end(self) -> None:
-        """By SIGTERM, and SIGKILL where that does not do; by its mark too what it started in sessions of their own."""
+        """By SIGTERM, and SIGKILL where that does not do; by its mark too what it started in sessions of
+        their own.
+        """
         left = self.processes() if self.exit_code is None else []
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -189,7 +198,9 @@ class Usage:
 
     @property
     def peak(self) -> int | None:
-        """By the program's own account, where it gives one: what its allocator keeps unused does not count there."""
+        """By the program's own account, where it gives one: what its allocator keeps unused does not count
+        there.
+        """
         return self.told_bytes or self.peak_memory_bytes
 
     @property
@@ -203,7 +214,8 @@ class Usage:
 
     def begin(self) -> None:
         """The window begins."""
-        # Looked for once: the program trains meanwhile, and finding them reads of every process on the machine.
+        # Looked for once: the program trains meanwhile, and finding them reads of every process on the
+        # machine.
         self._processes = self.program.processes()
         if not self.on_gpu:
             self.run_peak_memory_bytes = self._resident_peak()
@@ -223,7 +235,9 @@ class Usage:
             self.run_peak_memory_bytes = max(now, self.run_peak_memory_bytes or 0)
         times, own = cpu_times(), self._cpu_seconds()
         if own is not None and self._own is not None and times.clock > self._times.clock:
-            others = times.other_cores_since(self._times) - (own - self._own) / (times.clock - self._times.clock)
+            others = times.other_cores_since(self._times) - (own - self._own) / (
+                times.clock - self._times.clock
+            )
             self.other_cores = max(0.0, others)
 
     def _memory(self) -> int | None:

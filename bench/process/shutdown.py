@@ -41,7 +41,9 @@ def stoppable() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first of them raise KeyboardInterrupt, which only Ctrl-C does by itself; what the end takes goes on."""
+    """Let the first of them raise KeyboardInterrupt, which only Ctrl-C does by itself; what the end takes
+    goes on.
+    """
     asked = False
 
     def interrupt(signum: int, frame: object) -> None:

@@ -1,4 +1,6 @@
-"""One child process from start to end: started, watched, ended with all that it started, and its end explained."""
+"""One child process from start to end: started, watched, ended with all that it started, and its end
+explained.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +88,9 @@ def supervise(
     output = _end_of(log)
     code = process.returncode if reason == "exit" else None
     seconds = time.monotonic() - begun
-    return Ended(exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills, seconds=seconds)
+    return Ended(
+        exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills, seconds=seconds
+    )
 
 
 def _end_of(log: Path) -> str:
@@ -138,7 +142,9 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
         ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
         wrong = ends[ended.reason]
         warnings = [*word.warnings, f"after the window: {wrong}"] if wrong else word.warnings
-        return word.model_copy(update={"warnings": warnings, "interrupted_late": ended.reason == "interrupted"})
+        return word.model_copy(
+            update={"warnings": warnings, "interrupted_late": ended.reason == "interrupted"}
+        )
     if ended.reason == "interrupted":
         return Outcome(status="interrupted", error="by Ctrl-C or a signal")
     if ended.reason == "timeout":
@@ -171,7 +177,9 @@ def _signal(ended: Ended) -> signal.Signals | None:
     if ended.exit_code is not None and ended.exit_code < 0:
         return signal.Signals(-ended.exit_code)
     named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
-    return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)  # torchrun ends the others by SIGTERM
+    return next(
+        (signal.Signals(n) for n in named if n != signal.SIGTERM), None
+    )  # torchrun ends the others by SIGTERM
 
 
 def tail(output: str) -> list[str]:

@@ -1,4 +1,5 @@
-"""What every measuring process does for the parent that started it; its other side is bench.process.supervisor.
+"""What every measuring process does for the parent that started it; its other side is
+bench.process.supervisor.
 
 The two meet at files only: the Outcome, and beside it word of how far the process is.
 """
@@ -21,7 +22,9 @@ from bench.process.supervisor import CACHE
 from bench.records.record import Outcome, progress_path
 
 _STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
-"""When this process was, by the clock that the runner's time limit goes by: it rests while the machine sleeps."""
+"""When this process was, by the clock that the runner's time limit goes by: it rests while the machine
+sleeps.
+"""
 
 
 def age() -> float:
@@ -56,7 +59,9 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
 
 
 _FILLED = "filled-by-bench"
-"""A file in a compiler's cache that says that all of a rung's code is in it, not only what came before a kill."""
+"""A file in a compiler's cache that says that all of a rung's code is in it, not only what came before a
+kill.
+"""
 
 
 def compile_cache() -> Literal["cold", "warm"] | None:
@@ -68,7 +73,9 @@ def compile_cache() -> Literal["cold", "warm"] | None:
 
 
 def compile_cache_filled() -> bool:
-    """Whether anything was compiled into the cache; if so, the next process finds it warm. To be called when warm."""
+    """Whether anything was compiled into the cache; if so, the next process finds it warm. To be called when
+    warm.
+    """
     cache = os.environ.get(CACHE)
     if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
         return False

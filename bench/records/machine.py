@@ -11,7 +11,9 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-12, le=1e24)]
-"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was measured."""
+"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was
+measured.
+"""
 
 
 class Plain(BaseModel):
@@ -37,10 +39,12 @@ class Environment(Plain):
     cpu_flags: list[str]
     """Instruction sets that matter to matrix products."""
     cpu_mhz: Amount | None = None
-    """Its highest clock, or the one that a virtual machine says it has; null where the system does not tell."""
+    """Its highest clock, or the one that a virtual machine says it has; null where the system does not tell.
+    """
     cpu_identity: dict[str, str] = {}
-    """What the CPU says it is, where the system tells: vendor, family, model and stepping, or ARM's implementer and
-    part; empty in older records."""
+    """What the CPU says it is, where the system tells: vendor, family, model and stepping, or ARM's
+    implementer and part; empty in older records.
+    """
     memory_bytes: AtLeastOne
     """Of the machine."""
     os: str
@@ -69,9 +73,17 @@ class Environment(Plain):
     def machine(self) -> str:
         """Chip and count, and of how many nodes, fit for a folder's name."""
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
-        noise |= {"family", "model", "stepping", "implementer", "part"}  # between the numbers of a CPU without a name
+        noise |= {
+            "family",
+            "model",
+            "stepping",
+            "implementer",
+            "part",
+        }  # between the numbers of a CPU without a name
         words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
-        name = "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
+        name = (
+            "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
+        )
         return f"{name}-{self.nodes}nodes" if self.nodes else name
 
 
@@ -79,14 +91,15 @@ Difference = tuple[str, object, object]
 """What must be equal and is not, what it was and what it is."""
 
 TOLERANCE = 0.01
-"""Of amounts: a new kernel keeps a little more or less of the memory for itself, and measures the clock anew."""
+"""Of amounts: a new kernel keeps a little more or less of the memory for itself, and measures the clock anew.
+"""
 
 
 def differences(was: Environment, now: Environment, *, same_device: bool = True) -> Iterator[Difference]:
     """In what two machines, or one at two times, are not the same to a measurement.
 
-    same_device: whether both are as processes on the same kind of device see them; those on others see other chips
-    and drivers.
+    same_device: whether both are as processes on the same kind of device see them; those on others see other
+    chips and drivers.
     """
     versions = {**was.versions, **now.versions} if same_device else {}
     seen = [("the chip", was.chip, now.chip), ("the number of devices", was.device_count, now.device_count)]
@@ -164,7 +177,8 @@ class Matmul(Plain):
     name: str
     """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
     role: Role | None = None
-    """Of a layer's product; null for squares, and in older records, whose layers' products are all forward."""
+    """Of a layer's product; null for squares, and in older records, whose layers' products are all forward.
+    """
     number_format: str
     """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
     m: AtLeastOne
@@ -198,7 +212,9 @@ class Attention(Plain):
     training_seconds: Rate
     """Of the forward and backward pass."""
     flops: AtLeastOne
-    """Of the forward and backward pass, on the causal half of the scores; a third of them is the forward pass's."""
+    """Of the forward and backward pass, on the causal half of the scores; a third of them is the forward
+    pass's.
+    """
     flops_per_second: Rate
     """Over training_seconds."""
     kernel: str | None = None

@@ -17,8 +17,9 @@ Computed = Annotated[
     BeforeValidator(lambda value: math.nan if value is None else value),
     PlainSerializer(lambda value: value if math.isfinite(value) else None, return_type=float | None),
 ]
-"""What training came to at a step: null in a file, which is JSON by RFC 8259, where that was no finite number. Older
-files have NaN or Infinity there."""
+"""What training came to at a step: null in a file, which is JSON by RFC 8259, where that was no finite
+number. Older files have NaN or Infinity there.
+"""
 
 
 class Proof(Plain):
@@ -67,8 +68,9 @@ class External(Plain):
     peer: str
     """A key of bench.ladder.peers.PEERS."""
     version: str | None
-    """Commit of its checkout, with a hash of what that was edited to, or what it printed and a hash of the script;
-    null where neither tells."""
+    """Commit of its checkout, with a hash of what that was edited to, or what it printed and a hash of the
+    script; null where neither tells.
+    """
     command: str
     """As the ladder has it."""
 
@@ -81,44 +83,57 @@ class Measurement(Plain):
     block_steps: AtLeastOne | None
     """Optimiser steps per block; null where nothing was timed."""
     block_seconds: list[Rate]
-    """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was timed."""
+    """Duration of each block of the timed window, on the slowest rank: the raw samples. Empty: nothing was
+    timed.
+    """
     block_lost_seconds: list[Amount] | None = None
-    """For how long a rank did not run within each block, stopped or without a processor, or its machine slept (see
-    bench.host.standstill); of the rank that lost most. Null in older records, and of external rungs."""
+    """For how long a rank did not run within each block, stopped or without a processor, or its machine slept
+    (see bench.host.standstill); of the rank that lost most. Null in older records, and of external rungs.
+    """
     stood_still: StoodStill | None = None
     """Null where no block lost any time."""
     set_aside_block_seconds: list[Rate] | None = None
-    """Of a window before, that does not count because the process stood still in it; null where there was none."""
+    """Of a window before, that does not count because the process stood still in it; null where there was
+    none.
+    """
     step_seconds: list[Rate] | None = None
-    """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells how
-    evenly one process runs; it is no measure of certainty. Null in older records and where nothing was timed."""
+    """Duration of each step of the window, on that rank, by the device's own clock where it has one. It tells
+    how evenly one process runs; it is no measure of certainty. Null in older records and where nothing was
+    timed.
+    """
     claimed_step_seconds: list[Rate] | None = None
     """Of an external rung: durations of steps of the window by its own account, where it printed them."""
     startup_seconds: Amount
-    """From the start of the process to the first step: imports, data, weights. Of an external rung to its first
-    progress line, first step and compilation included."""
+    """From the start of the process to the first step: imports, data, weights. Of an external rung to its
+    first progress line, first step and compilation included.
+    """
     import_seconds: Amount | None = None
     """Of it, until the interpreter had loaded torch and found the device."""
     data_seconds: Amount | None = None
     """Of it, to open the corpus."""
     first_step_seconds: Amount | None
-    """The first optimiser step, compilation included; null for an external rung, as all that only we look for is."""
+    """The first optimiser step, compilation included; null for an external rung, as all that only we look for
+    is.
+    """
     compile_cache: Literal["cold", "warm"] | None
     """State of the compiler's cache at the start; null where nothing was compiled."""
     warmup_steps: Count
     """Untimed steps before the window, the first one included."""
     losses: list[Computed] = Field(min_length=1)
-    """Of every step from step 0, mean over ranks; of an external rung those that it printed, one per progress line.
-    Null at its step is a loss that was taken and was no finite number: training diverged, or float16 overflowed."""
+    """Of every step from step 0, mean over ranks; of an external rung those that it printed, one per progress
+    line. Null at its step is a loss that was taken and was no finite number: training diverged, or float16
+    overflowed.
+    """
     grad_norms: list[Computed]
     """Likewise; empty where an external rung prints none."""
     peak_memory_bytes: AtLeastOne | None
     """Of the window, on the rank that needed most."""
     peak_memory_method: str
     gpu_memory_bytes: AtLeastOne | None = None
-    """That the whole NVIDIA GPU had in use beyond what it had before the process opened it, CUDA's context and what an
-    allocator keeps unused included: of an external rung the most after a block, of ours at the end of the window. Of
-    the rank that needed most; null in older records and where the driver does not tell."""
+    """That the whole NVIDIA GPU had in use beyond what it had before the process opened it, CUDA's context
+    and what an allocator keeps unused included: of an external rung the most after a block, of ours at the
+    end of the window. Of the rank that needed most; null in older records and where the driver does not tell.
+    """
     reserved_memory_bytes: Count | None
     run_peak_memory_bytes: Count | None
     """Of the whole process, initialisation and compilation included."""
@@ -142,7 +157,9 @@ class Measurement(Plain):
     peak_flops_source: str
     """Where these figures are from, or why there is none."""
     peak_flops_kind: Literal["datasheet", "derived", "given"] | None = None
-    """Published, or reckoned from cores, clock and vector units, or given by the user; null where there is none."""
+    """Published, or reckoned from cores, clock and vector units, or given by the user; null where there is
+    none.
+    """
     peak_devices: AtLeastOne | None = None
     """Devices whose peaks add up; null in older records, where it is the world size."""
     product_format: str | None = None
@@ -150,17 +167,23 @@ class Measurement(Plain):
     hardware_flops_per_token: AtLeastOne | None = None
     """With what is computed a second time to save memory; null where nothing is."""
     gradient_difference: float | None = None
-    """As trained against eager code of torch's own functions (of the same functions in older records), on the same
-    weights and batch: the largest relative difference of a parameter's gradient. Null where it was not taken, and
-    where gradients_finite is false."""
+    """As trained against eager code of torch's own functions (of the same functions in older records), on the
+    same weights and batch: the largest relative difference of a parameter's gradient. Null where it was not
+    taken, and where gradients_finite is false.
+    """
     gradients_finite: bool | None = None
     """Whether that difference was a finite number; null where it was not taken, and in older records."""
     ranks_agree: bool | None = None
-    """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not known."""
+    """Whether after the window all ranks held the same weights, bit for bit; null for one rank, or where not
+    known.
+    """
     skipped_steps: Count | None = None
-    """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales them."""
+    """Steps, of all whose losses are kept, whose gradients float16 could not hold; null where nothing scales
+    them.
+    """
     attention_kernel: str | None = None
-    """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
+    """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen.
+    """
     profiled_seconds: dict[str, Amount] | None = None
     """Of the profiled step on rank 0, by kind of work (gpt2.breakdown.KINDS); null where that is not told."""
     energy_joules: Amount | None = None
@@ -168,7 +191,8 @@ class Measurement(Plain):
     other_cores: Amount | None = None
     """Cores that other processes kept busy during the window, on average."""
     programs_per_step: Amount | None = None
-    """Compiled programs that each step of the window ran, where the device compiles whole steps: 1 is right."""
+    """Compiled programs that each step of the window ran, where the device compiles whole steps: 1 is right.
+    """
     host_reads: Count | None = None
     """Values fetched from such a device during the window, each of which waits for it: 0 is right."""
     chips_before: list[ChipState] | None = None

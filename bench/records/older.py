@@ -1,6 +1,7 @@
 """Records of earlier versions, made like those of today: facts that they only had within texts become fields.
 
-Nothing else reads a fact out of a text. The files stay as they are; a record is translated whenever it is read.
+Nothing else reads a fact out of a text. The files stay as they are; a record is translated whenever it is
+read.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ def _translate(record: dict[str, Any]) -> None:
             record["other_work_cores"] = float(found["cores"])
         elif measured and (found := STANDSTILL.fullmatch(warning)):
             numbers = {
-                key: found[key] and json.loads(found[key]) for key in ("seconds", "blocks", "of_blocks", "rank")
+                key: found[key] and json.loads(found[key])
+                for key in ("seconds", "blocks", "of_blocks", "rank")
             }
             measured["stood_still"] = {**numbers, "asleep": found["asleep"] is not None}
         else:

@@ -1,4 +1,5 @@
-"""Figures that others have published, kept as data: a JSON object for each in results/published/. Imports no torch.
+"""Figures that others have published, kept as data: a JSON object for each in results/published/. Imports no
+torch.
 
 They were measured by other code than this, so no table ranks them with ours without the label "published".
 """
@@ -16,7 +17,9 @@ from bench.records.record import SCHEMA, read_lines
 MARK = b'"kind":"published"'
 """In the first line of a file of such figures."""
 
-Series = Literal["ladder", "apart", "batch sweep", "scaling", "accumulated scaling", "full run", "mfu context"]
+Series = Literal[
+    "ladder", "apart", "batch sweep", "scaling", "accumulated scaling", "full run", "mfu context"
+]
 
 
 class Published(Plain):
@@ -64,7 +67,9 @@ class Published(Plain):
     note: str | None = None
 
     def recomputed_mfu(self, number_format: str) -> float | None:
-        """Its tokens per second times FLOPs per token over the devices' peak; None where one of them is not said."""
+        """Its tokens per second times FLOPs per token over the devices' peak; None where one of them is not
+        said.
+        """
         peak = self.peak_flops.get(number_format)
         if self.tps is None or self.flops_per_token is None or peak is None or self.devices is None:
             return None

@@ -1,7 +1,7 @@
 """What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
 
-Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists of
-losses and gradient norms null is what was no finite number, which JSON cannot say.
+Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists
+of losses and gradient norms null is what was no finite number, which JSON cannot say.
 """
 
 from __future__ import annotations
@@ -29,9 +29,13 @@ from gpt2.workload import Workload
 
 SCHEMA = 1
 
-Kind = Literal["cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "ceiling", "published"]
+Kind = Literal[
+    "cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "ceiling", "published"
+]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
-"""What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's candidates."""
+"""What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's
+candidates.
+"""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
 """What `bench run --ablate` adds."""
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
@@ -141,15 +145,19 @@ class Record(Plain):
     exit_code: int | None
     """As the shell would show it; minus the signal's number where a signal ended it."""
     command: str
-    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from elsewhere. Over
-    several nodes it is for each of them: NODE is its number, HOST and PORT are those of node 0."""
+    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from
+    elsewhere. Over several nodes it is for each of them: NODE is its number, HOST and PORT are those of node
+    0.
+    """
     warnings: list[str]
     interrupted_late: bool = False
     """Whether the user ended it once its window was complete, which counts; what is missing is the proof."""
     not_begun: str | None = None
     """Why there was no process at all, where a sweep's time did not allow it any more."""
     other_work_cores: Amount | None = None
-    """Cores that other programs kept busy beside it; null where that was not known, or few enough to do no harm."""
+    """Cores that other programs kept busy beside it; null where that was not known, or few enough to do no
+    harm.
+    """
     changed: list[str]
     """What differs from the ladder's rung before, as shown to a reader."""
     workload: dict[str, Any]
@@ -162,8 +170,9 @@ class Record(Plain):
     """Of a record of that kind alone."""
     before: State | None = None
     during: State | None = None
-    """Within the window, when it was last looked at; a GPU's throttle reasons are all that were seen within it, its
-    clocks and power the means of one look a second (the last look's in older records)."""
+    """Within the window, when it was last looked at; a GPU's throttle reasons are all that were seen within
+    it, its clocks and power the means of one look a second (the last look's in older records).
+    """
     after: State | None = None
     price_per_hour: Amount | None = None
     """Of the whole machine, in the user's currency."""
@@ -183,7 +192,9 @@ class Record(Plain):
     @field_validator("time")
     @classmethod
     def _in_utc(cls, value: str) -> str:
-        if datetime.fromisoformat(value).utcoffset() != timedelta(0):  # runs are told apart by it, and as text
+        if datetime.fromisoformat(value).utcoffset() != timedelta(
+            0
+        ):  # runs are told apart by it, and as text
             raise ValueError("is not in UTC: it must end in +00:00")
         return value
 
@@ -197,8 +208,9 @@ class Record(Plain):
 
     @property
     def cut_short(self) -> bool:
-        """Whether the user ended it before it was done, so that resuming runs it again. A window that was complete by
-        then counts meanwhile; what is missing is the proof."""
+        """Whether the user ended it before it was done, so that resuming runs it again. A window that was
+        complete by then counts meanwhile; what is missing is the proof.
+        """
         unproved = self.measurement is not None and self.measurement.proofs is None and not self.external
         return self.status == "interrupted" or (unproved and self.interrupted_late)
 
@@ -279,10 +291,11 @@ def reserved(path: Path) -> Iterator[None]:
 
 
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
-    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it has one.
+    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it
+    has one.
 
-    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their names.
-    warnings: takes those about folders that cannot be read.
+    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their
+    names. warnings: takes those about folders that cannot be read.
     """
     root, seen, found = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
     folders, links, files = [folder], list[Path](), list[Path]()
@@ -309,14 +322,22 @@ def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = N
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """The records of a results file, and warnings about what was left out. Raises RecordError, see read_lines()."""
+    """The records of a results file, and warnings about what was left out. Raises RecordError, see
+    read_lines().
+    """
     return read_lines(path, Record, "record", translated)
 
 
 Line = TypeVar("Line", bound=Plain)
 NUL = b"\0"
 BLANK = b" \t\r\0"
-PACKED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"\x28\xb5\x2f\xfd": "zstd", b"PK\x03\x04": "zip"}
+PACKED = {
+    b"\x1f\x8b": "gzip",
+    b"BZh": "bzip2",
+    b"\xfd7zXZ": "xz",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"PK\x03\x04": "zip",
+}
 WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 """How text begins that an editor saved as UTF-16."""
 
@@ -328,9 +349,10 @@ def read_lines(
 
     translate: makes a line that an older version wrote one of today's.
 
-    Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last line that
-    has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine does: left out
-    with a warning. Anything else that is none of `kind` raises RecordError, with file and line.
+    Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last
+    line that has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine
+    does: left out with a warning. Anything else that is none of `kind` raises RecordError, with file and
+    line.
     """
     try:
         content = path.read_bytes()
@@ -341,7 +363,10 @@ def read_lines(
     if content.startswith(WIDE):
         raise RecordError(f"{path}: is UTF-16 text; save it as UTF-8")
     lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    found, warnings = [], [f"{path}: holds NULs, as a crash leaves them; they were left out"] if NUL in content else []
+    found, warnings = (
+        [],
+        [f"{path}: holds NULs, as a crash leaves them; they were left out"] if NUL in content else [],
+    )
     for number, line in enumerate(lines, start=1):
         text = line.strip(BLANK)
         if not text:

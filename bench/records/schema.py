@@ -1,4 +1,5 @@
-"""JSON Schemas of ladders and of results, generated from what reads them: for editors, and for other programs.
+"""JSON Schemas of ladders and of results, generated from what reads them: for editors, and for other
+programs.
 
 python -m bench.records.schema writes both to docs/schema/.
 """
@@ -39,7 +40,10 @@ def ladder() -> dict[str, Any]:
             "name": {**name, "pattern": "^[^,]+$"},
             "set": {**toggles, "description": "What it changes; it keeps everything set above it."},
             "external": {**external, "description": "Another trainer in place of ours; see docs/peers.md."},
-            "expect": {"enum": ["inert", "out_of_memory"], "description": "An outcome that is the point of the rung."},
+            "expect": {
+                "enum": ["inert", "out_of_memory"],
+                "description": "An outcome that is the point of the rung.",
+            },
         },
         "required": ["name"],
         "additionalProperties": False,
@@ -50,7 +54,10 @@ def ladder() -> dict[str, Any]:
         "type": "object",
         "properties": {
             "name": name,
-            "chip": {"enum": [chip.name for chip in peaks.CHIPS], "description": "What its batches were chosen for."},
+            "chip": {
+                "enum": [chip.name for chip in peaks.CHIPS],
+                "description": "What its batches were chosen for.",
+            },
             "workload": {**workload, "description": "What is computed, the same on every rung."},
             "protocol": {**_closed(Protocol), "description": "How long, and how often, each rung is run."},
             "rungs": {"type": "array", "items": rung, "minItems": 1},

@@ -30,7 +30,9 @@ class Report:
     published: Sequence[Table]
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
-        """All tables as a text shows them, each with the level of its heading, and the notes that are said once."""
+        """All tables as a text shows them, each with the level of its heading, and the notes that are said
+        once.
+        """
         tables = [(3, table) for table in self.opening]
         for own in self.runs:
             tables += [(4 if place else 3, table) for place, table in enumerate(own)]

@@ -1,4 +1,6 @@
-"""What a reader must be told beside a table: what the figures are of, how they were got, what speaks against them."""
+"""What a reader must be told beside a table: what the figures are of, how they were got, what speaks against
+them.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def derived_peak(board: Scoreboard) -> bool:
 
 
 MATHS = Method(
-    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matrix products."
+    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matrix "
+    "products."
 )
 
 
@@ -65,15 +68,17 @@ def caption(board: Scoreboard) -> list[str]:
     ]
     lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
     if machine.variables:
-        lines.append("Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + ".")
+        lines.append(
+            "Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + "."
+        )
     lines += _errors(board)
     lines += fastest(board)
     lines += [f"Warning: {warning}." for warning in warnings(board)]
     if board.source:
         commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
         lines.append(
-            f"From {board.source.as_posix()}, measured by code {machine.code_hash[:12]}{commit}. Each record there "
-            "holds the command that runs its rung again."
+            f"From {board.source.as_posix()}, measured by code {machine.code_hash[:12]}{commit}. Each record "
+            "there holds the command that runs its rung again."
         )
     return [Method(plain(line)) if isinstance(line, Method) else plain(line) for line in lines]
 
@@ -116,7 +121,11 @@ def _reserved(board: Scoreboard) -> list[str]:
     """What torch's allocator held of a device's memory, used or not."""
     held = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
     most = max((each for each in held if each is not None), default=None)
-    return [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."] if most is not None else []
+    return (
+        [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."]
+        if most is not None
+        else []
+    )
 
 
 def _chips(board: Scoreboard) -> list[str]:
@@ -126,7 +135,10 @@ def _chips(board: Scoreboard) -> list[str]:
         return []
     busy = sorted(chip.duty_cycle_percent for chip in after)
     most = max(chip.memory_bytes for chip in after) / GIB
-    return [f"After windows the chips told of {busy[0]:.0f} to {busy[-1]:.0f} % duty and up to {most:.2f} GiB in use."]
+    return [
+        f"After windows the chips told of {busy[0]:.0f} to {busy[-1]:.0f} % duty and up to {most:.2f} GiB in "
+        "use."
+    ]
 
 
 def _efficiency(board: Scoreboard) -> list[str]:
@@ -141,7 +153,9 @@ def _counting(board: Scoreboard) -> list[str]:
     ended = sum(record.status != "interrupted" for record in board.records)
     processes = f"{ended} processes" if ended != 1 else "1 process"
     rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
-    interval = "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
+    interval = (
+        "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
+    )
     method = "TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds"
     return [f"{processes}, each fresh: {rounds} over the rungs.", Method(f"{method}; {interval}.")]
 
@@ -160,26 +174,28 @@ def _verdicts(board: Scoreboard) -> list[str]:
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
     again = {"first": control, "last": last}
     ran = {
-        name: with_interval(f"{each.value:.3f}x", each) for name, each in again.items() if noise_floor(each) and each
+        name: with_interval(f"{each.value:.3f}x", each)
+        for name, each in again.items()
+        if noise_floor(each) and each
     }
     (name, ratio), *other = ran.items()
     lines = [
-        f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), ran "
-        f"{ratio} as fast{''.join(f', and the {name} one {ratio}' for name, ratio in other)}.",
+        f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
+        f"ran {ratio} as fast{''.join(f', and the {name} one {ratio}' for name, ratio in other)}.",
         Method(
-            "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or slower, if it "
-            "excludes 1; else unclear."
+            "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
+            "slower, if it excludes 1; else unclear."
         ),
     ]
     if any(each and each.low and each.high and not each.low <= 1 <= each.high for each in again.values()):
         lines.append(
-            "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than its "
-            "intervals allow for; let it settle and run again."
+            "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than "
+            "its intervals allow for; let it settle and run again."
         )
     if board.delta > LOUD:
         lines.append(
-            f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the machine "
-            f"(bench doctor) or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
+            f"Warning: the noise floor is above {LOUD:.0%}, too high to call anything the same. Quieten the "
+            f"machine (bench doctor) or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
         )
     return lines
 
@@ -212,7 +228,9 @@ def _mfu(board: Scoreboard) -> list[str]:
     if found.peak_flops_bf16:
         peak = f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
     else:
-        lines.append("No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one.")
+        lines.append(
+            "No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one."
+        )
         peak = "a dense peak"
     lines.append(
         Method(f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}.")
@@ -224,7 +242,9 @@ def _mfu(board: Scoreboard) -> list[str]:
     }
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
-        lines.append(Method(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}."))
+        lines.append(
+            Method(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
+        )
     if derived_peak(board):
         said = "A derived peak is arithmetic, not a datasheet's: do not rank this MFU against other machines."
         lines.append(Method(said))
@@ -254,14 +274,16 @@ def _ceilings(board: Scoreboard) -> list[str]:
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
-            lines.append(f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough.")
+            lines.append(
+                f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough."
+            )
     if (leader := board.fastest) and leader.tokens_per_step:
         most = [most_tokens_per_second(least, leader.tokens_per_step) for least in each_of_row(board, leader)]
         if known := [number(each) for each in most if each is not None]:
             lines.append(
-                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each such "
-                f"process measured of all its layers' products and of memory: {' and '.join(known)} tokens per second "
-                "(bench roofline tells what is counted)."
+                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each "
+                f"such process measured of all its layers' products and of memory: {' and '.join(known)} "
+                "tokens per second (bench roofline tells what is counted)."
             )
     for record in board.records:
         if record.kind == "ceiling" and record.status != "ok" and record.error:
@@ -283,7 +305,9 @@ def fastest(board: Scoreboard) -> list[str]:
         return [f"{most}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
     if alike := board.as_fast:
         over = listed([row.rung for row in alike])
-        return [f"{most}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."]
+        return [
+            f"{most}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
+        ]
     return [f"Fastest of those that nothing is held against: {fast}."]
 
 
@@ -307,15 +331,17 @@ def _nodes(board: Scoreboard) -> list[str]:
     each = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
     if not board.environment.nodes:
         return []
-    return [f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."]
+    return [
+        f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."
+    ]
 
 
 def _swept(board: Scoreboard) -> Iterator[str]:
     """What must be said of a sweep, and of batches that were too large."""
     if board.swept:
         yield (
-            "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. The rung "
-            "before is the next smaller batch of the same toggles or else the first row."
+            "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. "
+            "The rung before is the next smaller batch of the same toggles or else the first row."
         )
         fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
         dropped = [row for row in fewer if row.dropped]

@@ -1,4 +1,6 @@
-"""Tables of runs held to one another: rungs of two or more side by side, and all rungs chained from one baseline."""
+"""Tables of runs held to one another: rungs of two or more side by side, and all rungs chained from one
+baseline.
+"""
 
 from __future__ import annotations
 
@@ -29,11 +31,12 @@ from bench.report.cross_run import derived_notes, ranks_notes
 from bench.report.table import Column, Table
 
 BETWEEN_RUNS = (
-    "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one run vary, "
-    "not what changed on a machine between two: measure both close together."
+    "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
+    "run vary, not what changed on a machine between two: measure both close together."
 )
 
-# --- Side by side -------------------------------------------------------------------------------------------------
+# --- Side by side
+# -------------------------------------------------------------------------------------------------
 
 
 Line = tuple[Row, list[Pair | None]]
@@ -58,9 +61,7 @@ def compared(comparisons: Sequence[Comparison]) -> Table:
     ]
     before = [_legend(side) for side in every]
     for each in comparisons:
-        none = (
-            f"Nothing of machine, software or task is known to differ between {first.letter} and {each.other.letter}."
-        )
+        none = f"Nothing of machine, software or task is known to differ between {first.letter} and {each.other.letter}."
         before += each.differences or [none]
     title = dict.fromkeys(f"{side.board.ladder} on {side.board.environment.machine}" for side in every)
     return Table(
@@ -114,7 +115,9 @@ def _tps(row: Row) -> str:
 def _notes(comparisons: Sequence[Comparison]) -> list[str]:
     sides = [comparisons[0].first, *(each.other for each in comparisons)]
     floors = {
-        f"±{side.board.delta:.1%} in {side.letter}" if side.board.delta is not None else f"not known in {side.letter}"
+        f"±{side.board.delta:.1%} in {side.letter}"
+        if side.board.delta is not None
+        else f"not known in {side.letter}"
         for side in sides
     }
     lines = ["± is the 95 % t interval."]
@@ -122,14 +125,17 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
         lines.append("Ratios within one run are paired within rounds.")
     if not all(same_round(each.first, each.other) for each in comparisons):
         lines.append(BETWEEN_RUNS)
-    lines.append(f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger.")
+    lines.append(
+        f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger."
+    )
     lines += [line for each in comparisons for line in each.alone]
     for each in comparisons:
         for pair in each.pairs:
             name = pair.first.rung
             if pair.memory_flaw:
                 lines.append(
-                    f"{name}: peak memory was found out in two ways, which do not compare: {pair.memory_flaw}."
+                    f"{name}: peak memory was found out in two ways, which do not compare: "
+                    f"{pair.memory_flaw}."
                 )
             if pair.maths_flaw:
                 lines.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_flaw}.")
@@ -138,7 +144,8 @@ def _notes(comparisons: Sequence[Comparison]) -> list[str]:
     return lines
 
 
-# --- All rungs of several runs, held to one baseline --------------------------------------------------------------
+# --- All rungs of several runs, held to one baseline
+# --------------------------------------------------------------
 
 
 def chained(chain: Chain) -> Table:
@@ -220,7 +227,9 @@ def _unlike(chain: Chain) -> Iterator[str]:
         ("the text (sha256)", _text),
     ]
     keys = dict.fromkeys(key for run in chain.runs for key in run.records[0].workload)
-    matters += [(f"workload.{key}", lambda run, key=key: _set(run.records[0].workload.get(key))) for key in keys]
+    matters += [
+        (f"workload.{key}", lambda run, key=key: _set(run.records[0].workload.get(key))) for key in keys
+    ]
     for what, of in matters:
         if said := _by_run(chain, of):
             yield f"Warning: not the same in all runs: {what}: {said}."
@@ -258,13 +267,14 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
     external = "External: other trainers; " if any(entry.row.external for entry in shown) else ""
     yield (
-        "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device of its "
-        f"own); Distributed: several devices; {external}Software: all others."
+        "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device "
+        f"of its own); Distributed: several devices; {external}Software: all others."
     )
     yield (
-        "TPS: geometric mean over rounds. Orders of magnitude: log10 of Over baseline. First on device: the first "
-        "rung of the same run that ranks on that device. Ratios within one run are paired within rounds; ± is the 95 "
-        "% t interval. A rung whose status is neither ok nor inert has no ratios and no times."
+        "TPS: geometric mean over rounds. Orders of magnitude: log10 of Over baseline. First on device: the "
+        "first rung of the same run that ranks on that device. Ratios within one run are paired within "
+        "rounds; ± is the 95 % t interval. A rung whose status is neither ok nor inert has no ratios and no "
+        "times."
     )
     if other := [link.entry.row.rung for link in chain.links if link.entry.row.other_maths]:
         yield f"Warning: another training than the first rung's of its run, not a faster one: {listed(other)}."
@@ -288,8 +298,8 @@ def _chain_legend(run: Scoreboard, name: str) -> str:
     floor = f"noise floor ±{run.delta:.1%}" if run.delta is not None else "no noise floor known"
     machine = run.environment
     return (
-        f"{name}: {run.ladder} on {machine.machine} ({machine.chip}), torch {machine.torch}; {processes} in {rounds}, "
-        f"{floor}; from {source}."
+        f"{name}: {run.ladder} on {machine.machine} ({machine.chip}), torch {machine.torch}; {processes} in "
+        f"{rounds}, {floor}; from {source}."
     )
 
 
@@ -301,9 +311,13 @@ def _mfu(chain: Chain) -> Iterator[str]:
         for found, run in measured_runs
         if found
     )
-    peaks = _where((_peak(link.entry), _letter(chain, link.entry)) for link in chain.links if link.entry.found)
+    peaks = _where(
+        (_peak(link.entry), _letter(chain, link.entry)) for link in chain.links if link.entry.found
+    )
     if formulas:
-        each = "; ".join(formula if len(formulas) == 1 else f"{runs} {formula}" for formula, runs in formulas.items())
+        each = "; ".join(
+            formula if len(formulas) == 1 else f"{runs} {formula}" for formula, runs in formulas.items()
+        )
         yield f"MFU = {each} x TPS / the dense bfloat16 peak of all devices at work."
     if peaks:
         each = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())

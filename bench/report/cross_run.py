@@ -6,7 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from bench.analysis.rung_view import DERIVED, Entry, best, best_name, by_speed, entries, memory_over, over, standing
+from bench.analysis.rung_view import (
+    DERIVED,
+    Entry,
+    best,
+    best_name,
+    by_speed,
+    entries,
+    memory_over,
+    over,
+    standing,
+)
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
 from bench.records.published import Published
@@ -27,20 +37,27 @@ def tables(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> l
     return [*hardware(boards, figures), *(table for table in found if table)]
 
 
-# --- Notes that several tables have -------------------------------------------------------------------------------
+# --- Notes that several tables have
+# -------------------------------------------------------------------------------
 
 
 def lacks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.lacks for entry in shown):
         return []
-    return [f"Beneath the others: runs that were interrupted, or have fewer than {LEAST_ROUNDS} rounds of that rung."]
+    return [
+        f"Beneath the others: runs that were interrupted, or have fewer than {LEAST_ROUNDS} rounds of that "
+        "rung."
+    ]
 
 
 def ranks_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
         return []
     return [
-        Method("Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU once.")
+        Method(
+            "Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU "
+            "once."
+        )
     ]
 
 
@@ -48,7 +65,10 @@ def derived_notes(shown: Sequence[Entry]) -> list[str]:
     if not any(entry.derived and entry.row.mfu is not None for entry in shown):
         return []
     return [
-        Method(f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing.")
+        Method(
+            f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank "
+            "nothing."
+        )
     ]
 
 
@@ -57,7 +77,8 @@ def sources(shown: Sequence[Entry]) -> str:
     return f"From {', '.join(files) or 'this run'}."
 
 
-# --- The runs, a line each ----------------------------------------------------------------------------------------
+# --- The runs, a line each
+# ----------------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
@@ -77,11 +98,18 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     columns: list[Column[Run]] = [
         Column("Run", lambda run: run.name, words=True),
         Column(
-            "Model", lambda run: "{model}, T = {seq_len}".format(**run.board.records[0].workload), words=True, drop=2
+            "Model",
+            lambda run: "{model}, T = {seq_len}".format(**run.board.records[0].workload),
+            words=True,
+            drop=2,
         ),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
         Column("Rungs", lambda run: len(run.board.rows), drop=5),
-        Column("Rounds", lambda run: f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}", drop=6),
+        Column(
+            "Rounds",
+            lambda run: f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}",
+            drop=6,
+        ),
         Column("Noise floor", lambda run: run.board.delta, floor, drop=4),
         Column("First TPS", lambda run: (tps := run.board.rows[0].tps) and tps.value, number, drop=3),
         Column("Fastest rung", lambda run: best_name(run.best) if run.best else "none", words=True),
@@ -97,13 +125,15 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
         columns=columns,
         rows=[Run(board, best(board)) for board in boards],
         notes=[
-            "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those of equal maths "
-            "that nothing is held against; how surely, its scoreboard's notes tell. Runs on unlike models do not rank."
+            "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those of equal "
+            "maths that nothing is held against; how surely, its scoreboard's notes tell. Runs on unlike "
+            "models do not rank."
         ],
     )
 
 
-# --- Machine beside machine ---------------------------------------------------------------------------------------
+# --- Machine beside machine
+# ---------------------------------------------------------------------------------------
 
 
 def hardware(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> list[Table]:
@@ -123,28 +153,32 @@ def _hardware(
     ours = by_speed(found)
     theirs = _fastest([each for each in figures if each.model == model and each.seq_len == length])
     notes = [
-        "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, and what "
-        "else must be known of it, stands beneath the run's scoreboard."
+        "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, "
+        "and what else must be known of it, stands beneath the run's scoreboard."
     ]
     notes += [*lacks_notes(ours), *ranks_notes(ours)]
     if any(entry.row.doubts for entry in ours):
         notes.append(
-            "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most tokens per "
-            "second."
+            "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most "
+            "tokens per second."
         )
     notes += [f"No rung is ok and of equal maths: {b.source}." for b in without if entries(b)[0].task == task]
     notes += derived_notes(ours)
     methods = {entry.row.peak_memory_method for entry in ours if entry.row.peak_memory_bytes is not None}
     if len(methods) > 1:
-        notes.append(f"Peak memory was found out in ways that do not compare: {'; '.join(sorted(map(str, methods)))}.")
+        notes.append(
+            f"Peak memory was found out in ways that do not compare: {'; '.join(sorted(map(str, methods)))}."
+        )
     if theirs:
         notes.append(
-            "Published: the most tokens per second that each source states for this model and hardware, measured by "
-            "others with other code; MFU computed anew where it states FLOPs and peak. They rank nothing here; tables "
-            "of their own have their notes."
+            "Published: the most tokens per second that each source states for this model and hardware, "
+            "measured by others with other code; MFU computed anew where it states FLOPs and peak. They rank "
+            "nothing here; tables of their own have their notes."
         )
     notes.append(sources(ours))
-    return Table(title=f"Hardware: {model} at T = {length}", columns=HARDWARE, rows=ours, beneath=theirs, notes=notes)
+    return Table(
+        title=f"Hardware: {model} at T = {length}", columns=HARDWARE, rows=ours, beneath=theirs, notes=notes
+    )
 
 
 def _peak_of_one(entry: Entry) -> str | None:
@@ -171,7 +205,9 @@ def _chip(entry: Entry) -> str:
 HARDWARE: list[Column[Entry]] = [
     Column("Figures", lambda entry: "measured", beneath=lambda figure: "published", words=True),
     Column("Chip", _chip, beneath=lambda figure: figure.hardware, words=True),
-    Column("Devices", lambda entry: entry.row.toggles.world_size, beneath=lambda figure: figure.devices, drop=8),
+    Column(
+        "Devices", lambda entry: entry.row.toggles.world_size, beneath=lambda figure: figure.devices, drop=8
+    ),
     Column(
         "Run",
         lambda entry: f"{entry.board.ladder} on {entry.board.environment.machine}",
@@ -219,16 +255,21 @@ def _fastest(figures: Sequence[Published]) -> list[Published]:
     return sorted(found.values(), key=_stated_tps, reverse=True)
 
 
-# --- MFU among that of others -------------------------------------------------------------------------------------
+# --- MFU among that of others
+# -------------------------------------------------------------------------------------
 
 
 def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> Table | None:
-    """The MFU of each run's fastest rung, and beneath the ranges that others have published; None without either."""
+    """The MFU of each run's fastest rung, and beneath the ranges that others have published; None without
+    either.
+    """
     ranges = [figure for figure in figures if figure.series == "mfu context"]
     ours = [entry for board in boards if (entry := best(board)) and entry.row.mfu is not None]
     if not ranges or not ours:
         return None
-    ours.sort(key=lambda each: (each.derived, *standing(each), 0.0 if each.derived else -(each.row.mfu or 0.0)))
+    ours.sort(
+        key=lambda each: (each.derived, *standing(each), 0.0 if each.derived else -(each.row.mfu or 0.0))
+    )
     columns: list[Column[Entry]] = [
         Column("Figures", lambda entry: "measured", beneath=lambda figure: "published", words=True),
         Column(
@@ -237,15 +278,21 @@ def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> T
             beneath=lambda figure: figure.source,
             words=True,
         ),
-        Column("Model", lambda entry: entry.task[0], beneath=lambda figure: figure.model or figure.rung, words=True),
+        Column(
+            "Model",
+            lambda entry: entry.task[0],
+            beneath=lambda figure: figure.model or figure.rung,
+            words=True,
+        ),
         Column("On", lambda entry: f"{entry.row.toggles.world_size} on {entry.machine}", words=True),
         Column("MFU", lambda entry: entry.mfu, beneath=_range),
     ]
     notes = [
-        "MFU of the fastest rung of each run, over the dense bfloat16 peak of all devices at work; the scoreboards "
-        "name formula and peak.",
+        "MFU of the fastest rung of each run, over the dense bfloat16 peak of all devices at work; the "
+        "scoreboards name formula and peak.",
         *derived_notes(ours),
-        "Published: of far larger models on many devices, by their sources' own formulas; measured by others.",
+        "Published: of far larger models on many devices, by their sources' own formulas; measured by "
+        "others.",
     ]
     notes += [f"{figure.source}: {figure.note}." for figure in ranges if figure.note]
     notes += [f"{figure.source}: {figure.url}" for figure in ranges if figure.url]
@@ -259,7 +306,8 @@ def _range(figure: Published) -> str | None:
     return f"{low} to {high}" if low and high else f"up to {high}" if high else low
 
 
-# --- Model sizes --------------------------------------------------------------------------------------------------
+# --- Model sizes
+# --------------------------------------------------------------------------------------------------
 
 
 class Size(NamedTuple):
@@ -270,7 +318,8 @@ class Size(NamedTuple):
 
 
 def sizes(boards: Sequence[Scoreboard]) -> Table | None:
-    """The sizes of GPT-2, and how fast each was trained; None for a single run, whose caption has its model's facts.
+    """The sizes of GPT-2, and how fast each was trained; None for a single run, whose caption has its model's
+    facts.
 
     A line for each model and sequence length.
     """
@@ -311,9 +360,9 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         rows=[Size(*task, fastest.get(task)) for task in tasks],
         notes=[
             f"Sizes are those of gpt2/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a doubt, were "
-            f"interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has any; a dash: it is "
-            "in none of them.",
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a "
+            f"doubt, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
+            "any; a dash: it is in none of them.",
             *ranks_notes([*fastest.values()]),
             *derived_notes([*fastest.values()]),
             sources([*fastest.values()]),
@@ -321,7 +370,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
     )
 
 
-# --- What number formats buy, by batch ----------------------------------------------------------------------------
+# --- What number formats buy, by batch
+# ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -357,14 +407,18 @@ def _alike(boards: Sequence[Scoreboard]) -> list[Alike]:
             groups.setdefault(common, {}).setdefault(_format_of(entry.row.toggles), entry)
         several = {common: each for common, each in groups.items() if PLAIN in each and len(each) > 1}
         name = letter(len({group.name for group in found}))
-        found += [Alike(name=name, run=board, common=common, by_format=each) for common, each in several.items()]
+        found += [
+            Alike(name=name, run=board, common=common, by_format=each) for common, each in several.items()
+        ]
     return found
 
 
 def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
     """A matrix of formats and batches; None where it would repeat one step of one scoreboard."""
     groups = _alike(boards)
-    formats = sorted(dict.fromkeys(name for each in groups for name in each.by_format), key=lambda name: name != PLAIN)
+    formats = sorted(
+        dict.fromkeys(name for each in groups for name in each.by_format), key=lambda name: name != PLAIN
+    )
     if len(groups) < 2 and len(formats) < 3:
         return None
     columns: list[Column[tuple[str, str]]] = [
@@ -386,8 +440,8 @@ def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
         ],
         notes=[
             *(_run_legend(run, name if len(runs) > 1 else "") for name, run in runs.items()),
-            "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over rounds; "
-            "ratios to float32 paired within rounds; ± is the 95 % t interval.",
+            "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over "
+            "rounds; ratios to float32 paired within rounds; ± is the 95 % t interval.",
         ],
     )
 
@@ -402,7 +456,11 @@ def _titles(shown: Sequence[Alike]) -> list[str]:
     several = len({each.name for each in shown}) > 1
     titles = []
     for each in shown:
-        alike = [o for o in shown if o.name == each.name and o.common.micro_batch_size == each.common.micro_batch_size]
+        alike = [
+            o
+            for o in shown
+            if o.name == each.name and o.common.micro_batch_size == each.common.micro_batch_size
+        ]
         unlike = [
             f"{toggle.name}={getattr(each.common, toggle.name)}"
             for toggle in fields(Toggles)
@@ -438,11 +496,14 @@ FIGURES: dict[str, Callable[[Entry, Entry], str | None]] = {
 """Of a rung, and of that in float32 which it is held to."""
 
 
-# --- What more devices gave ---------------------------------------------------------------------------------------
+# --- What more devices gave
+# ---------------------------------------------------------------------------------------
 
 
 def scaling(boards: Sequence[Scoreboard]) -> Table | None:
-    """The rungs on several devices, and above them those that their efficiency is over; None for less than three."""
+    """The rungs on several devices, and above them those that their efficiency is over; None for less than
+    three.
+    """
     shown = [entry for board in boards for entry in _scaled(board)]
     if len(shown) < 3:  # a scoreboard tells as much of one rung and its reference
         return None
@@ -454,7 +515,9 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
         Column("TPS per device", _tps_per_device, number, drop=3),
         Column("Linear would be", _linear, number),
         Column(
-            "Efficiency", lambda entry: entry.row.efficiency, lambda share: with_interval(percent(share.value), share)
+            "Efficiency",
+            lambda entry: entry.row.efficiency,
+            lambda share: with_interval(percent(share.value), share),
         ),
         Column("Over", lambda entry: entry.row.efficiency_over, words=True, drop=6),
         Column("MFU (bf16)", lambda entry: entry.mfu, drop=2),
@@ -466,9 +529,9 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
         columns=columns,
         rows=shown,
         notes=[
-            "TPS: of all devices together. Linear would be: the TPS of the rung that trains alike on fewer devices, "
-            "named under Over, times as many devices. Efficiency: TPS over that, paired within rounds; ± is the 95 % "
-            "t interval.",
+            "TPS: of all devices together. Linear would be: the TPS of the rung that trains alike on fewer "
+            "devices, named under Over, times as many devices. Efficiency: TPS over that, paired within "
+            "rounds; ± is the 95 % t interval.",
             *ranks_notes(shown),
             *derived_notes(shown),
             sources(shown),
@@ -479,10 +542,16 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
 def _scaled(board: Scoreboard) -> list[Entry]:
     reference = {row.efficiency_over for row in board.rows if row.efficiency_over}
     several = any(row.toggles.world_size > 1 for row in board.rows)
-    return [e for e in entries(board) if several and (e.row.toggles.world_size > 1 or e.row.rung in reference)]
+    return [
+        e for e in entries(board) if several and (e.row.toggles.world_size > 1 or e.row.rung in reference)
+    ]
 
 
 def _linear(entry: Entry) -> float | None:
     fewer = next((each for each in entry.board.rows if each.rung == entry.row.efficiency_over), None)
-    tps = fewer.tps.value / fewer.toggles.world_size * entry.row.toggles.world_size if fewer and fewer.tps else None
+    tps = (
+        fewer.tps.value / fewer.toggles.world_size * entry.row.toggles.world_size
+        if fewer and fewer.tps
+        else None
+    )
     return tps or None

@@ -1,4 +1,6 @@
-"""Scoreboards as one HTML file that needs nothing else: tables that sort, raw samples, pictures, rungs compared."""
+"""Scoreboards as one HTML file that needs nothing else: tables that sort, raw samples, pictures, rungs
+compared.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,8 @@ def page(report: Report) -> str:
     if (together := [*report.opening, *report.cross_run]) or drawn:
         sections.append(Section(title="Side by side", tables=together, pictures=drawn))
     sections += [
-        _section(board, place, tables) for place, (board, tables) in enumerate(zip(boards, report.runs, strict=True))
+        _section(board, place, tables)
+        for place, (board, tables) in enumerate(zip(boards, report.runs, strict=True))
     ]
     sections += [Section(title=table.title, tables=[table]) for table in report.published]
     rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
@@ -73,21 +76,29 @@ def _section(board: Scoreboard, place: int, tables: Sequence[Table]) -> Section:
     return Section(
         title=f"{board.ladder} on {board.environment.machine}",
         tables=tables,
-        pictures=[_picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()],
+        pictures=[
+            _picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()
+        ],
         environment=dumps(board.environment.model_dump(mode="json"), indent=2),
         samples=_samples(board),
     )
 
 
 def _picture(what: str, of: str, svg: str, prefix: str) -> Picture:
-    """An SVG document as a part of the page, in its colours and its font; `prefix` makes ids the picture's own."""
+    """An SVG document as a part of the page, in its colours and its font; `prefix` makes ids the picture's
+    own.
+    """
     drawing = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     drawing = re.sub("<[^>]*>", lambda tag: _tag(tag[0], prefix), drawing)  # tags alone: text stays as it is
-    return Picture(label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(re.sub(r">\s+<", "><", drawing)))
+    return Picture(
+        label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(re.sub(r">\s+<", "><", drawing))
+    )
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """One tag of a picture: without what the page says once, and with two decimals of a point, which nobody sees."""
+    """One tag of a picture: without what the page says once, and with two decimals of a point, which nobody
+    sees.
+    """
     tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
     tag = re.sub(r'font-family: [^;"]*(?:; )?', "", tag)
     tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
@@ -141,6 +152,8 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "run": run,
         "status": row.status,
         "task": {key: workload[key] for key in ("model", "seq_len")},
-        "tps": {f"{repetition} {session}": tps for (repetition, session), tps in tps_by_round(records).items()},
+        "tps": {
+            f"{repetition} {session}": tps for (repetition, session), tps in tps_by_round(records).items()
+        },
         "facts": {name: value if value is None else plain(str(value)) for name, value in facts.items()},
     }

@@ -88,11 +88,13 @@ def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> l
         return ["Nothing is held to these: no rung of ours is ok and of equal maths."]
     size = ours.row.tokens_per_step
     lines = [
-        "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. They start "
-        "from other weights and text, so no losses are compared, and no rung is held to one as the rung before.",
-        f"Ours: {best_name(ours)}, {ours.tps} tokens per second, {size or 0:,} tokens per step. Ratios of tokens per "
-        "second are paired within rounds, ± is the 95 % t interval; memory only where it was found out the same way. "
-        "After its first step ours gave back what only compilation needed; peers keep that.",
+        "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. "
+        "They start from other weights and text, so no losses are compared, and no rung is held to one as "
+        "the rung before.",
+        f"Ours: {best_name(ours)}, {ours.tps} tokens per second, {size or 0:,} tokens per step. Ratios of "
+        "tokens per second are paired within rounds, ± is the 95 % t interval; memory only where it was "
+        "found out the same way. After its first step ours gave back what only compilation needed; peers "
+        "keep that.",
     ]
     if ours.gpu_memory_bytes:
         lines.append(
@@ -100,7 +102,9 @@ def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> l
             f"ours {gib(ours.gpu_memory_bytes)} GiB. Where it is known, memory is held to memory by it."
         )
     if any(each.entry.row.tokens_per_step not in (None, size) for each in found):
-        lines.append("Tokens per step differ: larger steps pay for their optimiser less often; ratios include that.")
+        lines.append(
+            "Tokens per step differ: larger steps pay for their optimiser less often; ratios include that."
+        )
     return [*lines, _claim(ours, found, board)]
 
 
@@ -136,7 +140,9 @@ def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
     if missing := [each for each in found if not each.over]:
         said += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
-        said += " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
+        said += (
+            " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
+        )
     return said
 
 

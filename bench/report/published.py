@@ -1,4 +1,6 @@
-"""Figures of others as tables, and beside our own; always labelled, never in a column that ranks ours. No torch."""
+"""Figures of others as tables, and beside our own; always labelled, never in a column that ranks ours. No
+torch.
+"""
 
 from __future__ import annotations
 
@@ -99,7 +101,9 @@ def _kind(hardware: str) -> str:
 
 
 def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
-    """Our rungs beside those of others of the same name, model, kind and number of devices; None where none are."""
+    """Our rungs beside those of others of the same name, model, kind and number of devices; None where none
+    are.
+    """
     model = board.records[0].workload["model"]
     pairs = [
         (row, figure)
@@ -122,8 +126,8 @@ def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
         columns=columns,
         rows=pairs,
         notes=[
-            "Published figures were measured by others with other code, torch and hardware; rungs are paired by name. "
-            "They rank nothing here."
+            "Published figures were measured by others with other code, torch and hardware; rungs are paired "
+            "by name. They rank nothing here."
         ],
     )
 

@@ -19,7 +19,9 @@ from gpt2.workload import Workload
 
 
 def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggles) -> float | None:
-    """Milliseconds per optimiser step of a rung in older results, provided that these are of the same computation."""
+    """Milliseconds per optimiser step of a rung in older results, provided that these are of the same
+    computation.
+    """
     same = [r for r in board.records if r.rung == rung and Workload(**r.workload) == workload]
     row = next((row for row in board.rows if row.rung == rung), None)
     if row is None or row.tps is None or row.tokens_per_step is None:
@@ -46,11 +48,14 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
     return lines
 
 
-# --- tables -------------------------------------------------------------------------------------------------------
+# --- tables
+# -------------------------------------------------------------------------------------------------------
 
 
 def ceiling_table(ceiling: Ceiling) -> Group:
-    """TFLOP/s by product and number format, and of its gradients' products where measured; the speed of a copy."""
+    """TFLOP/s by product and number format, and of its gradients' products where measured; the speed of a
+    copy.
+    """
     forward = [m for m in ceiling.matmuls if m.role in (None, "forward")]
     gradients = [m for m in ceiling.matmuls if m.role not in (None, "forward")]
     formats = list(dict.fromkeys(m.number_format for m in forward))
@@ -68,7 +73,8 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     in_place = ceiling.update_bytes_per_second
     update = f", change in place {number(in_place / 1e9)} GB/s" if in_place is not None else ""
     notes = [
-        f"{ceiling.chip}{threads}; {ceiling.seconds:.0f} s of measuring. Each rate is of all blocks, not of the best.",
+        f"{ceiling.chip}{threads}; {ceiling.seconds:.0f} s of measuring. Each rate is of all blocks, not of "
+        "the best.",
         f"Memory, read plus written: copy {number(ceiling.copy_bytes_per_second / 1e9)} GB/s{update}.",
         *([_attention(ceiling.attention)] if ceiling.attention else []),
         *(f"{number_format} was not measured: {reason}" for number_format, reason in ceiling.absent.items()),
@@ -81,8 +87,8 @@ def _attention(found: Attention) -> str:
     kernel = f" by {found.kernel}" if found.kernel else ""
     return (
         f"Attention{kernel} in {found.number_format}, {found.B} x {found.n_head} x {found.seq_len:,} x "
-        f"{found.head_dim}, on the causal half: {number(found.flops_per_second / 1e12)} TFLOP/s forward and backward "
-        f"({number(1e3 * found.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
+        f"{found.head_dim}, on the causal half: {number(found.flops_per_second / 1e12)} TFLOP/s forward and "
+        f"backward ({number(1e3 * found.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
     )
 
 
@@ -102,8 +108,9 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
     reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
     if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
         reasons.append(
-            "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with nothing "
-            "else running; or, where parts count at own rates, the rung's kernels are faster than those measured."
+            "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with "
+            "nothing else running; or, where parts count at own rates, the rung's kernels are faster than "
+            "those measured."
         )
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
 

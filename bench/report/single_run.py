@@ -1,4 +1,6 @@
-"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. Imports no torch."""
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -49,33 +51,38 @@ WORK = {
 """Of each kind of gpt2.breakdown.KINDS its title, and when a narrow terminal does without it."""
 WORK_NOTES = (
     Method(
-        "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: the step's "
-        "time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with the others."
+        "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "
+        "the step's time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with "
+        "the others."
     ),
     Method(
-        "On a CPU an operation counts without those within it: batched products as attention, others as products, "
-        "all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as AdamW, others by "
-        "their names, all products as products. Rest: Python, launches and waiting."
+        "On a CPU an operation counts without those within it: batched products as attention, others as "
+        "products, all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as "
+        "AdamW, others by their names, all products as products. Rest: Python, launches and waiting."
     ),
     Method(
-        "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise floor: one "
-        "step per round tells little, so of the others no difference is told."
+        "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise "
+        "floor: one step per round tells little, so of the others no difference is told."
     ),
     Method(
-        "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but what lies "
-        "between the products of explicit and blocks (softmax, masks, exponentials) is other operations or compiled."
+        "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but "
+        "what lies between the products of explicit and blocks (softmax, masks, exponentials) is other "
+        "operations or compiled."
     ),
 )
 
 GPU_NOTE = Method(
-    "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; kernels that "
-    "take longer than that overlap, and leave no rest. Where power holds the clock down, the profiled step, which "
-    "follows a pause, is faster than those of the window, and the rest holds that, too."
+    "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; "
+    "kernels that take longer than that overlap, and leave no rest. Where power holds the clock down, the "
+    "profiled step, which follows a pause, is faster than those of the window, and the rest holds that, too."
 )
 
 
-def tables(board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()) -> list[Table]:
-    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where known.
+def tables(
+    board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()
+) -> list[Table]:
+    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where
+    known.
 
     figures: of others, of which those of like rungs are shown beside.
     """
@@ -126,12 +133,23 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
             drop=7,
         ),
         Column(
-            "Efficiency", lambda row: row.efficiency, _share_with_interval, key="efficiency", interval=True, drop=11
+            "Efficiency",
+            lambda row: row.efficiency,
+            _share_with_interval,
+            key="efficiency",
+            interval=True,
+            drop=11,
         ),
         Column(f"MFU (bf16{peak})", lambda row: row.mfu, percent, key="mfu_bf16", drop=10),
         Column(f"MFU (own format{peak})", lambda row: row.mfu_own, percent, key="mfu_own_format", drop=5),
         Column("HFU", lambda row: row.hfu, percent, key="hfu_bf16", drop=4),
-        Column("Of measured ceiling", lambda row: row.ceiling_share, percent, key="share_of_measured_ceiling", drop=6),
+        Column(
+            "Of measured ceiling",
+            lambda row: row.ceiling_share,
+            percent,
+            key="share_of_measured_ceiling",
+            drop=6,
+        ),
         Column("", lambda row: (m := found[row.index]) and m.flops_per_token, key="flops_per_token"),
         Column("", lambda row: (m := found[row.index]) and m.flops_formula, key="flops_formula"),
         Column("", lambda row: (m := found[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
@@ -154,7 +172,12 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
             drop=9,
         ),
         Column("", lambda row: row.joules_per_token, key="joules_per_token"),
-        Column("Hours to 10B tokens", lambda row: hours_to_10b(row.tps.value) if row.tps else None, number, drop=2),
+        Column(
+            "Hours to 10B tokens",
+            lambda row: hours_to_10b(row.tps.value) if row.tps else None,
+            number,
+            drop=2,
+        ),
         Column("Status", status_of, words=True),
     ]
 
@@ -207,16 +230,18 @@ def _timing(board: Scoreboard) -> Table | None:
     rows = timing(board)
     notes: list[str] = [
         Method(
-            "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and weights. "
-            "First step: with compilation where there is any; warm: with the compiler cache of an earlier round. "
-            "Steps: those of all windows together, by the device's own clock where it has one; their spread tells how "
-            "evenly the machine ran, not how certain a mean is. Saved: by the medians, where both steps have as many "
-            "tokens; how certain that is, the scoreboard's ratio tells. Making batches: the host's share of the "
-            "window; a GPU works meanwhile on what is queued."
+            "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and "
+            "weights. First step: with compilation where there is any; warm: with the compiler cache of an "
+            "earlier round. Steps: those of all windows together, by the device's own clock where it has "
+            "one; their spread tells how evenly the machine ran, not how certain a mean is. Saved: by the "
+            "medians, where both steps have as many tokens; how certain that is, the scoreboard's ratio "
+            "tells. Making batches: the host's share of the window; a GPU works meanwhile on what is queued."
         )
     ]
     if any(each.external for each in rows):
-        notes.append("External rungs: start-up is until the first progress line, first step and compilation included.")
+        notes.append(
+            "External rungs: start-up is until the first progress line, first step and compilation included."
+        )
     shown: list[Column[Timing]] = [
         Column("Rung", lambda each: each.rung, words=True),
         Column("Start-up (s)", lambda each: each.startup, number),
@@ -286,7 +311,9 @@ def spent(board: Scoreboard) -> Table | None:
         return None
     shown: list[Column[Spent]] = [
         Column("Rung", lambda each: each.rung, words=True),
-        Column("Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds),
+        Column(
+            "Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds
+        ),
     ]
     for kind, (title, drop) in WORK.items():
         shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))

@@ -1,4 +1,6 @@
-"""A table: its columns, its rows and its notes, as Markdown and for a terminal of any width. Imports no torch."""
+"""A table: its columns, its rows and its notes, as Markdown and for a terminal of any width. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ NOTES_TITLE = "Notes to several tables"
 
 @dataclass(frozen=True)
 class Column(Generic[Kind]):
-    """What a table tells of each of its rows, and how it is laid out. A column of nothing but dashes is left out."""
+    """What a table tells of each of its rows, and how it is laid out. A column of nothing but dashes is left
+    out.
+    """
 
     title: str
     """Empty for what stands in exports only."""
@@ -62,7 +66,9 @@ class Column(Generic[Kind]):
 
 
 class Method(str):
-    """A note on how figures are made, that may stand elsewhere than beneath its table; others are of these figures."""
+    """A note on how figures are made, that may stand elsewhere than beneath its table; others are of these
+    figures.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,10 +140,16 @@ class Table:
     def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
         """Widths of the columns that fit, by place, and the titles of those that do not.
 
-        A cell breaks between words only, unless one is longer than LONGEST or not even the last few columns fit.
+        A cell breaks between words only, unless one is longer than LONGEST or not even the last few columns
+        fit.
         """
-        cells = {place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown}
-        words = {place: [word for cell in column for word in WHOLE.findall(cell)] for place, column in cells.items()}
+        cells = {
+            place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown
+        }
+        words = {
+            place: [word for cell in column for word in WHOLE.findall(cell)]
+            for place, column in cells.items()
+        }
         least = {place: min(LONGEST, max(map(cell_len, each))) for place, each in words.items()}
         most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
         left = []
@@ -154,8 +166,12 @@ class Table:
 
 
 def gathered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
-    """The tables without the notes on method that others have too, to which they refer by number, and these notes."""
-    counts = Counter(note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, Method))
+    """The tables without the notes on method that others have too, to which they refer by number, and these
+    notes.
+    """
+    counts = Counter(
+        note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, Method)
+    )
     numbers = {note: n for n, note in enumerate((note for note in counts if counts[note] > 1), start=1)}
     return [_referring(table, numbers) for table in tables], list(numbers)
 

@@ -55,10 +55,22 @@ PUBLISHED_RUNS = (
     ),
     PublishedRun(
         **{"source": POST, "model": "gpt2-xl", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
-        **{"products": "bfloat16", "steps": 9_500, "tokens": 10**10, "minutes": 582, "tps": 320_000, "mfu": 0.4194},
+        **{
+            "products": "bfloat16",
+            "steps": 9_500,
+            "tokens": 10**10,
+            "minutes": 582,
+            "tps": 320_000,
+            "mfu": 0.4194,
+        },
     ),
     PublishedRun(
-        **{"source": "high-performance-gpt2-cuda", "model": "gpt2", "corpus": "fineweb", "hardware": "8 x A100 40GB"},
+        **{
+            "source": "high-performance-gpt2-cuda",
+            "model": "gpt2",
+            "corpus": "fineweb",
+            "hardware": "8 x A100 40GB",
+        },
         **{"products": "bfloat16", "steps": 18_865, "tokens": 10**10, "minutes": 107, "tps": 1_590_000},
         val_loss=3.2,
     ),
@@ -160,7 +172,9 @@ def load(folders: Sequence[Path]) -> list[LongRun]:
         except MetricsError as error:
             raise RecordError(str(error)) from None
         except OSError as error:
-            raise RecordError(f"{folder} holds no run of gpt2 train ({error.strerror}: {error.filename})") from None
+            raise RecordError(
+                f"{folder} holds no run of gpt2 train ({error.strerror}: {error.filename})"
+            ) from None
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
         found.append(LongRun(name=name, folder=folder, run=run, events=events))
@@ -173,8 +187,8 @@ def _check(events: Sequence[Event], path: Path) -> None:
         for key, is_right in NEEDED.get(event.kind, {}).items():
             if not is_right(event.values.get(key)):
                 raise RecordError(
-                    f"{path} is damaged: {key!r} of the {event.kind!r} at step {event.step} is missing, or not what "
-                    "it should be"
+                    f"{path} is damaged: {key!r} of the {event.kind!r} at step {event.step} is missing, or "
+                    "not what it should be"
                 )
 
 
@@ -193,21 +207,27 @@ def tables(runs: Sequence[LongRun]) -> list[Table]:
 def _learnt(runs: Sequence[LongRun]) -> Table:
     published = [each for each in PUBLISHED_RUNS if each.like(runs)]
     notes = [
-        f"Losses in nats per token; the training loss is the mean of the last {SMOOTHED} steps. Losses on unlike "
-        "corpora do not compare. Loader: the share of the steps' time that was spent waiting for batches.",
-        "Time: of all legs, evaluations, checkpoints and compilation included, which tokens per second are without.",
+        f"Losses in nats per token; the training loss is the mean of the last {SMOOTHED} steps. Losses on "
+        "unlike corpora do not compare. Loader: the share of the steps' time that was spent waiting for "
+        "batches.",
+        "Time: of all legs, evaluations, checkpoints and compilation included, which tokens per second are "
+        "without.",
     ]
     if made := [line for run in runs if (line := _made_by(run))]:
         notes.append(f"Code: {'; '.join(made)}.")
     if published:
         notes.append(
-            "Published: what others say of a training of the same model on the same corpus; not measured here."
+            "Published: what others say of a training of the same model on the same corpus; not measured "
+            "here."
         )
     return Table(title="Long runs", columns=LEARNT, rows=runs, beneath=published, notes=notes)
 
 
 def _where(run: LongRun) -> str | None:
-    return "; ".join(sorted({f"{leg.values['devices']} x {leg.values['chip']}" for leg in run.of("leg")})) or None
+    return (
+        "; ".join(sorted({f"{leg.values['devices']} x {leg.values['chip']}" for leg in run.of("leg")}))
+        or None
+    )
 
 
 def _of_steps(run: LongRun, key: str) -> list[float]:
@@ -281,7 +301,8 @@ def _lowest(vals: Sequence[Event]) -> float | None:
         loss_of(event)
         for event in vals
         if all(
-            event.values.get(key) in (last.get(key), None) or last.get(key) is None  # older versions kept no sha256
+            event.values.get(key) in (last.get(key), None)
+            or last.get(key) is None  # older versions kept no sha256
             for key in ("corpus", "sha256", "tokens")
         )
     ]
@@ -297,17 +318,24 @@ def _made_by(run: LongRun) -> str | None:
 
 def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
     """All of one style: the other's figures stand in a table of their own."""
-    last = {run.name: event for run in runs for event in run.of("hellaswag") if event.values["style"] == style}
+    last = {
+        run.name: event for run in runs for event in run.of("hellaswag") if event.values["style"] == style
+    }
     rows = [(run, last[run.name]) for run in runs if run.name in last]
     models = {run.workload["model"] for run in runs}
     columns: list[Column[tuple[LongRun, Event]]] = [
-        Column("Run", lambda each: each[0].name, beneath=lambda each: f"{each.model} ({each.source})", words=True),
+        Column(
+            "Run", lambda each: each[0].name, beneath=lambda each: f"{each.model} ({each.source})", words=True
+        ),
         Column("Model", lambda each: each[0].workload["model"], beneath=lambda each: each.model, words=True),
         Column("Corpus", lambda each: each[0].corpus, beneath=lambda each: each.corpus, words=True),
         Column("Step", lambda each: each[1].step, "{:,}".format),
         Column("acc", lambda each: each[1].values["acc"], "{:.4f}".format, beneath=lambda each: each.acc),
         Column(
-            "acc_norm", lambda each: each[1].values["acc_norm"], "{:.4f}".format, beneath=lambda each: each.acc_norm
+            "acc_norm",
+            lambda each: each[1].values["acc_norm"],
+            "{:.4f}".format,
+            beneath=lambda each: each.acc_norm,
         ),
         Column(
             "Source",
@@ -338,11 +366,15 @@ def _samples(runs: Sequence[LongRun]) -> Table | None:
 
 
 def reference_lines(runs: Sequence[LongRun], style: str) -> list[tuple[str, float, float]]:
-    """Models and the lowest and highest acc_norm published of OpenAI's weights: of these runs' sizes, and gpt2-xl."""
+    """Models and the lowest and highest acc_norm published of OpenAI's weights: of these runs' sizes, and
+    gpt2-xl.
+    """
     models = dict.fromkeys([*(run.workload["model"] for run in runs), "gpt2-xl"])
     lines = []
     for model in models:
-        webtext = [each for each in PUBLISHED if (each.corpus, each.style, each.model) == ("webtext", style, model)]
+        webtext = [
+            each for each in PUBLISHED if (each.corpus, each.style, each.model) == ("webtext", style, model)
+        ]
         if shares := [each.acc_norm for each in webtext if each.acc_norm is not None]:
             lines.append((model, min(shares), max(shares)))
     return lines

@@ -32,7 +32,8 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
             best["name"] = f"best {best['name']}"[:LONGEST_NAME]
         rungs.append(best)
     workload = asdict(ladder.workload)
-    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this one.
+    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this
+    # one.
     own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]
     content = {
         "name": f"{ladder.name[:80]}-best-{own}",
@@ -69,7 +70,9 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
     return f"{winner.rung}: {tps}{over}, the most of {among} {where}, by which it won{apart}."
 
 
-def _rung(name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None) -> dict[str, Any]:
+def _rung(
+    name: str, before: Toggles, now: Toggles, ladder: Ladder, expect: str | None = None
+) -> dict[str, Any]:
     derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
     was = asdict(before)
     changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}

@@ -18,14 +18,16 @@ def combine(
 ) -> Measurement:
     """One Measurement from the windows and losses of all ranks, rank 0 first.
 
-    nodes: machines, each with as many of the ranks, in order. facts: those of its fields that no rank measures.
+    nodes: machines, each with as many of the ranks, in order. facts: those of its fields that no rank
+    measures.
     """
     slowest = max(windows, key=lambda window: sum(window.block_seconds))
     first = windows[0]
     return Measurement(
         block_steps=first.block_steps,
         block_seconds=slowest.block_seconds,
-        block_lost_seconds=[round(max(each), 6) for each in zip(*map(_lost_seconds, windows), strict=True)] or None,
+        block_lost_seconds=[round(max(each), 6) for each in zip(*map(_lost_seconds, windows), strict=True)]
+        or None,
         stood_still=stood_still([window.blocks for window in windows]),
         set_aside_block_seconds=[
             max(block.seconds for block in of_ranks)
@@ -53,7 +55,10 @@ def combine(
         chips_after=_used(first, 1),
         other_cores=_other_cores([window.cpu for window in windows if window.cpu], nodes),
         data_wait_seconds=max(window.data_wait_seconds for window in windows),
-        ranks=[Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes) for window in windows],
+        ranks=[
+            Rank(block_seconds=window.block_seconds, peak_memory_bytes=window.memory.bytes)
+            for window in windows
+        ],
         **facts,
     )
 

@@ -37,7 +37,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"autocast": "bfloat16"},
     "float16": {"autocast": "float16"},
 }
-"""Number formats of products, and the toggles that choose them, by which a device says whether it has them."""
+"""Number formats of products, and the toggles that choose them, by which a device says whether it has them.
+"""
 
 PROBE = 1024
 """Side of the small square that is timed first, to know what the rest will take."""
@@ -45,13 +46,15 @@ SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 SQUARE_SECONDS = 4.0
 """Of SQUARES the two largest are measured that take at most this many times `seconds` in float32."""
 LONGEST_SECONDS = 20.0
-"""A product that would take more than this many times `seconds` is left out: a format emulated on an old CPU."""
+"""A product that would take more than this many times `seconds` is left out: a format emulated on an old CPU.
+"""
 HOPELESS = 4.0
 """float16 is left out where it is this many times slower than float32: such a CPU has no units for it."""
 BLOCKS = 5
 """About as many blocks make up `seconds`."""
 LONGEST_SEQUENCE = 1024
-"""Tokens of a sequence of the attention that is measured, where the micro-batch and the model have as many."""
+"""Tokens of a sequence of the attention that is measured, where the micro-batch and the model have as many.
+"""
 COPY_BYTES = 2**30
 """Of the tensor copied, where a sixteenth of memory is as much: two of them fit into hardly any cache."""
 
@@ -72,12 +75,13 @@ def measure_ceiling(
 ) -> Ceiling:
     """Sustained rates of GPT-2's products and attention, of large squares and of memory.
 
-    Each is heated up and timed for `seconds`. Forward products and squares are measured in each number format; the
-    gradients' products and attention only in the one to train in, which would else take a CPU several times as long.
+    Each is heated up and timed for `seconds`. Forward products and squares are measured in each number
+    format; the gradients' products and attention only in the one to train in, which would else take a CPU
+    several times as long.
 
-    tokens: of one micro-batch, the products' m. threads: only noted. copy_bytes: of one tensor.
-    The squares follow from `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12
-    to 0.9 TFLOP/s at 0.3 s, up to 16384 on a GPU; a smaller `seconds` takes smaller ones.
+    tokens: of one micro-batch, the products' m. threads: only noted. copy_bytes: of one tensor. The squares
+    follow from `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12 to 0.9
+    TFLOP/s at 0.3 s, up to 16384 on a GPU; a smaller `seconds` takes smaller ones.
     """
     start = time.perf_counter()
     with _precision_restored(device):
@@ -85,8 +89,8 @@ def measure_ceiling(
         trained_in = _training_format(rates)
         matmuls: list[Matmul] = []
         for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
-            # The weight lies as torch.nn.Linear keeps it, (n, k). Normal values: zeros would draw less power, and
-            # let a GPU clock higher, than training does.
+            # The weight lies as torch.nn.Linear keeps it, (n, k). Normal values: zeros would draw less power,
+            # and let a GPU clock higher, than training does.
             x = torch.randn(m, k, device=device.torch_device)
             w = torch.randn(n, k, device=device.torch_device)
             for number_format, rate in rates.items():
@@ -117,7 +121,8 @@ def measure_ceiling(
 
 
 def sustained(work: Callable[[], object], device: Device, seconds: float, clock: Clock) -> float:
-    """Seconds per call of `work`, over all blocks of at least `seconds`; the device is waited for at block ends only.
+    """Seconds per call of `work`, over all blocks of at least `seconds`; the device is waited for at block
+    ends only.
 
     Before that it runs for `seconds` unmeasured, so that clocks and caches are those of steady work.
     """
@@ -145,7 +150,9 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
             if took < seconds / BLOCKS:
                 calls *= 2
         timed = blocks(calls)
-        if standstills(timed):  # the process was stopped, or the machine slept: such time is not the product's
+        if standstills(
+            timed
+        ):  # the process was stopped, or the machine slept: such time is not the product's
             timed = blocks(calls)
     return sum(each.seconds for each in timed) / (calls * len(timed))
 
@@ -191,7 +198,9 @@ def _dtype(number_format: str) -> torch.dtype:
     return torch.float32 if number_format == "tf32" else getattr(torch, number_format)
 
 
-def _rate(a: torch.Tensor, b: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock) -> float:
+def _rate(
+    a: torch.Tensor, b: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock
+) -> float:
     """FLOP/s of a (m, k) by b (k, n) in a number format."""
     device.set_matmul_precision("high" if number_format == "tf32" else "highest")
     a, b = a.to(_dtype(number_format)), b.to(_dtype(number_format))
@@ -298,7 +307,9 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
     return rates, absent
 
 
-def _shapes(tokens: int, config: GPT2Config, float32_rate: float, seconds: float) -> list[tuple[str, int, int, int]]:
+def _shapes(
+    tokens: int, config: GPT2Config, float32_rate: float, seconds: float
+) -> list[tuple[str, int, int, int]]:
     """(name, m, k, n) of the products to measure."""
     layers = [(layer.name, tokens, layer.k, layer.padded_n) for layer in linear_layers(config)]
     quick = [size for size in SQUARES if 2 * size**3 <= float32_rate * SQUARE_SECONDS * seconds]
@@ -306,7 +317,9 @@ def _shapes(tokens: int, config: GPT2Config, float32_rate: float, seconds: float
 
 
 def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tuple[float, float]:
-    """Bytes per second, read plus written, of copying a tensor of about `size` bytes and of changing it in place."""
+    """Bytes per second, read plus written, of copying a tensor of about `size` bytes and of changing it in
+    place.
+    """
     # Values that differ, and all of them written: the pages of torch.zeros would be one and the same page.
     piece = torch.randn(2**16, device=device.torch_device)
     source = piece.repeat(max(1, size // piece.nbytes))
@@ -320,17 +333,22 @@ def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tu
     return 2 * source.nbytes / copy, 2 * source.nbytes / update
 
 
-# --- as a process -------------------------------------------------------------------------------------------------
+# --- as a process
+# -------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
     """Returns 0 when the ceiling was measured, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ceiling", description="Measure what this machine sustains.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.ceiling", description="Measure what this machine sustains."
+    )
     parser.add_argument("--device", required=True, help="cpu, cuda, mps or xla")
     parser.add_argument("--threads", type=int, help="of a CPU; default: its physical cores")
     parser.add_argument("--tokens", type=int, required=True, help="of one micro-batch")
     parser.add_argument("--model", required=True, choices=list(PRESETS), help="whose shapes to measure")
-    parser.add_argument("--seconds", type=float, default=0.3, help="of timing per product, after as much heating up")
+    parser.add_argument(
+        "--seconds", type=float, default=0.3, help="of timing per product, after as much heating up"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     arguments = parser.parse_args()
     toggles = Toggles(device=arguments.device, threads=arguments.threads or "default")

@@ -1,4 +1,6 @@
-"""The commands of a run's processes, which whoever reads a record can paste to run one again. Imports no torch."""
+"""The commands of a run's processes, which whoever reads a record can paste to run one again. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ class Options:
 
 
 def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
-    """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share it."""
+    """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share
+    it.
+    """
     toggles = task.rung.toggles
     command = ["-m", "bench.worker", str(ladder.path), task.rung.base or task.rung.name]
     kind = "sweep" if task.rung.base else task.kind
@@ -49,7 +53,12 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command.append("--losses")
     if toggles.processes > 1:
         alone = ["--standalone", "--nproc-per-node", str(toggles.processes)]
-        command = ["-m", "torch.distributed.run", *(part.arguments(toggles.processes) if part else alone), *command]
+        command = [
+            "-m",
+            "torch.distributed.run",
+            *(part.arguments(toggles.processes) if part else alone),
+            *command,
+        ]
     if options.data:
         command += ["--data", str(options.data)]
     overrides = list(options.overrides)
@@ -79,7 +88,8 @@ def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
 
 
 MOST_TOKENS = 16384
-"""Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already."""
+"""Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already.
+"""
 
 
 def ceiling_command(ladder: Ladder, device: str) -> list[str]:
@@ -98,11 +108,16 @@ TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
 
 
 def anonymous(text: str) -> str:
-    """Without the names of this host and of the places where this user keeps his files: results are to be shared."""
+    """Without the names of this host and of the places where this user keeps his files: results are to be
+    shared.
+    """
     text = TORCHRUNS_HOST.sub(r"\1HOST", text)
     host = socket.gethostname()
     if host not in ("", "localhost"):
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
-    for place, name in ((str(Path.cwd()), "."), (os.path.expanduser("~"), "~")):  # itself where there is no home
+    for place, name in (
+        (str(Path.cwd()), "."),
+        (os.path.expanduser("~"), "~"),
+    ):  # itself where there is no home
         text = text.replace(place, name) if len(place) > 1 else text
     return text

@@ -44,14 +44,17 @@ class Watcher(Protocol):
 
 
 SAFE_PATH = "-P"
-"""Python's option by which no bench.py or torch.py of the working directory is run in place of the right one."""
+"""Python's option by which no bench.py or torch.py of the working directory is run in place of the right one.
+"""
 GPU_SECONDS = 1.0
 """Between looks at the GPUs during a window."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observed:
-    """How a task ended on this node, and what the machine did before, within and after it; null: it never began."""
+    """How a task ended on this node, and what the machine did before, within and after it; null: it never
+    began.
+    """
 
     outcome: Outcome
     exit_code: int | None = None
@@ -90,7 +93,9 @@ class Processes:
         except Exception as error:
             if (outcome := said(self._out(task))) is None:
                 raise
-            lacking = f"what surrounded the process could not be recorded ({cause(error)}); what it measured stands"
+            lacking = (
+                f"what surrounded the process could not be recorded ({cause(error)}); what it measured stands"
+            )
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, lacking]})
             return self._record(task, started, 1, Observed(outcome=outcome), bare=True)
 
@@ -102,18 +107,26 @@ class Processes:
         nodes = 1
         missing = self.asked.missing.get(task.rung.toggles.device) if task.rung.external else None
         if missing:  # a peer would say so at length
-            return self._record(task, started, nodes, Observed(outcome=Outcome(status="unsupported", error=missing)))
+            return self._record(
+                task, started, nodes, Observed(outcome=Outcome(status="unsupported", error=missing))
+            )
         try:
             if self.team:
                 nodes = self._nodes(task, self.team)
-            seen = self._jointly(task, nodes, self.team) if self.team and nodes > 1 else self.observe(task, self.stop)
+            seen = (
+                self._jointly(task, nodes, self.team)
+                if self.team and nodes > 1
+                else self.observe(task, self.stop)
+            )
         except UnsupportedToggle as error:
             seen = Observed(outcome=Outcome(status="unsupported", error=str(error)))
         return self._record(task, started, nodes, seen)
 
     def not_begun(self, cut: Cut) -> Record:
         """The record of a process that there was no time for."""
-        seen = Observed(outcome=Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why))
+        seen = Observed(
+            outcome=Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why)
+        )
         return self._record(cut.task, datetime.now(UTC).isoformat(timespec="seconds"), 1, seen)
 
     def _nodes(self, task: Task, team: Team) -> int:
@@ -131,7 +144,9 @@ class Processes:
         outcome = joint.conclude(seen.outcome)
         if shared := sorted(team.shared.intersection(range(nodes))):
             who = ", ".join(map(str, [0, *shared]))
-            one = f"nodes {who} are one machine and share its cores: this is not the speed of several machines"
+            one = (
+                f"nodes {who} are one machine and share its cores: this is not the speed of several machines"
+            )
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, one]})
         return replace(seen, outcome=outcome)
 
@@ -187,7 +202,8 @@ class Processes:
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
         """The environment of a task's processes on this node."""
-        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a folder.
+        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a
+        # folder.
         kept = self.options.compile_cache
         return {
             **os.environ,
@@ -200,10 +216,13 @@ class Processes:
         }
 
     def _compiled(self, task: Task) -> str:
-        """A name for what a task compiles, which another model, other toggles or another torch does not share."""
+        """A name for what a task compiles, which another model, other toggles or another torch does not
+        share.
+        """
         version = self.asked.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        # A control shares its rung's only where code is kept to save time: else both compile, and so are alike.
+        # A control shares its rung's only where code is kept to save time: else both compile, and so are
+        # alike.
         kind = task.kind.replace("control", "cumulative") if self.options.compile_cache else task.kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
@@ -294,11 +313,15 @@ def _by_the_c_library(toggles: Toggles) -> bool:
 
 
 def _under_load(during: list[State], after: State) -> State:
-    """The state after a process, but its GPUs as they were at work; others' processes are told from its own then."""
+    """The state after a process, but its GPUs as they were at work; others' processes are told from its own
+    then.
+    """
     if not during:
         return after
     others = {gpu.index: gpu.other_processes for gpu in after.gpus}
-    gpus = [gpu.model_copy(update={"other_processes": others.get(gpu.index)}) for gpu in _together(during).gpus]
+    gpus = [
+        gpu.model_copy(update={"other_processes": others.get(gpu.index)}) for gpu in _together(during).gpus
+    ]
     return after.model_copy(update={"gpus": gpus})
 
 

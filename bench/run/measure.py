@@ -25,14 +25,17 @@ from gpt2.train import Step
 T = TypeVar("T")
 
 Progress = Callable[[str, int, float | None], None]
-"""Called with the phase, the steps so far and the tokens per second of the last block, the clock not running."""
+"""Called with the phase, the steps so far and the tokens per second of the last block, the clock not running.
+"""
 
 MOST_WARMUP_STEPS = 100
 """Warm-up ends here even if something still compiles; the report then flags the rung as recompiled."""
 
 
 class Collections:
-    """Counts what Python's garbage collector does while this is entered: it stops the thread that feeds the device."""
+    """Counts what Python's garbage collector does while this is entered: it stops the thread that feeds the
+    device.
+    """
 
     def __init__(self) -> None:
         self.count = 0
@@ -118,15 +121,17 @@ def measure(
 
     A window within which the process stood still, for the system stopped it or slept, is taken once more, if
     has_time() says of its seconds that there are as many left; keep() is given the first one before that.
-    gpu_memory: bytes that the process has taken of the whole GPU by now.
-    agree: gives every rank the largest of the ranks' values, so that all take as many steps. pulse: one that is
-    entered; without it nobody looks whether the process stood still.
+    gpu_memory: bytes that the process has taken of the whole GPU by now. agree: gives every rank the largest
+    of the ranks' values, so that all take as many steps. pulse: one that is entered; without it nobody looks
+    whether the process stood still.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
 
     def pull(count: int) -> tuple[Instant, list[float]]:
-        """Take `count` steps; returns the time until the device has finished them, and the seconds of each step."""
+        """Take `count` steps; returns the time until the device has finished them, and the seconds of each
+        step.
+        """
         start, marks = Instant.now(pulse, clock), [device.mark()]
         for _ in range(count):
             history.append(next(steps))
@@ -163,8 +168,8 @@ def measure(
         device.reset_peak_memory()
         chips, launched = device.use(), device.launches()
         energy, cpu = device.energy_joules(), cpu_times()
-        # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would end one
-        # rank in the middle of a step and leave the others waiting for it.
+        # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would
+        # end one rank in the middle of a step and leave the others waiting for it.
         with Collections() as collections:
             while len(blocks) < protocol.blocks:
                 lasted = sum(block.seconds for block in blocks)
@@ -199,7 +204,9 @@ def measure(
         )
 
     measured = window([])
-    stood_still = agree(float(bool(standstills(measured.blocks)))) > 0  # on any rank, so that all measure again
+    stood_still = (
+        agree(float(bool(standstills(measured.blocks)))) > 0
+    )  # on any rank, so that all measure again
     # What compiled within the window is for the report to tell, and compilers are not this process.
     compiled = agree(float(measured.recompiles)) > 0
     if stood_still and not compiled and not agree(float(not has_time(sum(measured.block_seconds)))):
@@ -246,7 +253,9 @@ def more_losses(
     while len(window.history) < wanted:
         if progress:
             progress("losses", len(window.history), None)
-        window.history.extend(islice(steps, min(max(window.block_steps or 1, 10), wanted - len(window.history))))
+        window.history.extend(
+            islice(steps, min(max(window.block_steps or 1, 10), wanted - len(window.history)))
+        )
         device.synchronize()
 
 

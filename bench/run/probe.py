@@ -43,7 +43,9 @@ class Answer(BaseModel):
     """Kinds of device that were looked for and are not here, with the reason."""
 
 
-def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False) -> Answer:
+def probe(
+    device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False
+) -> Answer:
     """Ask in a child process; without a ladder about the machine only. Raises ProbeError.
 
     ablate: whether to tell the memory of toggles alone and left out, too.
@@ -58,7 +60,9 @@ def probe(device: str, ladder: Path | None = None, overrides: Sequence[str] = ()
         command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     if answer.returncode:
-        raise ProbeError(f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}")
+        raise ProbeError(
+            f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}"
+        )
     return Answer.model_validate_json(answer.stdout)
 
 
@@ -76,7 +80,9 @@ def main() -> None:
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
     try:
         missing: dict[str, str] = {}
-        device = _first_here(dict.fromkeys([arguments.device, *others]), missing)  # XLA aborts at a second attempt
+        device = _first_here(
+            dict.fromkeys([arguments.device, *others]), missing
+        )  # XLA aborts at a second attempt
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}

@@ -13,7 +13,17 @@ from pathlib import Path
 
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Difference, Environment, differences
-from bench.records.record import BLANK, NUL, RUNGS, Record, RecordError, not_of_one_run, read, results_files, torn
+from bench.records.record import (
+    BLANK,
+    NUL,
+    RUNGS,
+    Record,
+    RecordError,
+    not_of_one_run,
+    read,
+    results_files,
+    torn,
+)
 
 
 class ResumeError(Exception):
@@ -31,11 +41,12 @@ def unfinished(
     ablate: bool = False,
     lacks: Callable[[Sequence[Record]], bool],
 ) -> Path:
-    """The newest results file of this ladder that this run can go on with; before complete ones, one that lacks some.
+    """The newest results file of this ladder that this run can go on with; before complete ones, one that
+    lacks some.
 
-    chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do after some
-    records. Raises ResumeError where there is none; where only others are there, it says how the newest, one of this
-    machine before those of others, differs.
+    chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do
+    after some records. Raises ResumeError where there is none; where only others are there, it says how the
+    newest, one of this machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
     for path in results_files(out, f"{ladder.file_name}-"):
@@ -45,7 +56,9 @@ def unfinished(
                 found.append((path, records))
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
-    found.sort(key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True)
+    found.sort(
+        key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True
+    )
     reasons: list[str] = []
     complete: list[Path] = []
     for path, records in found:
@@ -65,7 +78,8 @@ def unfinished(
         what, there, now = differences[0]
         reason = f"{what} was {there} and is {now}"
         reasons.append(
-            f"{path}: cannot go on with it: {reason}; repeat that run's options, or leave out --resume to start anew"
+            f"{path}: cannot go on with it: {reason}; repeat that run's options, or leave out --resume to "
+            "start anew"
         )
     if complete:
         return complete[0]
@@ -131,7 +145,9 @@ def _asked(
 
 
 def repair(path: Path) -> None:
-    """Let the next record begin a line of its own: a last line that is cut off goes, a whole one gets its end."""
+    """Let the next record begin a line of its own: a last line that is cut off goes, a whole one gets its
+    end.
+    """
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
     last = content[end:].rstrip(NUL)  # which a crash of the machine leaves

@@ -29,10 +29,12 @@ def measure(
 ) -> tuple[Path, Record]:
     """Measure in a process of its own; gives the results file and its only record.
 
-    ladder: whose shapes are measured; GPT-2 124M at 1,024 tokens by default. device: default, that of its last rung,
-    else cpu. Raises ProbeError, RunError or OSError.
+    ladder: whose shapes are measured; GPT-2 124M at 1,024 tokens by default. device: default, that of its
+    last rung, else cpu. Raises ProbeError, RunError or OSError.
     """
-    ladder = ladder or Ladder(path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=())
+    ladder = ladder or Ladder(
+        path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=()
+    )
     device = device or (ladder.rungs[-1].toggles.device if ladder.rungs else "cpu")
     if device not in DEVICES:
         raise RunError(f"--device: {device}: is not one of {', '.join(DEVICES)}; choose one of them")
@@ -42,7 +44,9 @@ def measure(
     task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
     with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
-        record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(task)
+        record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(
+            task
+        )
         if record.status == "unsupported":
             raise RunError(f"--{record.error}")
         append(path, record)
@@ -61,6 +65,10 @@ def measured(ladder: Ladder, results: Path, machine: str) -> tuple[Scoreboard | 
     if board is None or board.source is None:
         return (
             None,
-            f"Measured: nothing of {ladder.name} on this machine in {results.as_posix()}; bench run measures it.",
+            f"Measured: nothing of {ladder.name} on this machine in {results.as_posix()}; bench run measures "
+            "it.",
         )
-    return board, f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today."
+    return (
+        board,
+        f"Measured: {board.source.as_posix()}, where workload and toggles are those of the ladder today.",
+    )

@@ -89,20 +89,26 @@ class Rounds(Schedule):
                 continue
             known = ratios(scoreboard(records)) if protocol.until is not None else []
             # Of the ratios the widths only play a part, never the values.
-            if protocol.until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, protocol.until):
+            if (
+                protocol.until is None
+                or repetition >= MOST_ROUNDS_UNTIL
+                or narrow_enough(known, protocol.until)
+            ):
                 yield from self.closing(repetition)
                 return
             widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
-            wide = f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
+            wide = (
+                f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
+            )
             note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
 
 def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], Plan] | None = None) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    plan: makes what says which processes, where that is not each rung in rounds. Raises LadderError, DataError,
-    ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C or SIGTERM ends the
-    process that runs, records it as interrupted and returns what there is.
+    plan: makes what says which processes, where that is not each rung in rounds. Raises LadderError,
+    DataError, ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C
+    or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
     """
     rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
     if options.ablate and options.rungs:
@@ -113,7 +119,9 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
     plan = plan or partial(Rounds, ladder, rungs, options.ablate)
     schedule = plan()
     swept = rungs[0].base is not None  # whose file knows nothing of these candidates
-    asked = probe(rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate)
+    asked = probe(
+        rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate
+    )
     machine = asked.environment
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
@@ -153,7 +161,15 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
             watcher.note(f"going on with {path}, which holds {len(records)} processes")
         standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()
         one = Processes(
-            ladder, options, Path(scratch), path.stem, asked, watcher, standing=standing, stop=ending, team=team
+            ladder,
+            options,
+            Path(scratch),
+            path.stem,
+            asked,
+            watcher,
+            standing=standing,
+            stop=ending,
+            team=team,
         )
         try:
             for task in schedule.tasks(records, watcher.note):
@@ -174,8 +190,8 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
                 append(path, records[-1])
         except OSError as problem:
             error = (
-                f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and --resume "
-                "goes on from there"
+                f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and "
+                "--resume goes on from there"
             )
         if team:
             team.send_home(*_farewell(interrupted, error))
@@ -253,7 +269,9 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
     workload = ladder.workload
     where = f"{ladder.path}: workload.data"
     try:
-        corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data)
+        corpus = open_corpus(
+            workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data
+        )
         for rung in rungs:
             if rung.external:  # which reads its own
                 continue
@@ -266,7 +284,9 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
 
 
 def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
-    """Of each external rung that will be unsupported, its name and why: told before the others take their hours."""
+    """Of each external rung that will be unsupported, its name and why: told before the others take their
+    hours.
+    """
     for rung in rungs:
         if rung.external and (reason := why_missing(rung.external, rung.toggles, ladder.path)):
             yield rung.name, reason
@@ -303,4 +323,6 @@ def _check_writable(folder: Path, option: str = "--out") -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RunError(f"cannot write to {folder} ({error.strerror}); choose another folder with {option}") from None
+        raise RunError(
+            f"cannot write to {folder} ({error.strerror}); choose another folder with {option}"
+        ) from None

@@ -1,6 +1,7 @@
 """Measure one rung in this process and write the Outcome to a file.
 
-Run by bench.run.runner in a fresh process per repetition; alone too, under torchrun where the rung has several ranks:
+Run by bench.run.runner in a fresh process per repetition; alone too, under torchrun where the rung has
+several ranks:
     python -m bench.worker ladders/smoke.yaml baseline --out m.json
 """
 
@@ -74,24 +75,32 @@ def main() -> int:
 
 
 def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m bench.worker", description="Measure one rung of a ladder.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.worker", description="Measure one rung of a ladder."
+    )
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
     parser.add_argument(
         "--kind", choices=get_args(Kind), default="cumulative", help="see bench.analysis.schedule.variant"
     )
     parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
-    parser.add_argument("--gradients", action="store_true", help="hold gradients to those of torch's eager code")
+    parser.add_argument(
+        "--gradients", action="store_true", help="hold gradients to those of torch's eager code"
+    )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
     parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="as for bench run")
-    parser.add_argument("--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone")
+    parser.add_argument(
+        "--own", action="append", default=[], metavar="PATH=VALUE", help="--set for this rung alone"
+    )
     parser.add_argument("--peak-tflops", type=float, help="dense bfloat16 peak of one device, if not known")
     return parser.parse_args()
 
 
 def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
-    """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of failure."""
+    """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of
+    failure.
+    """
     from gpt2.device import find
     from gpt2.parallel import process_group
 
@@ -120,7 +129,12 @@ PARITY_LOSSES = 5
 
 
 def _measure(
-    ladder: Ladder, rung: Rung, device: Device, rank: int, arguments: argparse.Namespace, gpu: GpuMemory | None
+    ladder: Ladder,
+    rung: Rung,
+    device: Device,
+    rank: int,
+    arguments: argparse.Namespace,
+    gpu: GpuMemory | None,
 ) -> Outcome:
     from bench.host.environment import describe
     from bench.host.feasibility import check_time
@@ -134,7 +148,9 @@ def _measure(
     check_time(ladder, toggles)
     machine = describe(device, process_environment(toggles))
     opening = time.perf_counter()
-    corpus = open_corpus(workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data)
+    corpus = open_corpus(
+        workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=arguments.data
+    )
     tokens_per_step = toggles.tokens_per_step(workload.seq_len)
     batches = Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens_per_step, seed=workload.seed)
     data_seconds = time.perf_counter() - opening
@@ -200,14 +216,20 @@ def _measure(
             pulse=pulse,
             gpu_memory=gpu.taken if gpu else lambda: None,
         )
-    tell(window)  # before all that follows, so that a time limit which ends it does not take the window with it
+    tell(
+        window
+    )  # before all that follows, so that a time limit which ends it does not take the window with it
     if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
     if progress:
         progress("proofs", len(window.history), None)
-    if toggles.processes > 1 and not toggles.shards_gradients:  # no shard has a second rank that it could differ from
+    if (
+        toggles.processes > 1 and not toggles.shards_gradients
+    ):  # no shard has a second rank that it could differ from
         what = "whether all ranks hold the same weights could not be told"
-        facts["ranks_agree"] = _optional(lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings)
+        facts["ranks_agree"] = _optional(
+            lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings
+        )
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell(window)
     if arguments.gradients and not device.lazy:  # of which no step may follow the proofs
@@ -221,7 +243,9 @@ def _measure(
 
 
 def _unevenness(windows: list[Window]) -> list[str]:
-    """Why a window is a second one, and where some blocks of it lasted longer though all ranks ran throughout it."""
+    """Why a window is a second one, and where some blocks of it lasted longer though all ranks ran throughout
+    it.
+    """
     from bench.run.aggregate import stood_still
 
     found = []
@@ -234,14 +258,18 @@ def _unevenness(windows: list[Window]) -> list[str]:
 
 
 def _interruptions(window: Window) -> list[str]:
-    """What kept a device that compiles whole steps from running each as one program, the host being ahead of it."""
+    """What kept a device that compiles whole steps from running each as one program, the host being ahead of
+    it.
+    """
     found = []
     if window.programs_per_step not in (None, 1):
         found.append(
             f"each step ran as {window.programs_per_step:.3g} programs instead of 1: something cuts its graph"
         )
     if window.host_reads:
-        found.append(f"the host read {window.host_reads} values from the device within the window and waited for each")
+        found.append(
+            f"the host read {window.host_reads} values from the device within the window and waited for each"
+        )
     return found
 
 
@@ -326,7 +354,9 @@ def _peak_flops(
     return _peaks(chip.bfloat16, chip.peak(number_format), source, kind, devices)
 
 
-def _peaks(bfloat16: float | None, own: float | None, source: str, kind: str | None, devices: int) -> dict[str, Any]:
+def _peaks(
+    bfloat16: float | None, own: float | None, source: str, kind: str | None, devices: int
+) -> dict[str, Any]:
     return {
         "peak_flops_bf16": bfloat16,
         "peak_flops_dtype": own,

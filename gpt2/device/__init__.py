@@ -38,7 +38,9 @@ def find(toggles: Toggles) -> Device:
     """Open this process's device (number LOCAL_RANK under torchrun). Raises UnsupportedToggle or DeviceError."""
     support.check(toggles)
     if toggles.device not in DEVICES:
-        raise UnsupportedToggle("device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them")
+        raise UnsupportedToggle(
+            "device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them"
+        )
     device = DEVICES[toggles.device](toggles, int(os.environ.get("LOCAL_RANK", 0)))
     check(toggles, device)
     return device

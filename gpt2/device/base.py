@@ -63,7 +63,9 @@ class Launches:
 
 
 class Device(ABC):
-    """One accelerator as the trainer sees it; the defaults suit a device that executes each call synchronously."""
+    """One accelerator as the trainer sees it; the defaults suit a device that executes each call
+    synchronously.
+    """
 
     kind: str
     ddp_backend = "gloo"
@@ -71,7 +73,9 @@ class Device(ABC):
     shared_by_ranks = False
     """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
     lazy = False
-    """True if ops are recorded and run only as a whole program, so that tensors have no addresses of their own."""
+    """True if ops are recorded and run only as a whole program, so that tensors have no addresses of their
+    own.
+    """
     profiler_activities = (ProfilerActivity.CPU,)
     """Activities that torch's profiler must record to see everything that runs."""
 
@@ -79,9 +83,13 @@ class Device(ABC):
         self.torch_device = torch.device(self.kind)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
-        """Return why this device does not support the value of `toggle`, with an alternative; None if it does."""
+        """Return why this device does not support the value of `toggle`, with an alternative; None if it
+        does.
+        """
         value = getattr(toggles, toggle)
-        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(torch.nn.functional, "linear_cross_entropy"):
+        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(
+            torch.nn.functional, "linear_cross_entropy"
+        ):
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 
@@ -105,7 +113,9 @@ class Device(ABC):
         return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor on this device; where one process feeds several devices, its rows are split over all."""
+        """Return a CPU tensor on this device; where one process feeds several devices, its rows are split
+        over all.
+        """
         return tokens.to(self.torch_device)
 
     def spread(self, tensor: torch.Tensor) -> int:
@@ -145,7 +155,9 @@ class Device(ABC):
         return
 
     def compilations(self) -> int:
-        """Return how often torch has tried to compile a function or recorded a graph so far; constant once warm."""
+        """Return how often torch has tried to compile a function or recorded a graph so far; constant once
+        warm.
+        """
         dynamo = sys.modules.get("torch._dynamo.utils")  # if it is not imported, nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
 
@@ -158,7 +170,8 @@ class Device(ABC):
         return None
 
     def energy_joules(self) -> float | None:
-        """Return the energy used by this device since an arbitrary moment, in joules; None where it has no counter.
+        """Return the energy used by this device since an arbitrary moment, in joules; None where it has no
+        counter.
 
         Only the difference of two values is meaningful.
         """
@@ -192,8 +205,8 @@ class Device(ABC):
     ) -> Chip | None:
         """Return datasheet figures of one device; None where the device is not known.
 
-        A CPU's are derived from its instruction sets, highest clock in MHz and identity (gpt2.hardware.host), as
-        bench.host.environment reads them.
+        A CPU's are derived from its instruction sets, highest clock in MHz and identity (gpt2.hardware.host),
+        as bench.host.environment reads them.
         """
         return peaks.lookup(self.chip())
 

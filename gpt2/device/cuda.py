@@ -29,7 +29,9 @@ class Cuda(Device):
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.cuda.is_available():
             raise UnsupportedToggle(
-                "device", "cuda", "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
+                "device",
+                "cuda",
+                "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch",
             )
         if local_rank >= torch.cuda.device_count():
             raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
@@ -47,7 +49,10 @@ class Cuda(Device):
             return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
         if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
-        if toggle == "world_size" and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count():
+        if (
+            toggle == "world_size"
+            and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count()
+        ):
             return self._too_many_ranks()  # only this machine's ranks count
         if (toggle, value) == ("reductions", "apart"):
             from torch._inductor import config
@@ -64,7 +69,9 @@ class Cuda(Device):
         if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
             return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
         if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
-            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
+            return (
+                "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
+            )
         if toggle == "cross_entropy" and value in ("quack", "cut") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose triton"
         if (toggle, value) == ("layer_norm", "quack") and not ampere:
@@ -80,9 +87,7 @@ class Cuda(Device):
             if torch.cuda.get_device_capability(self.torch_device)[0] != 9:
                 return f"{self.chip()} is no Hopper GPU; choose cudnn or flash"
             if not find_spec("flash_attn_interface"):
-                return (
-                    "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
-                )
+                return "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
         return super().refuses(toggle, toggles)
 
     def _too_many_ranks(self) -> str:
@@ -105,7 +110,9 @@ class Cuda(Device):
             torch.cuda.set_device(self.torch_device)  # per thread; else the first device gets a context
             return _pinned(batch[0]), _pinned(batch[1])
 
-        return Prefetched(batches, pinned, ahead=lambda batch: how_many(sum(tokens.nbytes for tokens in batch)))
+        return Prefetched(
+            batches, pinned, ahead=lambda batch: how_many(sum(tokens.nbytes for tokens in batch))
+        )
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
         # From pinned memory the copy is queued like any other work; from pageable memory the driver may wait.
@@ -117,11 +124,16 @@ class Cuda(Device):
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 
     def compilations(self) -> int:
-        # Recording a CUDA graph takes time as compiling does; Inductor does it anew where an input's address changes.
-        trees = sys.modules.get("torch._inductor.cudagraph_trees")  # if it is not imported, nothing was recorded
+        # Recording a CUDA graph takes time as compiling does; Inductor does it anew where an input's address
+        # changes.
+        trees = sys.modules.get(
+            "torch._inductor.cudagraph_trees"
+        )  # if it is not imported, nothing was recorded
         manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
         steps = sys.modules.get("gpt2.step_graph")
-        recordings = (manager.debug_fail_counter if manager else 0) + (steps.StepGraph.recordings if steps else 0)
+        recordings = (manager.debug_fail_counter if manager else 0) + (
+            steps.StepGraph.recordings if steps else 0
+        )
         return super().compilations() + recordings
 
     def reset_peak_memory(self) -> None:
@@ -133,7 +145,8 @@ class Cuda(Device):
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         reserved = torch.cuda.max_memory_reserved(self.torch_device)
         return PeakMemory(
-            # A CUDA graph's memory pool does not count as allocated once it is recorded (pytorch issue 121932).
+            # A CUDA graph's memory pool does not count as allocated once it is recorded (pytorch issue
+            # 121932).
             bytes=reserved if self._cuda_graphs else peak,
             method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
             reserved_bytes=reserved,
@@ -157,7 +170,9 @@ class Cuda(Device):
     def is_out_of_memory(self, error: BaseException) -> bool:
         # Outside torch's allocator, the driver, cuBLAS and NCCL report it in words of their own.
         text = str(error)
-        return super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+        return (
+            super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
+        )
 
     def memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch_device).total_memory
@@ -165,7 +180,8 @@ class Cuda(Device):
     def energy_joules(self) -> float | None:
         import pynvml
 
-        # NVML numbers all devices of the machine, torch only those in CUDA_VISIBLE_DEVICES; both know the UUID.
+        # NVML numbers all devices of the machine, torch only those in CUDA_VISIBLE_DEVICES; both know the
+        # UUID.
         uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
         with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
             pynvml.nvmlInit()

@@ -35,7 +35,8 @@ class Mps(Device):
         torch.mps.synchronize()
 
     def mark(self) -> None:
-        # MPS events flush the queue each time, can be reordered and can hang when read (pytorch 162872, 196395).
+        # MPS events flush the queue each time, can be reordered and can hang when read (pytorch 162872,
+        # 196395).
         return None
 
     def sample_memory(self) -> None:
@@ -57,7 +58,11 @@ class Mps(Device):
     def is_out_of_memory(self, error: BaseException) -> bool:
         # Metal also refuses a single tensor above a size limit, however much memory is free.
         text = str(error)
-        return super().is_out_of_memory(error) or "MPS backend out of memory" in text or "Invalid buffer size" in text
+        return (
+            super().is_out_of_memory(error)
+            or "MPS backend out of memory" in text
+            or "Invalid buffer size" in text
+        )
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip

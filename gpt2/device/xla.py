@@ -1,7 +1,7 @@
 """TPUs through torch_xla, and its CPU backend, which runs the same code where there is no TPU.
 
-Ops are recorded and run as one compiled program per optimiser step. One process feeds several devices: the rows of
-each batch are split over a mesh of all of them (SPMD), and XLA inserts the communication.
+Ops are recorded and run as one compiled program per optimiser step. One process feeds several devices: the
+rows of each batch are split over a mesh of all of them (SPMD), and XLA inserts the communication.
 """
 
 # pyright: reportMissingImports=false
@@ -25,12 +25,14 @@ from gpt2.peaks import Chip
 from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
-"""torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul for each
-float32 one.
+"""torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul
+for each float32 one.
 """
 
 
-INSTALL = "pip install -e '.[tpu]' on a TPU's machine, '.[xla]' (with PJRT_DEVICE=CPU) on another, or choose cpu"
+INSTALL = (
+    "pip install -e '.[tpu]' on a TPU's machine, '.[xla]' (with PJRT_DEVICE=CPU) on another, or choose cpu"
+)
 
 
 class Xla(Device):
@@ -79,7 +81,9 @@ class Xla(Device):
         value = getattr(toggles, toggle)
         # The CPU backend has as many devices as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
-            return f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
+            return (
+                f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
+            )
         return super().refuses(toggle, toggles)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -94,8 +98,8 @@ class Xla(Device):
 
     @contextlib.contextmanager
     def looked_at(self) -> Iterator[None]:
-        # torch's profiler keeps all tensors whose shapes it records. XLA would make each of them an output of a
-        # program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
+        # torch's profiler keeps all tensors whose shapes it records. XLA would make each of them an output of
+        # a program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
         self._only_records = True
         try:
             yield
@@ -110,7 +114,8 @@ class Xla(Device):
         if self._only_records:
             return
         self._xla.sync()
-        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9, with SPMD and without.
+        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9, with SPMD and
+        # without.
         self._xla.core.xla_model.wait_device_ops()
 
     def mark(self) -> Any:
@@ -204,7 +209,9 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """Return the TPU's name as gpt2.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found out."""
+    """Return the TPU's name as gpt2.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
+    out.
+    """
     with contextlib.suppress(Exception):
         from tpu_info import device
 

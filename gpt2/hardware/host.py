@@ -1,4 +1,5 @@
-"""Facts about this host that a training depends on: cores, allocators, compilers, and the CPU's name and flags.
+"""Facts about this host that a training depends on: cores, allocators, compilers, and the CPU's name and
+flags.
 
 Imports no torch.
 """
@@ -26,7 +27,9 @@ import psutil
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use."""
     places = os.environ.get(PLACES, "")
-    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # pinned: the affinity of this thread alone would give one core
+    if re.fullmatch(
+        r"\{\d+\}(,\{\d+\})*", places
+    ):  # pinned: the affinity of this thread alone would give one core
         return places.count("{")
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
@@ -69,7 +72,9 @@ def missing_allocator(name: str) -> str | None:
 
 
 def huge_pages(root: Path = Path("/")) -> str | None:
-    """Return the system's huge-page setting: always, madvise (on request) or never; None where it is not known."""
+    """Return the system's huge-page setting: always, madvise (on request) or never; None where it is not
+    known.
+    """
     with contextlib.suppress(OSError):
         told = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
         return told.partition("[")[2].partition("]")[0] or None
@@ -95,7 +100,8 @@ def other_folder() -> Path | None:
 
 
 SPLITS_WORDS = re.compile(r"[\s'\"\\]")
-"""Characters that torch.compile's command lines cannot have in a path, because it does not quote all paths."""
+"""Characters that torch.compile's command lines cannot have in a path, because it does not quote all paths.
+"""
 
 
 def missing_cxx() -> str | None:
@@ -109,7 +115,9 @@ def missing_cxx() -> str | None:
 
 
 def missing_compiler() -> str | None:
-    """Return why torch.compile cannot generate CPU code here (compiler, folders, Python's headers); None if it can."""
+    """Return why torch.compile cannot generate CPU code here (compiler, folders, Python's headers); None if
+    it can.
+    """
     if missing := missing_cxx():
         return missing
     if plain_folder() is None:
@@ -119,7 +127,9 @@ def missing_compiler() -> str | None:
     if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
         return f"torch.compile cannot compile with {torch.origin!r}; install into a folder without blanks or quotes"
     headers = Path(sysconfig.get_path("include"))
-    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # for Python as a macOS framework
+    framework = (
+        Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"
+    )  # for Python as a macOS framework
     if not any((folder / "Python.h").exists() for folder in (headers, framework)):
         return f"Python's headers are not in {headers}; apt-get install python3-dev, or take a Python that has them"
     return None
@@ -142,9 +152,9 @@ NO_MODEL = r"\d+-Core|version \S+|rev \d+|ARMv\d+|\(v\d\w*\)|\(TM\)\d"
 def named_by(cpuinfo: str) -> str | None:
     """Return a name for the CPU that this /proc/cpuinfo describes; None where it has nothing to identify it.
 
-    Many virtual machines remove the model number from the name, so that generations of different speed are all called
-    "AMD EPYC", and Arm CPUs have no name there. Such a CPU is named by its family, model and stepping, or Arm's
-    numbers.
+    Many virtual machines remove the model number from the name, so that generations of different speed are
+    all called "AMD EPYC", and Arm CPUs have no name there. Such a CPU is named by its family, model and
+    stepping, or Arm's numbers.
     """
     said = _first_processor(cpuinfo)
     name, at, clock = said.get("model name", "").partition("@")
@@ -181,7 +191,9 @@ def flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def _first_processor(cpuinfo: str) -> dict[str, str]:
-    return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE))
+    return dict(
+        re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE)
+    )
 
 
 @lru_cache(maxsize=1)

@@ -12,7 +12,16 @@ from collections.abc import Callable
 from dataclasses import fields
 
 from gpt2.ops import Op
-from gpt2.proofs.arithmetic import attention, autocast, float8, int8, matmul_precision, residual, weight_casts, weights
+from gpt2.proofs.arithmetic import (
+    attention,
+    autocast,
+    float8,
+    int8,
+    matmul_precision,
+    residual,
+    weight_casts,
+    weights,
+)
 from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.step import (

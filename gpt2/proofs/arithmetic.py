@@ -29,7 +29,9 @@ def autocast(seen: Seen) -> Finding:
     one = torch.ones(1, 1, device=seen.training.device.torch_device)
     with seen.training.autocast():
         given = str((one @ one).dtype).removeprefix("torch.")
-    return Finding(given == wanted, f"generated kernels do not tell their format; a product in its place gave {given}")
+    return Finding(
+        given == wanted, f"generated kernels do not tell their format; a product in its place gave {given}"
+    )
 
 
 def matmul_precision(seen: Seen) -> Finding:
@@ -59,7 +61,9 @@ def attention(seen: Seen) -> Finding:
     if wanted == "math":
         if seen.named("aten::_scaled_dot_product_attention_math"):
             return Finding(True, f"math kernel: {materialised}")
-        compiled = seen.toggles.compile != "eager"  # compiled code contains the kernel's matmuls, but not its name
+        compiled = (
+            seen.toggles.compile != "eager"
+        )  # compiled code contains the kernel's matmuls, but not its name
         return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
     if wanted == "blocks":
         backward = [op.name for op in seen.ops if re.search("attention.*_backward", op.name)]
@@ -73,7 +77,9 @@ def attention(seen: Seen) -> Finding:
     if wanted == "flash4":
         forward, back = (len(seen.named(f"gpt2::flash4_attention{which}")) for which in ("", "_backward"))
         if seen.graph_launches:  # a CUDA graph's replay does not name its ops
-            return Finding(set(fused) == {"flash"} and seen.training.model.config.attention == wanted, f"ran {ran}")
+            return Finding(
+                set(fused) == {"flash"} and seen.training.model.config.attention == wanted, f"ran {ran}"
+            )
         ran = f"{counted(forward, 'call')} of it forward, {back} backward" if forward else ran or materialised
         return Finding(forward > 0 and back > 0, ran)
     if wanted == "flex":
@@ -81,9 +87,15 @@ def attention(seen: Seen) -> Finding:
         return Finding(kernels > 0 and not fused, f"{counted(kernels, 'kernel')} of FlexAttention ran")
     if wanted == "flash3":
         active = torch.nn.attention.current_flash_attention_impl()
-        return Finding(set(fused) == {"flash"} and active == "FA3", f"{ran or materialised}, by {active or 'torch'}")
+        return Finding(
+            set(fused) == {"flash"} and active == "FA3", f"{ran or materialised}, by {active or 'torch'}"
+        )
     if wanted == "sdpa":
-        return Finding(True, f"ran {ran}") if fused else Finding(False, f"torch chose its math kernel: {materialised}")
+        return (
+            Finding(True, f"ran {ran}")
+            if fused
+            else Finding(False, f"torch chose its math kernel: {materialised}")
+        )
     return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)
 
 
@@ -115,4 +127,6 @@ def weight_casts(seen: Seen) -> Finding:
     right = sum(torch.equal(weight.to(copy.dtype), copy) for weight, copy in copies.items())
     if seen.toggles.weight_casts == "forward":
         return Finding(not copies, f"{len(copies)} matrices have copies")
-    return Finding(right == len(copies) > 0, f"{right} of {len(copies)} matrices lie as {seen.toggles.autocast}, too")
+    return Finding(
+        right == len(copies) > 0, f"{right} of {len(copies)} matrices lie as {seen.toggles.autocast}, too"
+    )

@@ -18,7 +18,9 @@ def device(seen: Seen) -> Finding:
     ran = f"; {kernels:,} kernels ran there" if kernels else ""
     backend = seen.training.device.versions().get("xla_backend")
     where = f"there, by XLA's backend for {backend}" if backend else "there"
-    return Finding(there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie {where}{ran}")
+    return Finding(
+        there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie {where}{ran}"
+    )
 
 
 def world_size(seen: Seen) -> Finding:
@@ -32,7 +34,9 @@ def world_size(seen: Seen) -> Finding:
         return Finding(right, f"the rows of a batch lie on {counted(devices, 'device')}; {ran}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
-    kind, name = ("reduce_scatter", "reduce-scatter") if seen.toggles.shards_gradients else ("allreduce", "all-reduce")
+    kind, name = (
+        ("reduce_scatter", "reduce-scatter") if seen.toggles.shards_gradients else ("allreduce", "all-reduce")
+    )
     exchanges = seen.exchanges(kind)
     right = ranks == seen.toggles.world_size and (ranks > 1) == (exchanges > 0)
     return Finding(right, f"{counted(ranks, 'rank')}, {counted(exchanges, name)} seen in the step")
@@ -48,14 +52,19 @@ def sharding(seen: Seen) -> Finding:
         # One gather per block and one for the rest; fsdp2 gathers again for the backward pass.
         forward = (seen.training.model.config.n_layer + 1) * seen.toggles.grad_accum_steps
         ran += (
-            f" and its rows of {spread} of {len(parameters)} tensors of weights; {counted(gathers, 'all-gather')} for "
-            f"{forward} in the forward passes, {counted(scatters, 'reduce-scatter')}"
+            f" and its rows of {spread} of {len(parameters)} tensors of weights; "
+            f"{counted(gathers, 'all-gather')} for {forward} in the forward passes, "
+            f"{counted(scatters, 'reduce-scatter')}"
         )
-        right = spread == len(parameters) and gathers == forward * (2 if seen.toggles.sharding == "fsdp2" else 1)
+        right = spread == len(parameters) and gathers == forward * (
+            2 if seen.toggles.sharding == "fsdp2" else 1
+        )
         return Finding(right and kept < elements and scatters > 0, ran)
     if seen.toggles.sharding == "zero1":
         broadcasts = seen.exchanges("broadcast")
-        return Finding(kept < elements and broadcasts > 0, f"{ran}; {counted(broadcasts, 'broadcast')} of weights")
+        return Finding(
+            kept < elements and broadcasts > 0, f"{ran}; {counted(broadcasts, 'broadcast')} of weights"
+        )
     return Finding(kept == elements and not spread, f"{ran} and whole weights")
 
 
@@ -77,7 +86,9 @@ def allocator(seen: Seen) -> Finding:
 
 def affinity(seen: Seen) -> Finding:
     places, count = cores_of_pinned_threads(), torch.get_num_threads()
-    evidence = f"{counted(len(places), 'core')} with a thread that stays there, for {counted(count, 'thread')}"
+    evidence = (
+        f"{counted(len(places), 'core')} with a thread that stays there, for {counted(count, 'thread')}"
+    )
     pinned = len(places) >= count
     return Finding(pinned == (seen.toggles.affinity == "pinned") or usable_cores() == 1, evidence)
 

@@ -32,8 +32,14 @@ def compile(seen: Seen) -> Finding:
     if tuned := counters["inductor"]["select_algorithm_autotune"]:
         return Finding(True, f"{ran}, {counted(tuned, 'product')} autotuned")
     cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    if seen.toggles.compile.startswith("max-autotune") and not cached and not any(op.on_device for op in seen.ops):
-        return Finding(False, f"{ran}, but there was no product to autotune")  # on a GPU, other kernels are tuned too
+    if (
+        seen.toggles.compile.startswith("max-autotune")
+        and not cached
+        and not any(op.on_device for op in seen.ops)
+    ):
+        return Finding(
+            False, f"{ran}, but there was no product to autotune"
+        )  # on a GPU, other kernels are tuned too
     return Finding(True, ran)
 
 
@@ -51,7 +57,9 @@ def compile_region(seen: Seen) -> Finding:
 
 def reductions(seen: Seen) -> Finding:
     """A kernel that sums over columns alone is a loop over rows, which Inductor's name for it tells."""
-    apart = sum(op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in seen.ops)
+    apart = sum(
+        op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in seen.ops
+    )
     wanted = seen.toggles.reductions == "apart"
     evidence = f"{counted(apart, 'kernel')} of LayerNorms' backward pass only summed over columns"
     return Finding(apart > 0 if wanted else True, evidence)
@@ -68,7 +76,17 @@ def adamw(seen: Seen) -> Finding:
     foreach = len(seen.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
     single = len(seen.named("aten::addcdiv_"))
     compiled = isinstance(seen.training.optimizer, CompiledAdamW) and seen.compiled_regions[1]
-    ran = "fused" if fused else "foreach" if foreach else "for_loop" if single else "compiled" if compiled else "none"
+    ran = (
+        "fused"
+        if fused
+        else "foreach"
+        if foreach
+        else "for_loop"
+        if single
+        else "compiled"
+        if compiled
+        else "none"
+    )
     evidence = {
         "compiled": "a compiled function ran in the optimiser's step, no update was seen apart",
         "fused": f"{counted(fused, 'call')} of _fused_adamw_",
@@ -81,7 +99,9 @@ def adamw(seen: Seen) -> Finding:
 
 def clip(seen: Seen) -> Finding:
     given = getattr(seen.training.optimizer, "grad_scale", None) is not None
-    evidence = "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
+    evidence = (
+        "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
+    )
     return Finding(given == (seen.toggles.clip == "in_step"), evidence)
 
 
@@ -94,7 +114,9 @@ def vocab_multiple(seen: Seen) -> Finding:
         return Finding(padded == logical, f"{padded} rows{ran}")
     if padded == logical:
         return Finding(False, f"{logical} is already a multiple: nothing to pad")
-    right = padded % seen.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
+    right = (
+        padded % seen.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
+    )
     return Finding(right, f"{padded} rows for {logical} tokens{ran}")
 
 
@@ -123,7 +145,9 @@ def micro_batch_size(seen: Seen) -> Finding:
 
 def grad_accum_steps(seen: Seen) -> Finding:
     passes = len(seen.forward_rows)
-    return Finding(passes == seen.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step")
+    return Finding(
+        passes == seen.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step"
+    )
 
 
 LOSSES = {
@@ -139,8 +163,8 @@ LAYER_NORMS = {
     "liger": "LigerLayerNormFunctionBackward",
     "quack": "QuackLayerNormBackward",
 }
-"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where bias_gradient is
-triton; layer_norm.
+"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where
+bias_gradient is triton; layer_norm.
 """
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
@@ -184,7 +208,9 @@ def tied_gradient(seen: Seen) -> Finding:
         return built_for(seen, "tied_gradient")
     added = len(seen.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
-    return Finding(added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence)
+    return Finding(
+        added == (seen.toggles.grad_accum_steps if seen.toggles.tied_gradient == "rows" else 0), evidence
+    )
 
 
 def bias_gradient(seen: Seen) -> Finding:
@@ -193,7 +219,9 @@ def bias_gradient(seen: Seen) -> Finding:
     gelus, joins = (len(seen.named(f"gpt2::{name}")) for name in ("gelu_backward", "join_gradients"))
     layers = seen.training.model.config.n_layer * seen.toggles.grad_accum_steps
     wanted = layers if seen.toggles.bias_gradient == "triton" else 0
-    evidence = f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
+    evidence = (
+        f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
+    )
     return Finding(gelus == joins == wanted, evidence)
 
 
@@ -203,4 +231,6 @@ def products(seen: Seen) -> Finding:
     if not tuned or (shared and set(arrangements()) == {"whole"}):  # whole may be the fastest for every shape
         return Finding(tuned or not shared, "each product was handed over whole")
     shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
-    return Finding(bool(shared), f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}")
+    return Finding(
+        bool(shared), f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
+    )

@@ -1,9 +1,10 @@
-"""Train GPT-2 in plain JAX on random tokens, for the external rungs of peers-*.yaml: one jitted step, AdamW by hand.
+"""Train GPT-2 in plain JAX on random tokens, for the external rungs of peers-*.yaml: one jitted step, AdamW
+by hand.
 
 python jax_gpt2.py --model gpt2 --batch 1 --seq-len 1024 --bf16
 
-Prints `step N: loss X` for each step, or each --log-every steps, and on a GPU `peak bytes N` whenever the most that
-XLA's allocator has had in use has grown. JAX takes the accelerator that it finds, or the CPU.
+Prints `step N: loss X` for each step, or each --log-every steps, and on a GPU `peak bytes N` whenever the
+most that XLA's allocator has had in use has grown. JAX takes the accelerator that it finds, or the CPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ try:
     import jax
     import jax.numpy as jnp
 except ImportError as error:
-    print(f"{error.name} is not installed here; pip install jax, for a GPU: pip install 'jax[cuda12]'", flush=True)
+    print(
+        f"{error.name} is not installed here; pip install jax, for a GPU: pip install 'jax[cuda12]'",
+        flush=True,
+    )
     sys.exit(CANNOT_RUN)
 
 
@@ -83,7 +87,8 @@ def loss_of(params: dict, tokens, targets, heads: int, dtype):
     x = params["wte"][tokens] + params["wpe"][:T]
     for p in params["h"]:
         q, k, v = (
-            each.reshape(B, T, heads, -1) for each in jnp.split(linear(normalised(x, p["ln_1"]), p["qkv"]), 3, -1)
+            each.reshape(B, T, heads, -1)
+            for each in jnp.split(linear(normalised(x, p["ln_1"]), p["qkv"]), 3, -1)
         )
         y = jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=fused).reshape(B, T, -1)
         x = x + linear(y, p["proj"]).astype(jnp.float32)
@@ -127,7 +132,9 @@ def main() -> None:
     dtype = jnp.bfloat16 if arguments.bf16 else jnp.float32
     most = 0
     for number in range(1, arguments.steps + 1):
-        drawn = jax.random.randint(jax.random.key(number), (arguments.batch, arguments.seq_len + 1), 0, vocabulary)
+        drawn = jax.random.randint(
+            jax.random.key(number), (arguments.batch, arguments.seq_len + 1), 0, vocabulary
+        )
         count = jnp.float32(number)
         params, state, loss = step(params, state, count, drawn[:, :-1], drawn[:, 1:], heads, dtype)
         if number % arguments.log_every == 0:

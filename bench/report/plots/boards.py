@@ -76,7 +76,9 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
             _climbing(speed, board, places, runs.index(board), factors=len(runs) == 1)
             _memory(memory, board, places, runs.index(board))
         if len(groups) > 1:
-            speed.set_title(shortened(", ".join(dict.fromkeys(board.ladder for board in group)), 12 + 8 * len(rungs)))
+            speed.set_title(
+                shortened(", ".join(dict.fromkeys(board.ladder for board in group)), 12 + 8 * len(rungs))
+            )
         turned = {"rotation": 35, "ha": "right"} if named else {}
         memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
         memory.xaxis.set_minor_locator(NullLocator())
@@ -88,7 +90,10 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     hollow = any(_hollow(row) for board in runs for row in _climb(board))
     more += "; hollow: something is held against it, or it is of other maths" if hollow else ""
     figure.suptitle(
-        f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}", x=0.01, ha="left", fontsize=10
+        f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}",
+        x=0.01,
+        ha="left",
+        fontsize=10,
     )
     return figure
 
@@ -121,7 +126,9 @@ def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
     else:
         memory.set_ylim(0, 1.15 * max(shown, default=1.0))
         memory.yaxis.set_major_locator(MaxNLocator(4))
-    methods = {row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None}
+    methods = {
+        row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None
+    }
     memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
 
 
@@ -141,7 +148,9 @@ def _most(board: Scoreboard) -> float:
 
 
 def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
-    """All rungs' names once, as far as they agree in each ladder's order: a new one follows what it follows there."""
+    """All rungs' names once, as far as they agree in each ladder's order: a new one follows what it follows
+    there.
+    """
     order: list[str] = []
     for ladder in sorted(ladders, key=len, reverse=True):
         at = 0
@@ -160,15 +169,22 @@ SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
 
 
 def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, *, factors: bool) -> None:
-    """One run's line; a rung that is not to be held to the others is hollow, and one without a speed is a cross.
+    """One run's line; a rung that is not to be held to the others is hollow, and one without a speed is a
+    cross.
 
     places: of its rows from left to right.
     """
     colour, rows = COLOURS[place], _climb(board)
     points = [(at, row.tps.value) for at, row in zip(places, board.rows, strict=True) if row.tps]
-    axes.plot(*zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps")
+    axes.plot(
+        *zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps"
+    )
     bars(
-        axes, [x for x, _ in points], [each for row in rows if (each := bounds(row.tps))], upright=True, colour=colour
+        axes,
+        [x for x, _ in points],
+        [each for row in rows if (each := bounds(row.tps))],
+        upright=True,
+        colour=colour,
     )
     for (x, y), row in zip(points, rows, strict=True):
         fill = "none" if _hollow(row) else colour
@@ -221,7 +237,11 @@ def _task(boards: Sequence[Scoreboard]) -> str:
 def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
     """Of how many rounds, and whether there are intervals."""
     counts = sorted({board.rounds for board in boards})
-    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else f"{counts[0]} round{'s' * (counts[0] > 1)}"
+    rounds = (
+        f"{counts[0]} to {counts[-1]} rounds"
+        if len(counts) > 1
+        else f"{counts[0]} round{'s' * (counts[0] > 1)}"
+    )
     return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
 
 
@@ -232,7 +252,9 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     """
     every = of_one_task([board for board in boards if not is_sweep(board)])
     runs = sorted((board for board in every if board.fastest), key=_most, reverse=True)
-    firsts = [(row.tps.value, n) for n, row in enumerate(board.rows[0] for board in runs) if row.tps and _sound(row)]
+    firsts = [
+        (row.tps.value, n) for n, row in enumerate(board.rows[0] for board in runs) if row.tps and _sound(row)
+    ]
     if len(runs) < 2 or not firsts:
         return None
     least, place = min(firsts)
@@ -279,5 +301,7 @@ def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:
     """Paired by round within one run; the rounds of two have nothing in common."""
     if board is slowest:
         return row.speedup
-    mine, others = (tps_by_round(run.records_of(of)) for run, of in ((board, row), (slowest, slowest.rows[0])))
+    mine, others = (
+        tps_by_round(run.records_of(of)) for run, of in ((board, row), (slowest, slowest.rows[0]))
+    )
     return independent_ratio([*mine.values()], [*others.values()])

@@ -87,7 +87,9 @@ def _of_devices(board: Scoreboard, *, by_time: bool) -> Figure | None:
 
 
 def _of_machines(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
-    """Of the runs of one workload and text: those whose sound rungs take steps of the size that most runs have."""
+    """Of the runs of one workload and text: those whose sound rungs take steps of the size that most runs
+    have.
+    """
     found: dict[str, list[tuple[Scoreboard, Row]]] = {}
     for board in boards:
         by_size: dict[int, list[Row]] = {}
@@ -105,8 +107,8 @@ def _of_machines(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | Non
         return None
     workload = runs[0][0].records[0].workload
     title = (
-        f"{workload['model']} on {workload['data']}, {curves[0].found.tokens_per_step:,} tokens per step: loss by "
-        f"{_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
+        f"{workload['model']} on {workload['data']}, {curves[0].found.tokens_per_step:,} tokens per step: "
+        f"loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
         f"{rounds_of([board for board, _ in runs], intervals=False)}"
     )
     return _drawn(curves, title, by_time=by_time)

@@ -25,7 +25,8 @@ WIDE = 64
 FAR = 64
 """Times the largest size tried: nothing is predicted beyond."""
 LEAST_RISE = 0.01
-"""Of the mean peak, from the smallest size to the largest: what rises less is rounding, and no line is drawn."""
+"""Of the mean peak, from the smallest size to the largest: what rises less is rounding, and no line is drawn.
+"""
 CLEAR = 2
 """Times what a point lies off the line at most: a line that rises less is drawn through noise."""
 
@@ -41,7 +42,9 @@ class Line:
         return self.fixed + self.each * size
 
     def meets(self, limit: float) -> float:
-        """The number of sequences, a fraction mostly, that take `limit`; below 1 where not even one finds room."""
+        """The number of sequences, a fraction mostly, that take `limit`; below 1 where not even one finds
+        room.
+        """
         return (limit - self.fixed) / self.each
 
     def rises(self, points: Sequence[tuple[int, float]]) -> bool:
@@ -53,7 +56,9 @@ class Line:
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Line:
-    """Least squares, all sizes of the same weight. points: (sequences per device, GiB), of two sizes at least."""
+    """Least squares, all sizes of the same weight. points: (sequences per device, GiB), of two sizes at
+    least.
+    """
     each, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
     return Line(float(each), float(fixed))
 
@@ -88,7 +93,9 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     axes.set_ylim(0, 1.2 * max(gibs))
     axes.set_xlabel(f"sequences per device{' (log scale, on which a line is bent)' if wide else ''}")
     axes.set_ylabel("peak memory, GiB")
-    method = next(row.peak_memory_method for group, _ in lines for row in group.rows if row.peak_memory_method)
+    method = next(
+        row.peak_memory_method for group, _ in lines for row in group.rows if row.peak_memory_method
+    )
     figure.legend(loc="outside lower left", fontsize=8)
     title = f"{board.ladder}: memory by batch size; {method}\n{about(board, intervals=False)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -103,7 +110,12 @@ def _points(group: Group) -> list[tuple[int, float]]:
 
 
 def _ended(groups: Iterable[Group]) -> set[int]:
-    return {row.toggles.micro_batch_size for group in groups for row in group.rows if row.status == "out_of_memory"}
+    return {
+        row.toggles.micro_batch_size
+        for group in groups
+        for row in group.rows
+        if row.status == "out_of_memory"
+    }
 
 
 def _draw(
@@ -123,12 +135,23 @@ def _draw(
         axes.plot(meets, limit, MARKERS[place], ms=9, mfc="none", color=colour, label="_meets")
     if rises:
         along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
-        axes.plot(along, [line.at(size) for size in along], "-" if fit else "--", color=colour, lw=1.3, label="_line")
+        axes.plot(
+            along,
+            [line.at(size) for size in along],
+            "-" if fit else "--",
+            color=colour,
+            lw=1.3,
+            label="_line",
+        )
     if ended is not None:
         at = ended, limit if limit is not None else max(gib for _, gib in points)
-        above = sum(mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines)
+        above = sum(
+            mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines
+        )
         axes.plot(*at, "X", ms=8, color=colour, label="_ended")
-        axes.annotate("OOM", at, xytext=(7, 9 * above + 3), textcoords="offset points", fontsize=8, color=colour)
+        axes.annotate(
+            "OOM", at, xytext=(7, 9 * above + 3), textcoords="offset points", fontsize=8, color=colour
+        )
         corners.append(at)
     said = [_line(line, len(sizes)) if rises else _flat(points)]
     if meets is not None and limit is not None:

@@ -50,7 +50,9 @@ NOT_ON_PAGE = (
     "loss-by-time-devices",
     "block-times",
 )
-"""Their figures are in the page's tables, but for a run's curves of loss, which would take as much as all the rest."""
+"""Their figures are in the page's tables, but for a run's curves of loss, which would take as much as all the
+rest.
+"""
 
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "summary": summary,

@@ -62,7 +62,8 @@ def roofline(board: Scoreboard) -> Figure | None:
     figure.legend(loc="outside lower center", ncols=3)
     figure.suptitle(
         f"{board.ladder}: how near to the measured ceiling. {about(board)}\n"
-        "The bound is optimistic: what no step here can beat, all other work and communication counted as free",
+        "The bound is optimistic: what no step here can beat, all other work and communication counted as "
+        "free",
         x=0.01,
         ha="left",
         fontsize=10,
@@ -73,7 +74,9 @@ def roofline(board: Scoreboard) -> Figure | None:
 def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> tuple[float, str]:
     """Gives where its words begin, and these."""
     assert row.tps is not None
-    axes.plot([row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1)
+    axes.plot(
+        [row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1
+    )
     axes.plot(most, y, "|", ms=16, mew=2.5, color=COLOURS[1], label="bound" if first else None)
     reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
     end = max(most, row.tps.high or row.tps.value)

@@ -54,7 +54,9 @@ def is_sweep(board: Scoreboard) -> bool:
 
 
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not climb."""
+    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not
+    climb.
+    """
     rows = [row for row in board.rows if row.tps]
     own = [row for row in rows if not row.external]
     if len(rows) < 2 or not own or is_sweep(board):
@@ -85,8 +87,13 @@ def climb(board: Scoreboard) -> Figure | None:
 
 
 def _whole(own: Sequence[Row]) -> str:
-    """How far the climb leads, from the first rung to the last that is the same training and means what it says."""
-    first, last = own[0], next((row for row in reversed(own) if row.status in GOOD and not row.other_maths), None)
+    """How far the climb leads, from the first rung to the last that is the same training and means what it
+    says.
+    """
+    first, last = (
+        own[0],
+        next((row for row in reversed(own) if row.status in GOOD and not row.other_maths), None),
+    )
     if last is None or last is first or not last.speedup:
         return ""
     return f": {last.speedup.value:.1f}x from {shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
@@ -183,11 +190,20 @@ def attribution(board: Scoreboard) -> Figure | None:
     for place, (label, name, marker) in enumerate(kinds):
         points = [(y + 0.22 * (place - 1), getattr(each, name)) for y, each in zip(at, found, strict=True)]
         drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
-        axes.plot([r.value for _, r in drawn], [y for y, _ in drawn], marker, color=COLOURS[place], label=label, ms=6)
+        axes.plot(
+            [r.value for _, r in drawn],
+            [y for y, _ in drawn],
+            marker,
+            color=COLOURS[place],
+            label=label,
+            ms=6,
+        )
         bars(axes, [y for y, _ in drawn], [(r.value, r.low, r.high) for _, r in drawn])
     axes.set_xscale("log")
     plain_log(axes.xaxis)
-    axes.xaxis.set_major_locator(LogLocator(base=10, subs=(0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0), numticks=20))
+    axes.xaxis.set_major_locator(
+        LogLocator(base=10, subs=(0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0), numticks=20)
+    )
     axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
     figure.legend(loc="outside lower center", ncols=3)
     axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)

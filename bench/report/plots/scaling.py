@@ -47,7 +47,8 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(0.12)
-        # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is seen.
+        # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is
+        # seen.
         most = max(found[0] for group in groups for row in group.rows if (found := value(row)))
         axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
     _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
@@ -56,7 +57,9 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
 
 def world_sizes(board: Scoreboard) -> Figure | None:
     """Tokens per second, MFU and efficiency by devices, with what perfect scaling would be."""
-    groups = [group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1]
+    groups = [
+        group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1
+    ]
     if not groups:
         return None
     over = sorted({row.efficiency_over for group in groups for row in group.rows if row.efficiency_over})
@@ -126,7 +129,9 @@ SMALL = {"textcoords": "offset points", "fontsize": 8}
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
-    """Those that have room for words beside one another on an axis of powers of two: bisection ends on neighbours."""
+    """Those that have room for words beside one another on an axis of powers of two: bisection ends on
+    neighbours.
+    """
     kept: list[int] = []
     for size in sorted(set(sizes)):
         if not kept or size >= 1.4 * kept[-1]:

@@ -98,7 +98,9 @@ def _write(figure: Figure, to: Path | io.StringIO, **how: Any) -> None:
 
 
 def _purge(figure: Figure) -> None:
-    """Control characters, which XML does not know, out of all words; some are from results files of strangers."""
+    """Control characters, which XML does not know, out of all words; some are from results files of
+    strangers.
+    """
     for words in figure.findobj(Text):
         assert isinstance(words, Text)
         words.set_text(_printable(words.get_text()))
@@ -108,10 +110,16 @@ def _purge(figure: Figure) -> None:
 
 @lru_cache(maxsize=1024)
 def fallbacks(text: str) -> tuple[str, ...]:
-    """Fonts installed here that have the letters of a text that the usual one lacks; none where that is nothing."""
-    missing = {ord(letter) for letter in text} - _letters(findfont(FontProperties(family=rcParams["font.family"])))
+    """Fonts installed here that have the letters of a text that the usual one lacks; none where that is
+    nothing.
+    """
+    missing = {ord(letter) for letter in text} - _letters(
+        findfont(FontProperties(family=rcParams["font.family"]))
+    )
     found = []
-    for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)) if missing else ():
+    for font in (
+        sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)) if missing else ()
+    ):
         if font.name in found or font.name.startswith(PLACEHOLDERS) or not missing & _letters(font.fname):
             continue
         missing -= _letters(font.fname)
@@ -151,8 +159,12 @@ CLIP = re.compile(r"(?<=[\"#])p[0-9a-f]{10}\b")
 
 
 def _same_clips(text: str) -> str:
-    """Name clipping rectangles by the picture and their order: the layout's last bits are not the same in each run."""
-    own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]  # no two pictures of a page may share a name
+    """Name clipping rectangles by the picture and their order: the layout's last bits are not the same in
+    each run.
+    """
+    own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[
+        :10
+    ]  # no two pictures of a page may share a name
     names: dict[str, str] = {}
     return CLIP.sub(lambda found: names.setdefault(found[0], f"p{own}-{len(names)}"), text)
 
@@ -162,7 +174,12 @@ Interval = tuple[float, float | None, float | None]
 
 
 def bars(
-    axes: Axes, at: Sequence[float], values: Sequence[Interval], *, upright: bool = False, colour: str | None = None
+    axes: Axes,
+    at: Sequence[float],
+    values: Sequence[Interval],
+    *,
+    upright: bool = False,
+    colour: str | None = None,
 ) -> None:
     """Intervals as lines: horizontal ones, or upright ones."""
     for place, (value, low, high) in zip(at, values, strict=True):
@@ -170,9 +187,13 @@ def bars(
             continue
         reach = [[value - low], [high - value]]
         if upright:
-            axes.errorbar(place, value, yerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+            axes.errorbar(
+                place, value, yerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2
+            )
         else:
-            axes.errorbar(value, place, xerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+            axes.errorbar(
+                value, place, xerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2
+            )
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:
@@ -188,7 +209,9 @@ def instead(axes: Axes, y: float, text: str) -> None:
 def plain_log(axis: Axis) -> None:
     """Numbers as people write them, few enough to be read; of an axis whose ends are set."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high < FAR * low else (1.0,), numticks=20))
+    axis.set_major_locator(
+        LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high < FAR * low else (1.0,), numticks=20)
+    )
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
 
@@ -208,7 +231,8 @@ LETTER = 0.068
 def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
     """A log axis from left of `low` to where the words end that stand right of marks.
 
-    ends: places of marks, and the words beside them. part: of the figure's width, for the axes with its labels.
+    ends: places of marks, and the words beside them. part: of the figure's width, for the axes with its
+    labels.
     """
     labels = [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
     assert isinstance(axes.figure, Figure)
@@ -249,7 +273,9 @@ def wrapped(name: str, most: int = 32) -> str:
     """For an axis, whole if it can be: broken between words into lines of `most` letters."""
     if len(_printable(name).replace("\n", "")) > LINES * most:
         return shortened(name, most)
-    lines = [textwrap.wrap(line, most, break_on_hyphens=False, break_long_words=False) for line in name.split("\n")]
+    lines = [
+        textwrap.wrap(line, most, break_on_hyphens=False, break_long_words=False) for line in name.split("\n")
+    ]
     return "\n".join(shortened(line, most) for each in lines for line in each)
 
 

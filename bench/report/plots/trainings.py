@@ -32,7 +32,9 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
     figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         steps = run.of("step")
-        axes.plot([e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour)
+        axes.plot(
+            [e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour
+        )
         smooth = pd.Series([e.values["tps"] for e in steps]).rolling(SMOOTHED, min_periods=1).median()
         axes.plot([e.step for e in steps], smooth, line, color=colour, label=labelled(run.name))
     speeds = [run.tps for run in runs if run.tps]
@@ -122,4 +124,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 def _styles(runs: Sequence[LongRun]) -> list[tuple[str, str]]:
     """A colour and a line for each; lines change once the colours are used up."""
     lines = ("-", "--", "-.", ":")
-    return [(COLOURS[place % len(COLOURS)], lines[place // len(COLOURS) % len(lines)]) for place in range(len(runs))]
+    return [
+        (COLOURS[place % len(COLOURS)], lines[place // len(COLOURS) % len(lines)])
+        for place in range(len(runs))
+    ]

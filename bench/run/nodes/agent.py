@@ -1,7 +1,8 @@
-"""A run over several nodes, as a node other than node 0 sees it: it starts its part of each task that node 0 names.
+"""A run over several nodes, as a node other than node 0 sees it: it starts its part of each task that node 0
+names.
 
-It writes no records. What it runs it works out itself, from its own ladder and options: all it takes from node 0 are
-the name of a rung, a round, and a port. Imports no torch.
+It writes no records. What it runs it works out itself, from its own ladder and options: all it takes from
+node 0 are the name of a rung, a round, and a port. Imports no torch.
 """
 
 from __future__ import annotations
@@ -59,7 +60,13 @@ class Agent:
     """Does as node 0 says; may ask for the end of what runs here."""
 
     def __init__(
-        self, ladder: Ladder, place: Place, store: Rendezvous, processes: Processes, watcher: Watcher, stop: Stop
+        self,
+        ladder: Ladder,
+        place: Place,
+        store: Rendezvous,
+        processes: Processes,
+        watcher: Watcher,
+        stop: Stop,
     ) -> None:
         self._ladder, self._place, self._store, self._stop = ladder, place, store, stop
         self._processes, self._watcher = processes, watcher

@@ -1,7 +1,9 @@
-"""A run over several nodes, as node 0 sees it: who takes part, what they run together, and whose fault a bad end was.
+"""A run over several nodes, as node 0 sees it: who takes part, what they run together, and whose fault a bad
+end was.
 
-Each node runs the same `bench run`, and only node 0 keeps records. What it says in the store is who its members are,
-which task they are on, and whether that is to end; the others answer there (see agent.py). Imports no torch.
+Each node runs the same `bench run`, and only node 0 keeps records. What it says in the store is who its
+members are, which task they are on, and whether that is to end; the others answer there (see agent.py).
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -33,14 +35,17 @@ ANSWER_SECONDS = 30.0
 LEAVE_SECONDS = 5.0
 """For the others to leave at the end."""
 OWN = ("CUDA_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "NCCL_IB_HCA")
-"""Variables in which nodes may differ: they name devices and network cards, of which number and kind count."""
+"""Variables in which nodes may differ: they name devices and network cards, of which number and kind count.
+"""
 
 
 def described(place: Place, ladder: Ladder, data_sha256: str, environment: Environment) -> Facts:
     """What a node says of itself at first, and what must be equal on all of them."""
     free = {"repeats", "until"}  # node 0 decides on the rounds
     variables = {name: value for name, value in environment.variables.items() if name not in OWN}
-    boot = Path("/proc/sys/kernel/random/boot_id")  # the same for all that runs on a machine, namespaces included
+    boot = Path(
+        "/proc/sys/kernel/random/boot_id"
+    )  # the same for all that runs on a machine, namespaces included
     return {
         "node": place.node,
         "address": own_address(place.host),
@@ -50,14 +55,20 @@ def described(place: Place, ladder: Ladder, data_sha256: str, environment: Envir
             "the code of gpt2/ and bench/ (hash)": environment.code_hash[:12],
             "the ladder's workload or toggles (hash)": ladder.hash[:12],
             "the text (sha256)": data_sha256[:12],
-            **{f"protocol.{name}": value for name, value in asdict(ladder.protocol).items() if name not in free},
+            **{
+                f"protocol.{name}": value
+                for name, value in asdict(ladder.protocol).items()
+                if name not in free
+            },
         },
         "environment": environment.model_copy(update={"variables": variables}).model_dump(mode="json"),
     }
 
 
 def difference(ours: Facts, theirs: Facts) -> str | None:
-    """The first thing that is not equal on node 0 and on another: "torch is 2.12.0 there and 2.13.0 on node 0"."""
+    """The first thing that is not equal on node 0 and on another: "torch is 2.12.0 there and 2.13.0 on node
+    0".
+    """
     pairs = [(what, theirs["equal"].get(what), value) for what, value in ours["equal"].items()]
     unequal = [pair for pair in pairs if pair[1] != pair[2]]
     if not unequal:
@@ -69,7 +80,9 @@ def difference(ours: Facts, theirs: Facts) -> str | None:
 class Team:
     """Node 0 and those of the others that are here."""
 
-    def __init__(self, place: Place, here: Facts, store: Rendezvous, stop: Stop, note: Callable[[str], None]) -> None:
+    def __init__(
+        self, place: Place, here: Facts, store: Rendezvous, stop: Stop, note: Callable[[str], None]
+    ) -> None:
         """here: what node 0 says of itself, as described()."""
         self.place, self.store = place, store
         self.members: dict[int, int] = {}
@@ -106,11 +119,18 @@ class Team:
         return self._stop.asked
 
     def gather(self, nodes: int) -> None:
-        """Wait for the first `nodes` nodes to come, up to the limit. Raises PlaceError where one does not fit."""
+        """Wait for the first `nodes` nodes to come, up to the limit. Raises PlaceError where one does not
+        fit.
+        """
         if nodes > 1:
             self._note(f"waiting for {nodes - 1} more of {self.place.nodes} nodes at {self.place.endpoint}")
         deadline = time.monotonic() + patience("come")
-        while self.absent(nodes) and not self._stop.asked and not self.store.lost and time.monotonic() < deadline:
+        while (
+            self.absent(nodes)
+            and not self._stop.asked
+            and not self.store.lost
+            and time.monotonic() < deadline
+        ):
             time.sleep(POLL_SECONDS)
         if self.store.lost:
             self.gone |= dict.fromkeys(self._missing(nodes), f"cannot come: {self.store.lost}")
@@ -128,7 +148,9 @@ class Team:
         return [node for node in range(1, nodes) if node not in self.members]
 
     def look(self) -> None:
-        """Hear who is lost, who has come, and whether somebody was interrupted. Raises PlaceError as gather()."""
+        """Hear who is lost, who has come, and whether somebody was interrupted. Raises PlaceError as
+        gather().
+        """
         self.store.look()
         for node, arrival in list(self.members.items()):
             facts = self.store.heard.get(arrival, {"over": "what it says cannot be read"})
@@ -185,7 +207,8 @@ class JointTask:
         self._number = team.says["end"] + 1
         self._answers: dict[int, Outcome] = {}
         self._lost: set[int] = set()
-        """Nodes that have gone without an answer; the one under their number is node 0's own account of that."""
+        """Nodes that have gone without an answer; the one under their number is node 0's own account of that.
+        """
         self._others = {node: team.members[node] for node in range(1, nodes)}
         self._wrong_since: float | None = None
         port = free_port()
@@ -206,7 +229,9 @@ class JointTask:
         return asked or late
 
     def conclude(self, mine: Outcome) -> Outcome:
-        """What came of the task, once this node's side has ended; waits for the others, and ends theirs if need be."""
+        """What came of the task, once this node's side has ended; waits for the others, and ends theirs if
+        need be.
+        """
         if not self._team.asked:
             self._await(ANSWER_SECONDS if mine.status == "ok" else SETTLE_SECONDS)
         self._team.says["end"] = self._number
@@ -255,15 +280,19 @@ class JointTask:
 
 
 CONSEQUENCE = re.compile(
-    "connection closed by peer|connection reset by peer|connection refused|broken pipe|timed out|socket timeout|"
-    "remote process exit|ncclRemoteError|DistNetworkError|DistStoreError|connectFullMesh|failed to connect",
+    "connection closed by peer|connection reset by peer|connection refused|broken pipe|timed out|socket "
+    "timeout|remote process exit|ncclRemoteError|DistNetworkError|DistStoreError|connectFullMesh|failed to "
+    "connect",
     re.IGNORECASE,
 )
-"""What torch says on one node when another's ranks are gone. Of several errors, another kind is the likelier cause."""
+"""What torch says on one node when another's ranks are gone. Of several errors, another kind is the likelier
+cause.
+"""
 
 
 def verdict(place: Place, sides: Mapping[int, Outcome], lost: Collection[int] = ()) -> Outcome:
-    """One outcome of all nodes' sides: node 0's, with what the others add, or else that of the likeliest cause.
+    """One outcome of all nodes' sides: node 0's, with what the others add, or else that of the likeliest
+    cause.
 
     lost: nodes that have gone without an answer, whose sides are node 0's own account of that.
     """

@@ -1,8 +1,8 @@
 """Where the nodes of a run meet: one TCPStore of torch, in which each node keeps what it has to say.
 
-Node 0 hosts the store. A runner loads no torch, so a child process of each node talks to the store for it, and ends
-with it. What lies in the store is JSON, and is read as data only. Nothing here waits for long: where the store does
-not answer, an alarm ends the child, also while it is within torch's code.
+Node 0 hosts the store. A runner loads no torch, so a child process of each node talks to the store for it,
+and ends with it. What lies in the store is JSON, and is read as data only. Nothing here waits for long: where
+the store does not answer, an alarm ends the child, also while it is within torch's code.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Rendezvous:
         self.says: Facts = {}
         """What this node says from the next look() on."""
         self.heard: dict[int, Facts] = {}
-        """What the nodes said at the last look(), by the number of their arrival; node 0's is 0, which sees all."""
+        """What the nodes said at the last look(), by the number of their arrival; node 0's is 0, which sees
+        all.
+        """
         self.arrival: int | None = None
         """This node's number; None until it has found the store."""
         self.lost: str | None = None
@@ -92,7 +94,9 @@ def _listen(place: Place) -> socket.socket:
     """Where the other nodes find the store. Raises PlaceError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
-        socket.create_server((str(address[0]), 0), family=family).close()  # only where it is this machine's address
+        socket.create_server(
+            (str(address[0]), 0), family=family
+        ).close()  # only where it is this machine's address
         # On all of them: many hosts know their own name as a loopback address, where nobody else could come.
         return socket.create_server(("", place.port), family=family)
     except UnicodeError:
@@ -124,7 +128,8 @@ def interface(address: str | None) -> str | None:
     return None
 
 
-# --- the child process -----------------------------------------------------------------------------------------------
+# --- the child process
+# -----------------------------------------------------------------------------------------------
 
 
 def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, listener: int | None) -> None:
@@ -141,7 +146,13 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
         try:
             wait = timedelta(seconds=FIND_SECONDS)
             store = TCPStore(
-                host, port, None, listener is not None, wait, wait_for_workers=False, master_listen_fd=listener
+                host,
+                port,
+                None,
+                listener is not None,
+                wait,
+                wait_for_workers=False,
+                master_listen_fd=listener,
             )
         except DistError:  # it is not there yet
             if pipe.poll():  # a runner that waits for an answer says nothing more: it has ended
@@ -171,7 +182,9 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
             try:
                 says = pipe.recv()
             except (EOFError, OSError):
-                return store.set(f"said/{arrival}", json.dumps({**says, "beat": 0, "over": "its bench run ended"}))
+                return store.set(
+                    f"said/{arrival}", json.dumps({**says, "beat": 0, "over": "its bench run ended"})
+                )
 
 
 if __name__ == "__main__":

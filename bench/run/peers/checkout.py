@@ -99,7 +99,9 @@ def why_missing(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
 
 
 def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
-    """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither tells."""
+    """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither
+    tells.
+    """
     if peer.version is None:
         return commit(folder)
     sha = script(folder, words)
@@ -110,7 +112,9 @@ def commit(folder: Path) -> str | None:
     """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
     try:
         number = git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
-        edit = git(folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", ".")
+        edit = git(
+            folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."
+        )
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{number} (edited {_sha(edit)})" if edit else number

@@ -1,4 +1,5 @@
-"""What an external rung's program is given of the machine: as much as its rung says, in each program's own terms.
+"""What an external rung's program is given of the machine: as much as its rung says, in each program's own
+terms.
 
 Imports no torch.
 """
@@ -24,7 +25,9 @@ def variables(toggles: Toggles, peer: Peer, cache: str | None) -> dict[str, str]
 
 
 def processors(toggles: Toggles, peer: Peer) -> list[int] | None:
-    """As many logical ones as the rung has threads, on a core each, where a peer counts no threads but processors."""
+    """As many logical ones as the rung has threads, on a core each, where a peer counts no threads but
+    processors.
+    """
     if peer.heeds_threads or toggles.device != HOST or not hasattr(os, "sched_getaffinity"):
         return None
     usable, count = os.sched_getaffinity(0), threads(toggles)

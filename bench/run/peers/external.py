@@ -54,7 +54,9 @@ OUT_OF_MEMORY = re.compile(
 
 def main() -> int:
     """Returns 0 when the peer was measured, 1 when it could not be, 2 when the ladder is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m bench.external", description="Measure a ladder's external rung.")
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.external", description="Measure a ladder's external rung."
+    )
     parser.add_argument("ladder", type=Path)
     parser.add_argument("rung", help="its name")
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
@@ -64,7 +66,9 @@ def main() -> int:
         ladder = load(arguments.ladder, arguments.set)
         rung = ladder.rung(arguments.rung)
         if rung.external is None:
-            raise LadderError(f"{ladder.path}: rung {rung.name!r} is no external one; bench.worker measures it")
+            raise LadderError(
+                f"{ladder.path}: rung {rung.name!r} is no external one; bench.worker measures it"
+            )
     except LadderError as error:
         print(error, file=sys.stderr)
         return 2
@@ -113,12 +117,16 @@ class Watch:
                     return
             elif (tokens := self.peer.tokens_of(text)) not in (None, self.external.tokens_per_step):
                 wanted = f"{self.external.tokens_per_step:,}"
-                raise ArrivalError(f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}")
+                raise ArrivalError(
+                    f"its steps are of {tokens:,} tokens, by its log, and the ladder says {wanted}"
+                )
             self.told = self.peer.version_of(text) or self.told
             self.usage.hear(self.peer.memory_of(text))
 
     def _heed(self, line: Line) -> None:
-        """A progress line. What is looked at then, its next step's time pays for: little, and not at each line."""
+        """A progress line. What is looked at then, its next step's time pays for: little, and not at each
+        line.
+        """
         arrivals = self.arrivals
         timed, blocks = arrivals.timing, len(arrivals.block_seconds)
         arrivals.take(line)
@@ -147,7 +155,13 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
         leave_with_runner(program.end)
         usage, log = Usage(program, on_gpu=rung.toggles.device != HOST), Log(folder, external.folder)
         watch = Watch(
-            external, program, usage, log, Arrivals(ladder.protocol), Progress(out), origin(peer, folder, words)
+            external,
+            program,
+            usage,
+            log,
+            Arrivals(ladder.protocol),
+            Progress(out),
+            origin(peer, folder, words),
         )
         try:
             watch.follow(deadline)
@@ -171,7 +185,9 @@ def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
     )
 
 
-def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float) -> tuple[Status, str]:
+def _unfinished(
+    peer: Peer, program: Program, log: Log, arrivals: Arrivals, limit: float
+) -> tuple[Status, str]:
     """How a peer ended that has not trained for a whole window, or did not end."""
     title, last = peer.title, list(log.last)
     done = f"{len(arrivals.lines)} progress lines and {len(arrivals.block_seconds)} blocks"
@@ -187,7 +203,9 @@ def _unfinished(peer: Peer, program: Program, log: Log, arrivals: Arrivals, limi
         return "unsupported", f"{title}: {last[-1]}" if last else end
     if program.killed_for_memory:
         return "out_of_memory", end
-    if program.exit_code and (said := next((text for text in reversed(last) if OUT_OF_MEMORY.search(text)), None)):
+    if program.exit_code and (
+        said := next((text for text in reversed(last) if OUT_OF_MEMORY.search(text)), None)
+    ):
         return "out_of_memory", f"{end}: {said}"
     if program.exit_code:
         return "failed", f"{end}, after {done}{f': {last[-1]}' if last else ''}"
@@ -204,8 +222,8 @@ def _warnings(peer: Peer, program: Program, arrivals: Arrivals) -> list[str]:
         theirs = sum(claims) / len(claims)
         if abs(ours / theirs - 1) > CLAIM_TOLERANCE:
             found.append(
-                f"{peer.title}'s own log says {1e3 * theirs:.4g} ms per step, and by the arrival of its lines a step "
-                f"took {1e3 * ours:.4g} ms: what it does between steps counts here"
+                f"{peer.title}'s own log says {1e3 * theirs:.4g} ms per step, and by the arrival of its "
+                f"lines a step took {1e3 * ours:.4g} ms: what it does between steps counts here"
             )
     if program.exit_code:
         found.append(f"after the window: {peer.title} {program.ending}")

@@ -1,6 +1,7 @@
 """The timed window of a trainer that we cannot look into: blocks between the arrivals of its progress lines.
 
-As in bench.run.measure there is a warm-up and a window of blocks of equal size, none of them chosen. Imports no torch.
+As in bench.run.measure there is a warm-up and a window of blocks of equal size, none of them chosen. Imports
+no torch.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ class Arrivals:
         """Place of the line at which the window began."""
 
     def take(self, line: Line) -> None:
-        """Raises ArrivalError where the numbers of the steps do not grow evenly, or a loss of the window is none."""
+        """Raises ArrivalError where the numbers of the steps do not grow evenly, or a loss of the window is
+        none.
+        """
         before = self.lines[-1] if self.lines else None
         self.lines.append(line)
         if before is None:
             return
         if line.step <= before.step:
             raise ArrivalError(
-                f"it printed step {line.step} after step {before.step}; let one process alone print, and train once"
+                f"it printed step {line.step} after step {before.step}; let one process alone print, and "
+                "train once"
             )
         if self._mark:
             if not math.isfinite(line.loss):  # such sums are not those of training
@@ -81,11 +85,13 @@ class Arrivals:
             return
         if steps > self.block_steps:
             raise ArrivalError(
-                f"its lines come unevenly: {self.block_steps} steps make a block, and after step {mark.step} came "
-                f"step {line.step}; let it log at regular steps"
+                f"its lines come unevenly: {self.block_steps} steps make a block, and after step {mark.step} "
+                f"came step {line.step}; let it log at regular steps"
             )
         if line.at <= mark.at:
-            raise ArrivalError("a whole block's lines came at once: let it write out each line when it prints it")
+            raise ArrivalError(
+                "a whole block's lines came at once: let it write out each line when it prints it"
+            )
         self.block_seconds.append(line.at - mark.at)
         self._mark = line
 

@@ -15,7 +15,9 @@ from gpt2.toggles import Toggles, describe, resolve
 def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:
     """`base` with other values for toggles. Raises ValueError where they make no whole."""
     if "grad_accum_steps" in changes and ladder.workload.tokens_per_step is not None:
-        raise ValueError("grad_accum_steps follows from workload.tokens_per_step, so it has no values to choose from")
+        raise ValueError(
+            "grad_accum_steps follows from workload.tokens_per_step, so it has no values to choose from"
+        )
     toggles = resolve(ladder.workload, replace(base.toggles, **changes))
     return Rung(
         name=", ".join(f"{key}={value}" for key, value in changes.items()) or base.name,
@@ -52,8 +54,12 @@ def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[s
             problem = error
     if not rungs:
         raise LadderError(f"{ladder.path}: rung {base.name!r} with other values: {problem}")
-    rounds = replace(ladder.protocol, until=None)  # until all intervals are narrow: those of hopeless ones never are
-    return replace(ladder, name=f"{ladder.name}, {base.name}, over {over}", rungs=tuple(rungs), protocol=rounds)
+    rounds = replace(
+        ladder.protocol, until=None
+    )  # until all intervals are narrow: those of hopeless ones never are
+    return replace(
+        ladder, name=f"{ladder.name}, {base.name}, over {over}", rungs=tuple(rungs), protocol=rounds
+    )
 
 
 def grid(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:

@@ -18,11 +18,15 @@ from bench.run.sweep.candidate import candidate, grid, settings
 from gpt2.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
-"""Of the fastest candidate's speed: what is slower in the first round runs in no other, where a winner is sought."""
+"""Of the fastest candidate's speed: what is slower in the first round runs in no other, where a winner is
+sought.
+"""
 
 MOST_ACCUMULATED = 256
-"""Passes per step of a process that a candidate's losses are held to: of a batch of 1,201 sequences, which only single
-ones make up, they would take longer than anything else. Such a candidate cannot be called the fastest."""
+"""Passes per step of a process that a candidate's losses are held to: of a batch of 1,201 sequences, which
+only single ones make up, they would take longer than anything else. Such a candidate cannot be called the
+fastest.
+"""
 
 Note = Callable[[str], None]
 
@@ -71,12 +75,16 @@ class Search:
             self._new |= seconds is not None and record.kind == "sweep"
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
-        """Of rounds `repetition` to `rounds`; None in the first, when nobody knows which candidates there will be."""
+        """Of rounds `repetition` to `rounds`; None in the first, when nobody knows which candidates there
+        will be.
+        """
         if repetition == 1 or not self._took:
             return None
         again = [rung.index for rung in self._rungs if ("sweep", rung.index, repetition) not in self._ended]
         later = [rung.index for rung in self._rungs if self._status(rung) == "ok"]
-        return sum(self._took.get(("sweep", index), 0.0) for index in [*again, *later * (rounds - repetition)])
+        return sum(
+            self._took.get(("sweep", index), 0.0) for index in [*again, *later * (rounds - repetition)]
+        )
 
     def tasks(self, records: list[Record], note: Note) -> Iterator[Task]:
         """All processes, in order."""
@@ -96,8 +104,8 @@ class Search:
                 yield task
             if late:
                 note(
-                    f"round {repetition} is over, and what runs now has nothing in it to be held to: not run in it: "
-                    f"{'; '.join(late)}; without --resume a sweep measures all anew"
+                    f"round {repetition} is over, and what runs now has nothing in it to be held to: not run "
+                    f"in it: {'; '.join(late)}; without --resume a sweep measures all anew"
                 )
 
     def _over(self, repetition: int) -> bool:
@@ -110,13 +118,19 @@ class Search:
         return f"--budget ended the sweep in round {repetition} of {self.planned_rounds}{unknown}"
 
     def _unrun(self, repetition: int) -> int:
-        """Processes from this round on that have not run, if all candidates run that are listed; parity left out."""
+        """Processes from this round on that have not run, if all candidates run that are listed; parity left
+        out.
+        """
         listed = self.ladder.rungs if repetition == 1 else self._left(repetition, lambda _: None)
         controls = 1 if self.planned_rounds > 1 else 0
-        ceilings = 1 if self.ladder.protocol.ceiling_seconds else 0  # of the last round; in a first one, of that too
+        ceilings = (
+            1 if self.ladder.protocol.ceiling_seconds else 0
+        )  # of the last round; in a first one, of that too
         rounds = self.planned_rounds - repetition + 1
         done = sum(key[0] != "parity" and key[2] == repetition for key in self._ended)
-        return max(1, rounds * (len(listed) + controls) + ceilings * min(rounds, 2 if repetition == 1 else 1) - done)
+        return max(
+            1, rounds * (len(listed) + controls) + ceilings * min(rounds, 2 if repetition == 1 else 1) - done
+        )
 
     def _round(self, repetition: int, note: Note) -> Iterator[Task]:
         self._held = set() if repetition == 1 else self._held
@@ -142,7 +156,8 @@ class Search:
         record = self._ended.get(("sweep", rung.index, 1))
         return record.status if record else None
 
-    # --- the first round ------------------------------------------------------------------------------------------
+    # --- the first round
+    # ------------------------------------------------------------------------------------------
 
     def _first_round(self, note: Note) -> Iterator[Rung]:
         self._rungs = []
@@ -188,7 +203,9 @@ class Search:
             fails = rung if status == "out_of_memory" else None
             break
         if axis.doubling and fits and fails:
-            yield from self._between(fits.toggles.micro_batch_size, fails.toggles.micro_batch_size, changes, note)
+            yield from self._between(
+                fits.toggles.micro_batch_size, fails.toggles.micro_batch_size, changes, note
+            )
 
     def _sizes(self, axis: Axis, changes: dict[str, Any]) -> Iterator[int]:
         """Those that are listed and then, if they go on, each about twice the one before."""
@@ -198,7 +215,9 @@ class Search:
             yield larger
 
     def _larger(self, size: int, changes: dict[str, Any]) -> int | None:
-        """Twice `size`; of those that divide a step of a fixed size, the next above that, or else the largest."""
+        """Twice `size`; of those that divide a step of a fixed size, the next above that, or else the
+        largest.
+        """
         tokens = self.ladder.workload.tokens_per_step
         if tokens is None:
             return 2 * size
@@ -231,7 +250,8 @@ class Search:
         return found
 
     def _too_large(self, tried: Sequence[Rung], size: int) -> str | None:
-        """Why a batch would take more memory than a machine has whose processor trains: Linux then ends processes.
+        """Why a batch would take more memory than a machine has whose processor trains: Linux then ends
+        processes.
 
         By the line through the two largest batches so far.
         """
@@ -248,7 +268,8 @@ class Search:
         return f"by the sizes before it would take {needed / GIB:.1f} GiB, and this machine has {there / GIB:.1f}"
 
     def _parity(self, rung: Rung) -> Iterator[Task]:
-        """For each size of a step, the first candidate that ran accumulating as many tokens; if it has ranks, on one.
+        """For each size of a step, the first candidate that ran accumulating as many tokens; if it has ranks,
+        on one.
 
         Directly after the first candidate of that size: a budget that ends later takes no proof away.
         """
@@ -264,10 +285,13 @@ class Search:
             own = settings(self.ladder, self.base.toggles, toggles)
             yield Task(kind="parity", rung=replace(rung, toggles=toggles, settings=own), repetition=1)
 
-    # --- the rounds after it --------------------------------------------------------------------------------------
+    # --- the rounds after it
+    # --------------------------------------------------------------------------------------
 
     def _left(self, repetition: int, note: Note) -> list[Rung]:
-        """The first, to which all are held, and those that measured something; for a winner, those with a chance."""
+        """The first, to which all are held, and those that measured something; for a winner, those with a
+        chance.
+        """
         ran = [rung for rung in self._rungs if self._status(rung) == "ok"]
         if not self.best_only or not ran:
             return ran
@@ -278,7 +302,7 @@ class Search:
         left = [rung for rung in ran if rung is ran[0] or over.get(rung.index, 0.0) >= max(least, 1e-9)]
         if repetition == 2 and (dropped := [rung.name for rung in ran if rung not in left]):
             note(
-                f"below {HOPELESS:.0%} of the fastest in round 1, or something is held against them, so not run "
-                f"again: {'; '.join(dropped)}"
+                f"below {HOPELESS:.0%} of the fastest in round 1, or something is held against them, so not "
+                f"run again: {'; '.join(dropped)}"
             )
         return left

@@ -1,9 +1,9 @@
 """Rungs that train in turn, two at a time: a few steps of the one, then of the other, again and again.
 
-All processes are started first, one after another, and stopped; then each round visits every pair. So what slows the
-machine for longer than a pair's turns slows both alike, where rungs of `bench run` are minutes apart. What a process
-keeps from its start, its pages and its compiled code, no number of rounds takes out: all are started anew a few times.
-Imports no torch.
+All processes are started first, one after another, and stopped; then each round visits every pair. So what
+slows the machine for longer than a pair's turns slows both alike, where rungs of `bench run` are minutes
+apart. What a process keeps from its start, its pages and its compiled code, no number of rounds takes out:
+all are started anew a few times. Imports no torch.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from bench.run.turns.paused_process import Sleeper, TurnError, started
 WARM_UP = 3
 """Steps of a process before its first turn, at least: compiled code is ready after two."""
 LEAST_MEMORY = 1 << 30
-"""Bytes that must stay free: a stopped process whose memory was swapped out would be timed reading it back."""
+"""Bytes that must stay free: a stopped process whose memory was swapped out would be timed reading it back.
+"""
 CONTROL = " (again)"
 """Behind the name of the rung that a second process runs, for the noise floor."""
 Tell = Callable[[str], None]
@@ -88,7 +89,8 @@ class Group:
 
 
 def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
-    """Rungs as they are in memory together: each with the one that it is held to, and room left for the control.
+    """Rungs as they are in memory together: each with the one that it is held to, and room left for the
+    control.
 
     Raises LadderError where there are no two to compare.
     """
@@ -96,7 +98,9 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
         raise LadderError("to take turns, two rungs of one process each are needed; name more with --rungs")
     for rung in rungs:
         if rung.name.endswith(CONTROL):
-            raise LadderError(f"rung {rung.name!r}: a name that ends in{CONTROL} is that of the control; rename it")
+            raise LadderError(
+                f"rung {rung.name!r}: a name that ends in{CONTROL} is that of the control; rename it"
+            )
     size = at_once - 2
     if first:
         return [Group(rungs=[rungs[0], *rungs[place : place + size]]) for place in range(1, len(rungs), size)]
@@ -104,9 +108,11 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
 
 
 def open_with_what_runs(part: Group, before: Sequence[Group]) -> None:
-    """Where the rung that opens a group is not here or failed in the group before, the one before it opens the group.
+    """Where the rung that opens a group is not here or failed in the group before, the one before it opens
+    the group.
 
-    Else the group's second rung would be compared with nothing, though `bench run` holds it to the last that ran.
+    Else the group's second rung would be compared with nothing, though `bench run` holds it to the last that
+    ran.
     """
     names = {name for group in before for name in (*group.failed, *group.unsupported)}
     ran = [rung for group in before for rung in group.rungs if rung.name not in names]
@@ -114,7 +120,9 @@ def open_with_what_runs(part: Group, before: Sequence[Group]) -> None:
         part.rungs = [ran[-1], *part.rungs[1:]]
 
 
-def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int) -> None:
+def take_turns(
+    asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int
+) -> None:
     """Fill in a group's pairs, round by round; `keep` is called after each. to_come: groups after this one.
 
     Raises TurnError where the first rung, which all are held to, cannot start.
@@ -137,11 +145,13 @@ def take_turns(asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Call
                 tell(f"{which}round {number + 1} of {asked.rounds}: {took}; about {duration(left)} left")
 
 
-def seconds_left(asked: Asked, start: int, number: int, to_come: int, *, warm_up: float, each: float) -> float:
+def seconds_left(
+    asked: Asked, start: int, number: int, to_come: int, *, warm_up: float, each: float
+) -> float:
     """After a round, until the last group's last one; every start is taken to be as long as this one.
 
-    start, number: of the round, from 0. to_come: groups after this one. warm_up, each: seconds before this start's
-    first round, and of one.
+    start, number: of the round, from 0. to_come: groups after this one. warm_up, each: seconds before this
+    start's first round, and of one.
     """
     starts = asked.starts - start - 1 + to_come * asked.starts
     return each * (asked.rounds - number - 1) + starts * (warm_up + each * asked.rounds)
@@ -169,10 +179,14 @@ class _Processes(contextlib.ExitStack):
         if not names:
             return
         held = (
-            [(name, names[0]) for name in names[1:]] if first else [(after, over) for over, after in pairwise(names)]
+            [(name, names[0]) for name in names[1:]]
+            if first
+            else [(after, over) for over, after in pairwise(names)]
         )
         reference = names[0] if first else names[-1]
-        if held and self._start(reference + CONTROL, next(rung for rung in group.rungs if rung.name == reference)):
+        if held and self._start(
+            reference + CONTROL, next(rung for rung in group.rungs if rung.name == reference)
+        ):
             held.append((reference + CONTROL, reference))
         known = {(pair.rung, pair.over): pair for pair in group.pairs}
         self._pairs = [known.get((rung, over)) or Pair(rung=rung, over=over) for rung, over in held]
@@ -207,13 +221,15 @@ class _Processes(contextlib.ExitStack):
         to_come = max(sleeper.memory_to_come() for sleeper in [*self._sleepers.values(), newest])
         if memory_available() - to_come < LEAST_MEMORY:
             raise TurnError(
-                f"memory is full with {len(self._sleepers) + 1} processes; have fewer with --at-once or --rungs"
+                f"memory is full with {len(self._sleepers) + 1} processes; have fewer with --at-once or "
+                "--rungs"
             )
 
     def round(self, number: int) -> str:
         """A turn of either of each pair; says how long their steps took.
 
-        Pairs are in an order drawn anew each time, and each is turned round, so that none always follows another.
+        Pairs are in an order drawn anew each time, and each is turned round, so that none always follows
+        another.
         """
         pairs = [pair for pair in self._pairs if {pair.rung, pair.over} <= self._sleepers.keys()]
         random.Random(number).shuffle(pairs)

@@ -25,8 +25,9 @@ from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.launch import own_variables, python
 
 STOP_SECONDS = 10.0
-"""In which processes that were told to stop have stopped: a signal takes them at once, but for those that wait for a
-disk, and a virtual machine may halt for seconds."""
+"""In which processes that were told to stop have stopped: a signal takes them at once, but for those that
+wait for a disk, and a virtual machine may halt for seconds.
+"""
 
 
 class TurnError(Exception):
@@ -41,9 +42,16 @@ class TurnError(Exception):
 class Sleeper:
     """A process and the lines that it prints; made by started()."""
 
-    def __init__(self, program: Program, peer: str, tokens_per_step: int, seconds: float, version: str | None) -> None:
+    def __init__(
+        self, program: Program, peer: str, tokens_per_step: int, seconds: float, version: str | None
+    ) -> None:
         """seconds: how long a step may be waited for, the first one with its compilation too."""
-        self._program, self._peer, self._tokens, self._seconds = program, PEERS[peer], tokens_per_step, seconds
+        self._program, self._peer, self._tokens, self._seconds = (
+            program,
+            PEERS[peer],
+            tokens_per_step,
+            seconds,
+        )
         self._origin, self._told = version, ""
         self._last, self._step = "it printed nothing", -1
 
@@ -85,7 +93,9 @@ class Sleeper:
                 process.resume()
 
     def memory_to_come(self) -> int:
-        """Bytes that it has held at its peak and does not hold now, as between two steps; 0 where nobody tells."""
+        """Bytes that it has held at its peak and does not hold now, as between two steps; 0 where nobody
+        tells.
+        """
         total = 0
         for process in self._program.processes():
             peak, held = memory_peak(process.pid), memory_held(process.pid)
@@ -152,7 +162,8 @@ def started(
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
     with contextlib.ExitStack() as stack:
-        # Empty for each: a process that compiled its code has it otherwise in memory than one that found it compiled.
+        # Empty for each: a process that compiled its code has it otherwise in memory than one that found it
+        # compiled.
         cache = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="inductor-", dir=scratch, ignore_cleanup_errors=True)
         )
@@ -165,7 +176,9 @@ def started(
             CACHE: cache,
         }
         program = stack.enter_context(Program(words, folder, environ, cpus))
-        sleeper = Sleeper(program, peer, tokens_per_step(ladder, rung), ladder.protocol.timeout_seconds, version)
+        sleeper = Sleeper(
+            program, peer, tokens_per_step(ladder, rung), ladder.protocol.timeout_seconds, version
+        )
         with contextlib.suppress(OSError):  # where memory runs out, all give way as those of bench run do
             for process in program.processes():
                 Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")

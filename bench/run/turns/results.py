@@ -1,4 +1,6 @@
-"""What the turns of bench.run.turns.interleave come to: ratios, their noise floor and verdicts. Imports no torch."""
+"""What the turns of bench.run.turns.interleave come to: ratios, their noise floor and verdicts. Imports no
+torch.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +68,8 @@ def results(ladder: Ladder, group: Group) -> list[Result]:
 def over_starts(values: Sequence[Sequence[float]]) -> Estimate:
     """The geometric mean of turns, by start; its interval is that of the starts' own means.
 
-    Turns of one start have its processes in common, so that their number says nothing of what others would do. Of
-    fewer starts than LEAST_ROUNDS the interval is that of the turns.
+    Turns of one start have its processes in common, so that their number says nothing of what others would
+    do. Of fewer starts than LEAST_ROUNDS the interval is that of the turns.
     """
     if len(values) < LEAST_ROUNDS:
         return geometric_mean([value for turns in values for value in turns])
@@ -75,7 +77,9 @@ def over_starts(values: Sequence[Sequence[float]]) -> Estimate:
 
 
 def floor_of(found: Sequence[Result]) -> float | None:
-    """The noise floor, by the control's ratio to the rung that it repeats; None where no control was replicated."""
+    """The noise floor, by the control's ratio to the rung that it repeats; None where no control was
+    replicated.
+    """
     return noise_floor(next((each.ratio for each in found if each.is_control and each.replicated), None))
 
 
