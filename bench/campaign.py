@@ -31,7 +31,7 @@ from bench.format import duration, number, plain
 from bench.process.shutdown import Stop, stoppable
 from bench.process.supervisor import end_marked
 from bench.records.record import RecordError, read
-from gpt2.lock import Locked, alone
+from gpt2.files.lock import Locked, alone
 from gpt2.terminal import stderr_console, use_streams
 
 MARK = "BENCH_CAMPAIGN"

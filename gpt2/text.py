@@ -21,9 +21,9 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.cache import DataError, cache_dir, remembered, replacing, samples
-from gpt2.files import POINTER, kind_of
-from gpt2.shards import HEADER_BYTES, TOKEN, is_whole, shard_header
+from gpt2.files.cache import DataError, cache_dir, remembered, replacing, samples
+from gpt2.files.listing import POINTER, kind_of
+from gpt2.files.shard_format import HEADER_BYTES, TOKEN, is_whole, shard_header
 
 if TYPE_CHECKING:
     import tiktoken

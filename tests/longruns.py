@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.device import find
-from gpt2.metrics import Event
-from gpt2.pretrain import Leg, Place
-from gpt2.run import Run, build
+from gpt2.pretrain.config import Run, build
+from gpt2.pretrain.metrics import Event
+from gpt2.pretrain.session import Leg, Place
 
 ROOT = Path(__file__).parent.parent
 TIMING = ("seconds", "elapsed_seconds", "tps", "mfu", "peak_memory_bytes", "wait_seconds")

@@ -8,9 +8,9 @@ import pytest
 import torch
 from trainings import FOUR, start
 
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import Cuda
-from gpt2.parallel import process_group
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.training.distributed import process_group
 
 
 class Counters:

@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2 import cache, shards
-from gpt2.data import Batches, Corpus, DataError, open_corpus
-from gpt2.documents import in_new_order
-from gpt2.shards import Shards, shard_header
+from gpt2.config.toggles import Toggles
+from gpt2.data import shards
+from gpt2.data.batches import Batches, Corpus, DataError, open_corpus
+from gpt2.data.documents import in_new_order
+from gpt2.data.shards import Shards
+from gpt2.files import cache
+from gpt2.files.shard_format import MAGIC, shard_header
 from gpt2.text import tokenise
-from gpt2.toggles import Toggles
-from gpt2.train import micro_batches
+from gpt2.training.train import micro_batches
 
 V = 50257
 
@@ -465,7 +467,7 @@ def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
-def header(magic: int = shards.MAGIC, version: int = 1, tokens: int = 100) -> bytes:
+def header(magic: int = MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     ints = np.zeros(256, dtype="<i4")
     ints[:3] = magic, version, tokens
     return ints.tobytes()

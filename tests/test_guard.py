@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpt2.guard import MOST_PASSED, WINDOW, Guard, Policy, TrainingStopped
+from gpt2.pretrain.anomaly import MOST_PASSED, WINDOW, Guard, Policy, TrainingStopped
 
 
 class Told(list[tuple[int, str]]):

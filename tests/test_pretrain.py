@@ -17,17 +17,18 @@ import torch
 import torch.nn.functional as F
 from longruns import TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
 
-from gpt2 import longrun, parallel
-from gpt2.cache import DataError
-from gpt2.checkpoint import CheckpointError, folders, read
-from gpt2.feed import Data, Source, open_data
-from gpt2.guard import TrainingStopped
-from gpt2.metrics import Event, Files, Kind, TensorBoard
-from gpt2.metrics import read as read_metrics
-from gpt2.prepare import prepare
-from gpt2.pretrain import Place
+from gpt2.config.validation import ConfigError
+from gpt2.data.corpora.prepare import prepare
+from gpt2.files.cache import DataError
+from gpt2.pretrain import rank_main
+from gpt2.pretrain.anomaly import TrainingStopped
+from gpt2.pretrain.checkpoint import CheckpointError, folders, read
+from gpt2.pretrain.datasets import Data, Source, open_data
+from gpt2.pretrain.metrics import Event, Files, Kind, TensorBoard
+from gpt2.pretrain.metrics import read as read_metrics
+from gpt2.pretrain.session import Place
 from gpt2.text import encode
-from gpt2.validation import ConfigError
+from gpt2.training import distributed
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -486,9 +487,9 @@ def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(
                 self._jsonl = Path("/dev/full").open("w")  # noqa: SIM115
             super().write(event)
 
-    monkeypatch.setattr(longrun, "Files", Filling)
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
-    assert longrun.carry_out(tiny_run(steps=6), Place(folder=tmp_path)) == 6
+    monkeypatch.setattr(rank_main, "Files", Filling)
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda leg: lambda: False)
+    assert rank_main.carry_out(tiny_run(steps=6), Place(folder=tmp_path)) == 6
     assert f"cannot write {tmp_path} (No space left on device)" in capsys.readouterr().err
     assert [read(each).step for each in folders(tmp_path / "checkpoints")] == [3]
     assert [event.step for event in read_metrics(tmp_path) if event.kind == "step"] == [1]
@@ -521,10 +522,10 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
         def close(self, *, failed: bool = False) -> None:
             raise OSError("still gone")
 
-    gone, made = Gone(), longrun._sinks
-    monkeypatch.setattr(longrun, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
-    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path)) == 0
+    gone, made = Gone(), rank_main._sinks
+    monkeypatch.setattr(rank_main, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda leg: lambda: False)
+    assert rank_main.carry_out(tiny_run(steps=3), Place(folder=tmp_path)) == 0
     assert gone.taken == 1
     assert (
         "Gone takes no more events (the network is gone); the run goes on without" in capsys.readouterr().err
@@ -653,7 +654,7 @@ def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path) -> None
 
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda leg: lambda: False)
 
 
 @pytest.mark.parametrize("log", [None, ""], ids=["no metrics", "empty metrics"])
@@ -664,7 +665,7 @@ def test_a_new_run_does_not_go_into_a_folder_with_checkpoints(
     if log is not None:
         (tmp_path / "metrics.jsonl").write_text(log)
     before = [each.name for each in folders(tmp_path / "checkpoints")]
-    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 2
+    assert rank_main.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 2
     assert "has a run already: --resume goes on with it" in capsys.readouterr().err
     assert [each.name for each in folders(tmp_path / "checkpoints")] == before
 
@@ -673,9 +674,9 @@ def test_a_new_run_does_not_go_into_a_folder_with_checkpoints(
 def test_a_run_goes_on_though_what_it_says_of_itself_is_damaged(
     content: str, tmp_path: Path, no_signals: None
 ) -> None:
-    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 0
+    assert rank_main.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 0
     (tmp_path / "run.json").write_text(content, encoding="utf-8")
-    assert longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path, resume=True)) == 0
+    assert rank_main.carry_out(tiny_run(steps=4), Place(folder=tmp_path, resume=True)) == 0
     found = json.loads((tmp_path / "run.json").read_text())["id"]
     assert found == "known" if "known" in content else len(found) == 32
 
@@ -683,9 +684,9 @@ def test_a_run_goes_on_though_what_it_says_of_itself_is_damaged(
 def test_a_run_beyond_the_steps_asked_for_says_so(
     tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path))
+    rank_main.carry_out(tiny_run(steps=4), Place(folder=tmp_path))
     capsys.readouterr()
-    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path, resume=True)) == 0
+    assert rank_main.carry_out(tiny_run(steps=3), Place(folder=tmp_path, resume=True)) == 0
     assert "nothing to do: the run is at step 4, beyond the 3 that are asked for" in capsys.readouterr().err
 
 
@@ -700,7 +701,7 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
             (tmp_path / "here").rename(tmp_path / "there")
 
     monkeypatch.setattr(Files, "write", moving)
-    assert longrun.carry_out(tiny_run(steps=8), Place(folder=tmp_path / "here")) == 0
+    assert rank_main.carry_out(tiny_run(steps=8), Place(folder=tmp_path / "here")) == 0
     assert capsys.readouterr().err.count("here was moved or removed") == 1
     assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
     assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(
@@ -716,7 +717,7 @@ def test_a_folder_is_moved_only_where_the_file_system_says_so(
         raise error
 
     monkeypatch.setattr(Path, "stat", stat)
-    assert longrun._is_gone(tmp_path) is gone
+    assert rank_main._is_gone(tmp_path) is gone
 
 
 def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
@@ -725,7 +726,7 @@ def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
         torch.arange(2000 + len(name), dtype=torch.int16).remainder(500).numpy().tofile(os.fsdecode(path))
     run = tiny_run(steps=1, workload={"data": "mine"})
     place = Place(folder=tmp_path / "run", source=Source(path=tmp_path))
-    assert longrun.carry_out(run, place) == 0
+    assert rank_main.carry_out(run, place) == 0
     notes = [event.values["text"] for event in read_metrics(tmp_path / "run") if event.kind == "note"]
     assert any(r"train_\xff.bin" in note for note in notes)
 
@@ -745,7 +746,7 @@ def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
 def test_a_rank_with_other_data_than_the_first_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
+    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
     with pytest.raises(DataError, match="rank 1 would train or validate on other data than rank 0"):
         events(tiny_run(steps=1), tmp_path)
 
@@ -753,7 +754,7 @@ def test_a_rank_with_other_data_than_the_first_is_refused(
 def test_what_keeps_another_rank_from_its_data_is_said_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (None, "no such folder")])
+    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (None, "no such folder")])
     with pytest.raises(DataError, match="rank 1 cannot open the data: no such folder"):
         events(tiny_run(steps=1), tmp_path)
 
@@ -762,7 +763,7 @@ def test_a_folder_whose_checkpoints_nobody_could_read_is_refused(
     tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     place = Place(folder=Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9")))
-    assert longrun.carry_out(tiny_run(steps=2), place) == 2
+    assert rank_main.carry_out(tiny_run(steps=2), place) == 2
     assert r"r\xe9 is no UTF-8" in capsys.readouterr().err
     assert not place.folder.exists()
 

@@ -18,14 +18,15 @@ import torch
 from _pytest.mark import ParameterSet
 from trainings import FAST, FOUR, every_value, start
 
-import gpt2.products
+import gpt2.model.tuned_linear
+from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
-from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
-from gpt2.proofs import PROOFS, Finding, prove
-from gpt2.seen import Seen, loaded_libraries
-from gpt2.stages import model_config
-from gpt2.toggles import Toggles
-from gpt2.train import Training
+from gpt2.proofs.evidence import Seen, loaded_libraries
+from gpt2.proofs.finding import Finding
+from gpt2.proofs.profiler import Op, attention_kernel, fused_attention, kernel_formats, products, profile
+from gpt2.proofs.prove import PROOFS, prove
+from gpt2.training.stages import model_config
+from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -46,12 +47,12 @@ def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products so small gain nothing by being shared out, and on one thread none does: here they are
     nevertheless.
     """
-    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "rows in 2")
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_fastest", lambda *operands: "rows in 2")
 
 
 def test_products_that_are_all_fastest_whole_are_said_to_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt2.products, "_chosen", {})
-    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "whole")
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_chosen", {})
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_fastest", lambda *operands: "whole")
     training = start(replace(FOUR, products="tuned"))
     found = prove(training, profile(lambda: next(training), training.device))["products"]
     assert found == Finding(True, findings(products="whole")["products"].evidence)
@@ -298,8 +299,8 @@ def test_a_reduced_precision_that_leaked_in_is_found_at_highest(plain: tuple) ->
 
 
 def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
-    from gpt2.model import build
-    from gpt2.workload import GPT2Config
+    from gpt2.config.workload import GPT2Config
+    from gpt2.model.model import build
 
     toggles = Toggles(vocab_multiple=64)
     config = model_config(toggles, GPT2Config(n_layer=1, n_head=1, n_embd=8, n_ctx=8, vocab_size=128))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from trainings import FOUR, start
 
-from gpt2.proofs import PROOFS
-from gpt2.run import build
-from gpt2.seen import Seen
-from gpt2.step_graph import EAGER_STEPS, StepGraph
-from gpt2.validation import ConfigError
+from gpt2.config.validation import ConfigError
+from gpt2.pretrain.config import build
+from gpt2.proofs.evidence import Seen
+from gpt2.proofs.prove import PROOFS
+from gpt2.training.step_graph import EAGER_STEPS, StepGraph
 
 CPU = torch.device("cpu")
 

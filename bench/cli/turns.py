@@ -16,7 +16,7 @@ import typer
 from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
 from bench.cli.terminal import console, fail
 from bench.process.shutdown import interruptible
-from gpt2.strict_json import dumps
+from gpt2.files.strict_json import dumps
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,7 +66,7 @@ def turns(
     from bench.run.probe import ProbeError, probe
     from bench.run.runner import RunError, check_data, results_file
     from bench.run.turns.interleave import Asked, TurnError, groups, open_with_what_runs, take_turns
-    from gpt2.data import DataError
+    from gpt2.data.batches import DataError
     from gpt2.hardware.host import plain_folder
 
     begun = datetime.now(UTC).isoformat(timespec="seconds")

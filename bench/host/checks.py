@@ -121,7 +121,7 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
 
 def unheeded(asked: str | None, threads: int) -> list[Finding]:
     """OMP_NUM_THREADS where it asks for other threads than a rank is given; see
-    gpt2.stages.unheeded_threads().
+    gpt2.training.stages.unheeded_threads().
     """
     if asked is None:
         return []

@@ -17,9 +17,9 @@ from bench.run.command import Options
 from bench.run.executor import Processes, Watcher
 from bench.run.probe import probe
 from bench.run.runner import RunError, results_file
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 from gpt2.hardware.host import plain_folder
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
 
 DEVICES: tuple[str, ...] = get_args(get_type_hints(Toggles)["device"])
 

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2 import peaks
-from gpt2.peaks import Chip
-from gpt2.toggles import BASELINE, Toggles
+from gpt2.config.toggles import BASELINE, Toggles
+from gpt2.hardware import peaks
+from gpt2.hardware.peaks import Chip
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch, int64 (sequences, seq_len) each."""

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
 from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.peaks import Chip
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+from gpt2.hardware.peaks import Chip
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 """torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul
@@ -209,7 +209,7 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """Return the TPU's name as gpt2.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
+    """Return the TPU's name as gpt2.hardware.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
     out.
     """
     with contextlib.suppress(Exception):

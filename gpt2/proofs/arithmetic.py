@@ -6,11 +6,11 @@ import re
 
 import torch
 
-from gpt2.attention import BLOCK
-from gpt2.ops import fused_attention
+from gpt2.config.toggles import Toggles
+from gpt2.model.attention import BLOCK
+from gpt2.proofs.evidence import Seen
 from gpt2.proofs.finding import Finding, built_for, counted
-from gpt2.seen import Seen
-from gpt2.toggles import Toggles
+from gpt2.proofs.profiler import fused_attention
 
 EXACT_PRODUCT = 1.5e-6
 """Largest relative error of a float32 matmul that counts as exact.

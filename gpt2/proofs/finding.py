@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpt2.seen import Seen
+from gpt2.proofs.evidence import Seen
 
 
 @dataclass(frozen=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from gpt2.hardware.host import ALLOCATORS, huge_pages, usable_cores
-from gpt2.parallel import is_shard
+from gpt2.proofs.evidence import Seen, cores_of_pinned_threads, loaded_libraries, page_faults_of_a_tensor
 from gpt2.proofs.finding import Finding, counted
-from gpt2.seen import Seen, cores_of_pinned_threads, loaded_libraries, page_faults_of_a_tensor
-from gpt2.stages import threads as wanted_threads
+from gpt2.training.distributed import is_shard
+from gpt2.training.stages import threads as wanted_threads
 
 
 def device(seen: Seen) -> Finding:

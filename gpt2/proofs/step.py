@@ -6,10 +6,10 @@ import re
 import sys
 from collections import Counter
 
-from gpt2.optimizer import CompiledAdamW
-from gpt2.products import chosen as arrangements
+from gpt2.model.tuned_linear import chosen as arrangements
+from gpt2.proofs.evidence import Seen
 from gpt2.proofs.finding import Finding, built_for, counted
-from gpt2.seen import Seen
+from gpt2.training.optimizer import CompiledAdamW
 
 
 def compile(seen: Seen) -> Finding:
