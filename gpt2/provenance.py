@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-OWN = Path(__file__).resolve().relative_to(ROOT).as_posix()
+THIS_FILE = Path(__file__).resolve().relative_to(ROOT).as_posix()
 """A file that only this project's repository has; it tells the repository apart from one that merely contains
 us.
 """
@@ -51,7 +51,7 @@ def git_state() -> tuple[str | None, bool | None]:
     matters = ("gpt2", "bench", "ladders", "pyproject.toml")
     try:
         git(
-            ROOT, "ls-files", "--error-unmatch", OWN
+            ROOT, "ls-files", "--error-unmatch", THIS_FILE
         )  # fails in a repository that merely contains this folder
         commit = git(ROOT, "rev-parse", "HEAD").decode().strip()
         return commit, bool(

@@ -17,59 +17,46 @@ import pytest
 from gpt2.config.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent
-CONFIG = ("gpt2.config", "gpt2.hardware")
 MAY_IMPORT = {
-    "bench.cli": ("bench", "gpt2"),
-    "bench.run": ("bench.process", "bench.host", "bench.analysis", "bench.records", "bench.ladder")
-    + ("bench.format", "bench.stats", "gpt2"),
-    "bench.report": ("bench.analysis", "bench.records", "bench.ladder", "bench.format", "bench.stats")
-    + ("gpt2.config", "gpt2.files", "gpt2.pretrain.metrics", "gpt2.evals.hellaswag"),
-    "bench.analysis": ("bench.records", "bench.ladder", "bench.format", "bench.stats", *CONFIG),
-    "bench.process": ("bench.host", "bench.records", "bench.format", "gpt2.hardware", "gpt2.signals"),
-    "bench.host": ("bench.records", "bench.ladder", "bench.format", *CONFIG)
-    + ("gpt2.device", "gpt2.training", "gpt2.provenance"),
-    "bench.records": ("bench.ladder", "gpt2.files", *CONFIG),
-    "bench.ladder": CONFIG,
-    "bench.campaign": ("bench.campaign_parts", "bench.process", "bench.records", "bench.format")
-    + ("gpt2.files", "gpt2.terminal"),
-    "bench.campaign_parts": ("gpt2.hardware",),
-    "bench.format": ("bench.stats", "gpt2.format"),
-    "bench.stats": (),
-    "gpt2.cli": ("gpt2",),
-    "gpt2.pretrain": ("gpt2.evals", "gpt2.training", "gpt2.data", "gpt2.model", "gpt2.device", "gpt2.files")
-    + (
-        "gpt2.text",
-        "gpt2.terminal",
-        "gpt2.signals",
-        "gpt2.prefetch",
-        "gpt2.provenance",
-        "gpt2.format",
-        *CONFIG,
-    ),
-    "gpt2.proofs": ("gpt2.training", "gpt2.model", "gpt2.device", *CONFIG),
-    "gpt2.evals": (
-        "gpt2.training",
-        "gpt2.data",
-        "gpt2.model",
-        "gpt2.device",
-        "gpt2.files",
-        "gpt2.text",
-        *CONFIG,
-    ),
-    "gpt2.interop": ("gpt2.model", "gpt2.data", "gpt2.files", *CONFIG),
-    "gpt2.training": ("gpt2.device", "gpt2.model", "gpt2.data", *CONFIG),
-    "gpt2.model": CONFIG,
-    "gpt2.device": ("gpt2.prefetch", *CONFIG),
-    "gpt2.data": ("gpt2.text", "gpt2.files", "gpt2.prefetch", *CONFIG),
-    "gpt2.text": ("gpt2.files",),
-    "gpt2.config": (),
-    "gpt2.hardware": (),
-    "gpt2.files": (),
-    "gpt2.terminal": (),
-    "gpt2.signals": (),
-    "gpt2.prefetch": (),
-    "gpt2.provenance": (),
-    "gpt2.format": (),
+    name: imports.split()
+    for name, _, imports in (
+        line.partition(":")
+        for line in """
+bench.cli: bench gpt2
+bench.run: bench.process bench.host bench.analysis bench.records bench.ladder bench.format bench.stats gpt2
+bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
+  gpt2.pretrain.metrics gpt2.evals.hellaswag
+bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
+bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
+bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
+  gpt2.provenance
+bench.records: bench.ladder gpt2.config gpt2.hardware gpt2.files
+bench.ladder: gpt2.config gpt2.hardware
+bench.campaign: bench.campaign_parts bench.process bench.records bench.format gpt2.files gpt2.terminal
+bench.campaign_parts: gpt2.hardware
+bench.format: bench.stats gpt2.format
+bench.stats:
+gpt2.cli: gpt2
+gpt2.pretrain: gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files gpt2.config \
+  gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
+gpt2.proofs: gpt2.training gpt2.model gpt2.device gpt2.config gpt2.hardware
+gpt2.evals: gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
+gpt2.interop: gpt2.model gpt2.data gpt2.files gpt2.config
+gpt2.training: gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
+gpt2.model: gpt2.config gpt2.hardware
+gpt2.device: gpt2.config gpt2.hardware gpt2.prefetch
+gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
+gpt2.text: gpt2.files
+gpt2.config:
+gpt2.hardware:
+gpt2.files:
+gpt2.format:
+gpt2.prefetch:
+gpt2.provenance:
+gpt2.signals:
+gpt2.terminal:
+""".strip().splitlines()
+    )
 }
 """By package or leaf, what it may import besides itself."""
 ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")

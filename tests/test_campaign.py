@@ -19,7 +19,7 @@ from bench import campaign
 from bench.campaign import Outcome, archive, carry_out, earlier
 from bench.campaign_parts import KINDS, Part, report
 from bench.ladder.ladder import load
-from gpt2.files.lock import Locked, alone
+from gpt2.files.lock import Locked, exclusive
 
 
 @pytest.fixture(autouse=True)
@@ -227,7 +227,7 @@ def test_what_a_killed_campaign_left_at_work_is_ended_by_the_next(tmp_path: Path
 
 def test_a_folder_has_one_campaign_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    with alone(tmp_path), pytest.raises(Locked):
+    with exclusive(tmp_path), pytest.raises(Locked):
         carry_out([], tmp_path, 1)
 
 

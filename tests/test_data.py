@@ -294,7 +294,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         return {}
 
     with pytest.raises(DataError, match=r"a\.txt changed while it was read"):
-        cache.remembered([path], "test", read)
+        cache.cached_facts([path], "test", read)
 
 
 def test_what_was_read_is_read_again_only_after_a_change(
@@ -309,9 +309,9 @@ def test_what_was_read_is_read_again_only_after_a_change(
     path = tmp_path / "a.txt"
     path.write_text("before")
     in_an_hour(monkeypatch)
-    assert [cache.remembered([path], "test", read)["count"] for _ in range(3)] == [1, 1, 1]
+    assert [cache.cached_facts([path], "test", read)["count"] for _ in range(3)] == [1, 1, 1]
     path.write_text("after!")
-    assert cache.remembered([path], "test", read)["count"] == 2
+    assert cache.cached_facts([path], "test", read)["count"] == 2
 
 
 def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_next_change(
@@ -320,7 +320,7 @@ def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_
     path = tmp_path / "a.txt"
     path.write_text("before")
     readings = iter(range(9))
-    assert [cache.remembered([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [
+    assert [cache.cached_facts([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [
         0,
         1,
         2,

@@ -10,7 +10,7 @@ from trainings import FOUR, start
 from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.model.autograd import B
 from gpt2.model.model import GPT2
-from gpt2.proofs.evidence import Seen
+from gpt2.proofs.evidence import StepEvidence
 from gpt2.proofs.gradients import EAGER_SEQUENCES, gradient_difference, gradients
 from gpt2.training.train import Training
 
@@ -160,7 +160,7 @@ def test_the_residual_stream_is_looked_at_in_one_sequence(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         GPT2, "embed", lambda model, tokens: rows.append(len(tokens)) or forward(model, tokens)
     )
-    assert Seen(training, []).residual_dtype == torch.bfloat16
+    assert StepEvidence(training, []).residual_dtype == torch.bfloat16
     assert rows == [1]
 
 

@@ -34,7 +34,7 @@ from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.device import Device
 from gpt2.model.model import GPT2
 from gpt2.proofs.breakdown import breakdown
-from gpt2.proofs.evidence import Seen
+from gpt2.proofs.evidence import StepEvidence
 from gpt2.proofs.finding import Finding
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile, record
@@ -138,7 +138,7 @@ def trained(toggles: Toggles, pinned_beside: bool = False) -> Trained:
     training.replay = False
     ops = profile(lambda: next(training), training.device)
     losses, norm = [step.loss.item() for step in steps], steps[0].grad_norm.item()
-    return Trained(losses, norm, prove(training, ops), Seen(training, ops).graph_launches)
+    return Trained(losses, norm, prove(training, ops), StepEvidence(training, ops).graph_launches)
 
 
 @contextmanager
@@ -278,7 +278,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back() -> None:
     gpu = device()
     torch.empty(2**28, dtype=torch.uint8, device=gpu.torch_device)  # freed at once
     before = torch.cuda.memory_reserved()
-    gpu.give_back()
+    gpu.release_memory()
     assert torch.cuda.memory_reserved() <= before - 2**28
 
 

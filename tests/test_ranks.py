@@ -16,7 +16,7 @@ from longruns import command
 from gpt2.hardware.host import free_port
 from gpt2.pretrain import launcher
 from gpt2.pretrain.checkpoint import folders, read
-from gpt2.pretrain.launcher import train_in_ranks
+from gpt2.pretrain.launcher import launch_ranks
 from gpt2.pretrain.metrics import read as read_metrics
 
 ROOT = Path(__file__).parent.parent
@@ -41,7 +41,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(lines: str, processes: int = 3) -> int:
         (tmp_path / "program_of_a_rank.py").write_text(RANK + lines)
         monkeypatch.setattr(sys, "argv", ["gpt2", "an argument"])
-        return train_in_ranks(
+        return launch_ranks(
             "program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)}
         )
 

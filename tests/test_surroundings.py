@@ -21,7 +21,7 @@ from gpt2.config.validation import ConfigError
 from gpt2.files import cache
 from gpt2.files.cache import DataError
 from gpt2.hardware import host
-from gpt2.hardware.host import missing_compiler, plain_folder
+from gpt2.hardware.host import missing_compiler, temp_folder
 from gpt2.training import reexec, stages
 from gpt2.training.stages import unheeded_threads
 
@@ -229,8 +229,8 @@ def test_the_commit_of_another_user_s_checkout_is_told(
         command = ["git", *who, "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
 
-    (folder / provenance.OWN).parent.mkdir(parents=True)
-    (folder / provenance.OWN).write_text("")
+    (folder / provenance.THIS_FILE).parent.mkdir(parents=True)
+    (folder / provenance.THIS_FILE).write_text("")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
@@ -257,7 +257,7 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
-    folder = plain_folder()
+    folder = temp_folder()
     assert folder is not None
     assert not host.SPLITS_WORDS.search(str(folder))
     assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
@@ -272,7 +272,7 @@ def test_a_folder_that_torch_can_quote_is_taken(
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
-    assert plain_folder() == tmp_path / name
+    assert temp_folder() == tmp_path / name
     assert "TMPDIR" not in stages.environment(Toggles(compile="default"))
 
 

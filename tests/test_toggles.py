@@ -412,7 +412,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name:
     program = (
         "import psutil, torch; from gpt2.device import Cpu; resident = lambda: "
         "psutil.Process().memory_info().rss;kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; "
-        "before = resident();Cpu().give_back(); print(before - resident())"
+        "before = resident();Cpu().release_memory(); print(before - resident())"
     )
     given = output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]
     assert int(given) > 200 * 2**20  # of 250 MiB

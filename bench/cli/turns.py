@@ -67,7 +67,7 @@ def turns(
     from bench.run.runner import RunError, check_data, results_file
     from bench.run.turns.interleave import Asked, TurnError, groups, open_with_what_runs, take_turns
     from gpt2.data.batches import DataError
-    from gpt2.hardware.host import plain_folder
+    from gpt2.hardware.host import temp_folder
 
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -103,7 +103,7 @@ def turns(
             raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
     interrupted, lost, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch:
+    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch:
         try:
             for number, part in enumerate(parts, start=1):
                 if not first:

@@ -132,7 +132,7 @@ def diagnose(
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
-        _disk("disk for compiler caches", host.plain_folder() or Path(tempfile.gettempdir())),
+        _disk("disk for compiler caches", host.temp_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
 

@@ -84,7 +84,7 @@ def train(
     """
     from gpt2.config.validation import ConfigError
     from gpt2.pretrain.config import load
-    from gpt2.pretrain.launcher import started, train_in_ranks
+    from gpt2.pretrain.launcher import launch_ranks, started
     from gpt2.training.reexec import check_rank_variables, enter_environment, tell_unheeded_threads
     from gpt2.training.stages import environment
 
@@ -95,14 +95,14 @@ def train(
         fail(error)
     if run.toggles.processes > 1 and not started():
         tell_unheeded_threads(run.toggles, MODULE)
-        raise typer.Exit(train_in_ranks(MODULE, run.toggles.processes, environment(run.toggles)))
+        raise typer.Exit(launch_ranks(MODULE, run.toggles.processes, environment(run.toggles)))
     enter_environment(run.toggles, MODULE)
     from gpt2.pretrain.checkpoint import newest
     from gpt2.pretrain.datasets import Source
-    from gpt2.pretrain.rank_main import carry_out
-    from gpt2.pretrain.session import Place
+    from gpt2.pretrain.rank_main import run_rank
+    from gpt2.pretrain.session import SessionOptions
 
-    place = Place(
+    place = SessionOptions(
         folder=out or Path("runs") / run.name,
         resume=resume,
         begin_from=newest(init_from) if init_from else None,
@@ -110,7 +110,7 @@ def train(
         seconds=max_hours * 3600 if max_hours else None,
         peak_flops=peak_tflops * 1e12 if peak_tflops else None,
     )
-    raise typer.Exit(carry_out(run, place, tensorboard=tensorboard, wandb=wandb))
+    raise typer.Exit(run_rank(run, place, tensorboard=tensorboard, wandb=wandb))
 
 
 def prepare(
@@ -151,12 +151,12 @@ def prepare(
     """
     from gpt2.data.batches import DataError
     from gpt2.data.corpora.prepare import prepare
-    from gpt2.data.corpora.sources import not_taken, stem_of
+    from gpt2.data.corpora.sources import shadowed_path, stem_of
     from gpt2.data.index import read_index, to_nanogpt
     from gpt2.pretrain.datasets import prepared_folder
     from gpt2.pretrain.display import preparing
 
-    if other := not_taken(corpus):
+    if other := shadowed_path(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
     try:

@@ -115,17 +115,17 @@ def _bounds(corpus: Shards) -> np.ndarray:
     once.
     """
     assert corpus.tokens
-    remembered = cache_dir() / "documents" / f"{corpus.sha256}.npy"
-    if (bounds := _kept(remembered)) is None:
+    cached_facts = cache_dir() / "documents" / f"{corpus.sha256}.npy"
+    if (bounds := _kept(cached_facts)) is None:
         found = [np.zeros(1, dtype=np.int64)]
         for start in range(0, corpus.tokens, SCANNED):
             part = corpus.read(start, min(SCANNED, corpus.tokens - start))
             places = start + np.flatnonzero(part == SEPARATOR)
             found.append(places[places > 0])
         found.append(np.array([corpus.tokens]))
-        with replacing(remembered) as file:
+        with replacing(cached_facts) as file:
             np.save(file, np.concatenate(found))
-        bounds = _kept(remembered)
+        bounds = _kept(cached_facts)
     assert bounds is not None
     return bounds
 

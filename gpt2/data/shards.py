@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from gpt2.config.workload import TEXT_VOCABULARY
-from gpt2.files.cache import DataError, remembered, sha256_of
+from gpt2.files.cache import DataError, cached_facts, sha256_of
 from gpt2.files.listing import kind_of
 from gpt2.files.shard_format import (
     HEADER_BYTES,
@@ -108,7 +108,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
     looks = [_look(path) for path in paths]
-    found = remembered(paths, "tokens 2", lambda: _read_all(paths))
+    found = cached_facts(paths, "tokens 2", lambda: _read_all(paths))
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
             raise DataError(

@@ -127,7 +127,7 @@ class Device(ABC):
         return
 
     @contextlib.contextmanager
-    def looked_at(self) -> Iterator[None]:
+    def recording_only(self) -> Iterator[None]:
         """Context for a step that is run only to see its ops; a device that records ops need not run them."""
         yield
 
@@ -142,7 +142,7 @@ class Device(ABC):
         except RuntimeError:  # torch raises once the setting was changed through its newer API
             return "changed since"
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Return memory to the system that only compilation or writing a checkpoint needed."""
         return
 

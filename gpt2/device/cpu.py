@@ -50,7 +50,7 @@ class Cpu(Device):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
         return super().refuses(toggle, toggles)
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         gc.collect()
         if sys.platform != "linux":
             return

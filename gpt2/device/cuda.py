@@ -119,7 +119,7 @@ class Cuda(Device):
         # Batches that feed() has pinned are not copied again.
         return _pinned(tokens).to(self.torch_device, non_blocking=True)
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 

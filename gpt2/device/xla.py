@@ -97,7 +97,7 @@ class Xla(Device):
         return int(rows.group(1)) if rows else 1
 
     @contextlib.contextmanager
-    def looked_at(self) -> Iterator[None]:
+    def recording_only(self) -> Iterator[None]:
         # torch's profiler keeps all tensors whose shapes it records. XLA would make each of them an output of
         # a program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
         self._only_records = True

@@ -26,7 +26,7 @@ from gpt2.training import distributed
 
 STEP = 32
 """Lengths are padded to multiples of this, so that devices that compile a program per shape compile few."""
-NOWHERE = -100
+IGNORE_INDEX = -100
 """Target of padding positions, which cross_entropy ignores."""
 
 
@@ -124,7 +124,7 @@ def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
     """
     tokens = torch.zeros(rows, batch.T, dtype=torch.int64)
     places = torch.zeros(rows, batch.K, dtype=torch.int64)
-    targets = torch.full((rows, batch.K), NOWHERE)
+    targets = torch.full((rows, batch.K), IGNORE_INDEX)
     for row, place in enumerate(batch.texts):
         one = texts[place]
         ids = torch.from_numpy(one.tokens[-(batch.T + 1) :].astype(np.int64))
@@ -142,5 +142,7 @@ def _sums(logits: Tensor, places: Tensor, targets: Tensor) -> Tensor:
     """
     rows = torch.arange(len(places), device=places.device).unsqueeze(1)
     scored = logits[rows, places].float()
-    losses = F.cross_entropy(scored.flatten(0, 1), targets.flatten(), ignore_index=NOWHERE, reduction="none")
+    losses = F.cross_entropy(
+        scored.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+    )
     return -losses.view(places.shape).sum(1)

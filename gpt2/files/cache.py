@@ -82,10 +82,10 @@ def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, from the cache where it is still valid. Raises OSError, or
     DataError.
     """
-    return remembered([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
+    return cached_facts([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
 
 
-def remembered(paths: Sequence[Path], what: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     """Return the facts that `read` computes from these files, from the cache while the files are unchanged.
 
     `what` names the kind of facts and their version. Where the cache cannot be written, the files are read

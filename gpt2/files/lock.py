@@ -14,7 +14,7 @@ class Locked(Exception):
 
 
 @contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
+def exclusive(folder: Path) -> Iterator[None]:
     """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process,
     too.
 

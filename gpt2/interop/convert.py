@@ -36,6 +36,7 @@ from gpt2.interop.weight_files import (
     StandIn,
     Weights,
     assert_fit,
+    atomic_write,
     config_of,
     content,
     float32,
@@ -43,7 +44,6 @@ from gpt2.interop.weight_files import (
     reason,
     shapes,
     sizes_of,
-    whole,
 )
 
 __all__ = [
@@ -232,7 +232,7 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
     model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}
     model["lm_head.weight"] = model["transformer.wte.weight"]
     arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
-    with whole(path) as file:
+    with atomic_write(path) as file:
         torch.save(
             {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file
         )

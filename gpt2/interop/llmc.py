@@ -18,7 +18,15 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.files.shard_format import HEADER_BYTES, HEADER_INTS
-from gpt2.interop.weight_files import ConvertError, Weights, assert_fit, config_of, float32, shapes, whole
+from gpt2.interop.weight_files import (
+    ConvertError,
+    Weights,
+    assert_fit,
+    atomic_write,
+    config_of,
+    float32,
+    shapes,
+)
 
 MAGIC = 20240326
 DTYPES = {3: torch.float32, 5: torch.bfloat16}
@@ -80,7 +88,7 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
     (version,) = (version for version, each in DTYPES.items() if each == dtype)
     header = np.zeros(HEADER_INTS, dtype="<i4")
     header[:8] = MAGIC, version, *(getattr(config, name) for name in HEADER), padded.padded_vocab_size
-    with whole(path) as file:
+    with atomic_write(path) as file:
         file.write(header.tobytes())
         for name, shape in _order(padded):
             numbers = float32(weights[name]).to(dtype).flatten().view(torch.uint8).numpy()

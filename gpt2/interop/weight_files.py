@@ -204,7 +204,7 @@ def float32(tensor: Tensor) -> Tensor:
 
 
 @contextlib.contextmanager
-def whole(path: Path) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Open a file that replaces `path` once it is complete. Raises ConvertError."""
     try:
         with replacing(path) as file:

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-OWN = torch.library.Library("gpt2", "FRAGMENT")
+LIBRARY = torch.library.Library("gpt2", "FRAGMENT")
 """Library of this project's operators, which torch.compile treats as opaque."""
 
 A = 2 * math.sqrt(2 / math.pi)
@@ -135,7 +135,7 @@ class TiedEmbedding(Function):
         return torch.ops.gpt2.add_rows(head, rows.flatten(0, 1), tokens.flatten()), None, None
 
 
-OWN.define("add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor")
+LIBRARY.define("add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor")
 
 
 def _add_rows(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
@@ -147,5 +147,5 @@ def _add_rows_shape(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     return matrix.new_empty(matrix.shape, dtype=rows.dtype)
 
 
-OWN.impl("add_rows", _add_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::add_rows", _add_rows_shape, lib=OWN)
+LIBRARY.impl("add_rows", _add_rows, "CompositeExplicitAutograd")
+torch.library.register_fake("gpt2::add_rows", _add_rows_shape, lib=LIBRARY)

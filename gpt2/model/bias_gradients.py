@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import OWN
+from gpt2.model.autograd import LIBRARY
 
 COLUMNS = 256
 """Columns that a program of a kernel takes: in bfloat16, 512 adjacent bytes of each row."""
@@ -51,7 +51,7 @@ def _sums(matrix: Tensor) -> Tensor:
     return torch.stack([part.sum(0, dtype=torch.float32) for part in matrix.split(rows)])
 
 
-OWN.define("gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)", tags=_ANY_GAPS)
+LIBRARY.define("gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)", tags=_ANY_GAPS)
 
 
 def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,9 +88,9 @@ def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     return wide.new_empty(wide.shape), _sums_shape(wide, wide.numel() // columns, columns)
 
 
-OWN.impl("gelu_backward", _gelu_by_triton, "CUDA")
-OWN.impl("gelu_backward", _gelu_by_torch, "CPU")
-torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=OWN)
+LIBRARY.impl("gelu_backward", _gelu_by_triton, "CUDA")
+LIBRARY.impl("gelu_backward", _gelu_by_torch, "CPU")
+torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=LIBRARY)
 
 
 class BiasedGelu(Function):
@@ -114,7 +114,7 @@ class BiasedGelu(Function):
         return to_wide, sums.sum(0).to(ctx.of_bias)
 
 
-OWN.define("join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", tags=_ANY_GAPS)
+LIBRARY.define("join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", tags=_ANY_GAPS)
 
 
 def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,9 +149,9 @@ def _join_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(B, T, 3, n_head, head_dim), _sums_shape(q, B * T, 3 * n_head * head_dim)
 
 
-OWN.impl("join_gradients", _join_by_triton, "CUDA")
-OWN.impl("join_gradients", _join_by_torch, "CPU")
-torch.library.register_fake("gpt2::join_gradients", _join_shape, lib=OWN)
+LIBRARY.impl("join_gradients", _join_by_triton, "CUDA")
+LIBRARY.impl("join_gradients", _join_by_torch, "CPU")
+torch.library.register_fake("gpt2::join_gradients", _join_shape, lib=LIBRARY)
 
 
 class BiasedSplit(Function):

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import OWN
+from gpt2.model.autograd import LIBRARY
 from gpt2.model.cpp_build import library
 
-OWN.define("attention(Tensor qkv) -> (Tensor, Tensor)")
-OWN.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
+LIBRARY.define("attention(Tensor qkv) -> (Tensor, Tensor)")
+LIBRARY.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
 
 
 def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
@@ -59,10 +59,10 @@ def _backward_shape(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor)
     return qkv.new_empty(qkv.shape)
 
 
-OWN.impl("attention", _attention, "CPU")
-OWN.impl("attention_backward", _backward, "CPU")
-torch.library.register_fake("gpt2::attention", _attention_shape, lib=OWN)
-torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=OWN)
+LIBRARY.impl("attention", _attention, "CPU")
+LIBRARY.impl("attention_backward", _backward, "CPU")
+torch.library.register_fake("gpt2::attention", _attention_shape, lib=LIBRARY)
+torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=LIBRARY)
 
 
 class BrgemmAttention(Function):

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import OWN, product_dtype
+from gpt2.model.autograd import LIBRARY, product_dtype
 
 HALF_SCALE = 2.0**13
 """Factor on float16's gradient of the logits, which would be 0 without one: a probability of 1 in 50,000 over
@@ -24,7 +24,7 @@ a batch of 65,536 is 3e-10. It is the scale that the trainer's gradient scaler s
 
 # The row-major order of the logits must stay, but rows may have gaps: torch.compile need not copy a padded
 # matmul.
-OWN.define(
+LIBRARY.define(
     "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
     tags=(torch.Tag.needs_fixed_stride_order,),
 )
@@ -64,9 +64,9 @@ def _losses(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float32)
 
 
-OWN.impl("cross_entropy_", _by_triton, "CUDA")
-OWN.impl("cross_entropy_", _by_torch, "CPU")
-torch.library.register_fake("gpt2::cross_entropy_", _losses, lib=OWN)
+LIBRARY.impl("cross_entropy_", _by_triton, "CUDA")
+LIBRARY.impl("cross_entropy_", _by_torch, "CPU")
+torch.library.register_fake("gpt2::cross_entropy_", _losses, lib=LIBRARY)
 
 
 class FusedCrossEntropy(Function):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import OWN, product_dtype
+from gpt2.model.autograd import LIBRARY, product_dtype
 
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
@@ -28,12 +28,12 @@ def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
     def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         operator = f"{name}_cross_entropy_"
         # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
-        OWN.define(
+        LIBRARY.define(
             f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor",
             tags=(torch.Tag.needs_fixed_stride_order,),
         )
-        OWN.impl(operator, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"gpt2::{operator}", _losses, lib=OWN)
+        LIBRARY.impl(operator, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"gpt2::{operator}", _losses, lib=LIBRARY)
         return function
 
     return define
@@ -93,8 +93,10 @@ def layer_norm(name: str) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     return LigerLayerNormFunction.apply
 
 
-OWN.define("quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)")
-OWN.define(
+LIBRARY.define(
+    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define(
     "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
     "-> (Tensor, Tensor, Tensor)"
 )
@@ -125,10 +127,10 @@ def _layer_norm_backward_shapes(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
-OWN.impl("quack_layer_norm", _layer_norm, "CompositeExplicitAutograd")
-OWN.impl("quack_layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::quack_layer_norm", _layer_norm_shapes, lib=OWN)
-torch.library.register_fake("gpt2::quack_layer_norm_backward", _layer_norm_backward_shapes, lib=OWN)
+LIBRARY.impl("quack_layer_norm", _layer_norm, "CompositeExplicitAutograd")
+LIBRARY.impl("quack_layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("gpt2::quack_layer_norm", _layer_norm_shapes, lib=LIBRARY)
+torch.library.register_fake("gpt2::quack_layer_norm_backward", _layer_norm_backward_shapes, lib=LIBRARY)
 
 
 class QuackLayerNorm(Function):
@@ -150,8 +152,8 @@ class QuackLayerNorm(Function):
         return to_x.view(gradient.shape), *others, None
 
 
-OWN.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
-OWN.define(
+LIBRARY.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
+LIBRARY.define(
     "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
     "Tensor"
 )
@@ -191,10 +193,10 @@ def _attention_backward_shape(
     return q.new_empty(B, T, 3, n_head, head_dim)
 
 
-OWN.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
-OWN.impl("flash4_attention_backward", _attention_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=OWN)
-torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=OWN)
+LIBRARY.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
+LIBRARY.impl("flash4_attention_backward", _attention_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=LIBRARY)
+torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=LIBRARY)
 
 
 def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:

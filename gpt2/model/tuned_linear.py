@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import OWN, product_dtype
+from gpt2.model.autograd import LIBRARY, product_dtype
 
 ROUNDS = 5
 """Timings of each split when a shape is first met; the median counts, because steps see typical times."""
@@ -44,7 +44,7 @@ def chosen() -> dict[str, int]:
     return {name: found.count(name) for name in sorted(set(found))}
 
 
-OWN.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
+LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
 
 
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
@@ -73,8 +73,8 @@ def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.size(0), b.size(1))
 
 
-OWN.impl("product", _product, "CPU")
-torch.library.register_fake("gpt2::product", _product_shape, lib=OWN)
+LIBRARY.impl("product", _product, "CPU")
+torch.library.register_fake("gpt2::product", _product_shape, lib=LIBRARY)
 
 
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:

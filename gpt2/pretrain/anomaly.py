@@ -55,13 +55,13 @@ class Guard:
     alike.
     """
 
-    def __init__(self, policy: Policy, tell: Callable[[int, str], None], remembered: dict[str, Any]) -> None:
+    def __init__(self, policy: Policy, tell: Callable[[int, str], None], state_dict: dict[str, Any]) -> None:
         self.policy, self.tell = policy, tell
-        self._losses = deque[float](remembered.get("losses", ()), maxlen=WINDOW)
-        self._norms = deque[float](remembered.get("norms", ()), maxlen=WINDOW)
-        self._passed: int = remembered.get("passed", 0)
+        self._losses = deque[float](state_dict.get("losses", ()), maxlen=WINDOW)
+        self._norms = deque[float](state_dict.get("norms", ()), maxlen=WINDOW)
+        self._passed: int = state_dict.get("passed", 0)
 
-    def remembered(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the state for a checkpoint."""
         return {"losses": list(self._losses), "norms": list(self._norms), "passed": self._passed}
 

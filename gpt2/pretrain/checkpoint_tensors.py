@@ -118,16 +118,16 @@ def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, 
         pairs = ((name, getattr(saved.shape, name), getattr(mine, name)) for name in names)
         differs = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in pairs if theirs != ours)
         raise CheckpointError(f"{folder} is of another model: {differs}")
-    whole = {}  # sharded padded tensors, whose logical rows are not a view of this rank's part
+    full_tensor = {}  # sharded padded tensors, whose logical rows are not a view of this rank's part
     targets = {}
     for name, tensor in tensors.items():
         rows = _rows(name, training.model)
         if rows is not None and distributed.is_shard(tensor):
-            whole[name] = targets[name] = torch.zeros((rows, *tensor.shape[1:]), device=tensor.device)
+            full_tensor[name] = targets[name] = torch.zeros((rows, *tensor.shape[1:]), device=tensor.device)
         else:
             targets[name] = tensor if rows is None else tensor[:rows]
     _read(folder, targets)
-    for name, rows in whole.items():
+    for name, rows in full_tensor.items():
         distributed.fill(tensors[name], rows)
     for weight, copy in getattr(training.optimizer, "copies", {}).items():
         copy.detach().copy_(weight.detach())
@@ -139,7 +139,7 @@ def plain(training: Training) -> GPT2:
         return training.model
     model = build(training.model.config, None, training.device.torch_device)
     for mine, theirs in zip(model.parameters(), training.model.parameters(), strict=True):
-        mine.data = distributed.whole(theirs.detach())
+        mine.data = distributed.full_tensor(theirs.detach())
     return model
 
 
@@ -165,7 +165,7 @@ def _named(training: Training) -> dict[str, Tensor]:
     return {
         name: tensor
         if (rows := _rows(name, training.model)) is None
-        else distributed.whole(tensor)[:rows].contiguous()
+        else distributed.full_tensor(tensor)[:rows].contiguous()
         for name, tensor in _tensors(training).items()
     }
 

@@ -86,7 +86,7 @@ def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> 
 
 
 def _shards(run: Run, source: Source) -> Data:
-    from gpt2.data.corpora.sources import is_other
+    from gpt2.data.corpora.sources import differs_from_known
 
     workload = run.workload
     name, vocab_size = workload.data, workload.config.vocab_size
@@ -118,7 +118,7 @@ def _shards(run: Run, source: Source) -> Data:
     parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
     files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
     notes = [files, *batches.warnings, *odd]
-    if index and is_other(index.corpus):
+    if index and differs_from_known(index.corpus):
         notes.append(not_the_known(name))
     if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
         trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
@@ -213,14 +213,14 @@ def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Cor
 
     Returns the corpus, a description of its files, and warnings.
     """
-    from gpt2.data.corpora.sources import open_beside
+    from gpt2.data.corpora.sources import open_validation_corpus
     from gpt2.data.corpora.stream import hold_out
 
     folder = _named(name)
     if folder is not None:
         corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
         return corpus, _taken("validated on", corpus), []
-    documents = open_beside(name, text_column=text_column)
+    documents = open_validation_corpus(name, text_column=text_column)
     first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
     return first, f"validated on: {documents.taken}", documents.warnings
 

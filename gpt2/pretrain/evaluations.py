@@ -27,7 +27,7 @@ TOP_K = 50
 """top_k of the samples taken during a run; `gpt2 sample` offers more options."""
 
 
-class Looks:
+class Evaluations:
     """All evaluations of a run; their inputs are loaded at construction, so that problems show before the
     first step.
 

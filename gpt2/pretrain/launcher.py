@@ -57,7 +57,7 @@ def _wait_for_launcher() -> None:
     os._exit(FAILED)
 
 
-def train_in_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
+def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
     """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
 
     It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails

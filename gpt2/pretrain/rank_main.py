@@ -27,7 +27,7 @@ from gpt2.config.validation import ConfigError
 from gpt2.data.batches import DataError
 from gpt2.device import Device, DeviceError, find
 from gpt2.files.cache import replacing
-from gpt2.files.lock import Locked, alone
+from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, newest
@@ -35,13 +35,21 @@ from gpt2.pretrain.config import Run
 from gpt2.pretrain.display import Display
 from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
 from gpt2.pretrain.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
-from gpt2.pretrain.session import Leg, Place
+from gpt2.pretrain.session import Session, SessionOptions
 from gpt2.signals import ending
 from gpt2.terminal import denied
 from gpt2.training import distributed
 from gpt2.training.distributed import RanksError, process_group
 
-MENDABLE = (CheckpointError, ConfigError, DataError, DeviceError, MetricsError, RanksError, UnsupportedToggle)
+USER_ERRORS = (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    MetricsError,
+    RanksError,
+    UnsupportedToggle,
+)
 """Errors that the user can fix."""
 
 
@@ -49,15 +57,15 @@ ABOUT = "run.json"
 """File in the run's folder that holds its configuration and id."""
 
 
-def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool = False) -> int:
+def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wandb: bool = False) -> int:
     """Train until the run ends or is interrupted, and return the exit code (see gpt2.cli.main.train)."""
     device: Device | None = None
     end_with_launcher()
     try:
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
-            return _carry_out(run, place, device, rank, tensorboard=tensorboard, wandb=wandb)
-    except MENDABLE as error:
+            return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
+    except USER_ERRORS as error:
         return _say(str(error), REFUSED)
     except PermissionError as error:
         return _say(denied(error), REFUSED)
@@ -66,7 +74,7 @@ def carry_out(run: Run, place: Place, *, tensorboard: bool = False, wandb: bool 
     except TrainingStopped as error:  # raised on all ranks alike
         if distributed.rank():
             return FAILED
-        found = folders(place.checkpoints)
+        found = folders(options.checkpoints)
         kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
         return _say(f"{error}; {kept}", FAILED)
     except Exception as error:
@@ -84,25 +92,25 @@ def _lost_a_rank(error: Exception) -> bool:
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
-def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool) -> int:
+def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wanted: bool) -> int:
     with ExitStack() as stack:
         if rank == 0:
-            _take_folder(place, stack)
-        _see_one_folder(run, place)
-        leg = Leg(run, place, device)
-        interrupted = _heed_signals(leg)
+            _take_folder(options, stack)
+        _see_one_folder(run, options)
+        session = Session(run, options, device)
+        interrupted = _heed_signals(session)
         sinks: list[Sink] = []
         if rank == 0:
-            sinks = _sinks(run, place, leg, **wanted)
+            sinks = _sinks(run, options, session, **wanted)
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
                 stack.push(partial(_close, sink))
         failed, moved = False, False
-        for event in leg:
-            if rank == 0 and not moved and _is_gone(place.folder / ABOUT):
+        for event in session:
+            if rank == 0 and not moved and _is_gone(options.folder / ABOUT):
                 moved = True
                 _say(
-                    f"{place.folder} was moved or removed: new checkpoints go there, metrics to where it is "
+                    f"{options.folder} was moved or removed: new checkpoints go there, metrics to where it is "
                     "now",
                     0,
                 )
@@ -111,13 +119,17 @@ def _carry_out(run: Run, place: Place, device: Device, rank: int, **wanted: bool
                     sink.write(event)
                 except Exception as error:  # the sinks' libraries raise many types
                     sinks.remove(sink)
-                    failed |= _told_of(error, sink, leg)
+                    failed |= _told_of(error, sink, session)
     if rank == 0:
-        end = f"{leg.ended_early}; the same command with --resume goes on" if leg.ended_early else _done(leg)
+        end = (
+            f"{session.ended_early}; the same command with --resume goes on"
+            if session.ended_early
+            else _done(session)
+        )
         _say(end, 0)
     if failed:
         return FAILED
-    return 130 if interrupted() and leg.ended_early else 0
+    return 130 if interrupted() and session.ended_early else 0
 
 
 def _is_gone(path: Path) -> bool:
@@ -131,8 +143,8 @@ def _is_gone(path: Path) -> bool:
     return False
 
 
-def _done(leg: Leg) -> str:
-    steps, wanted, kept = leg.training.number, leg.run.steps, newest(leg.place.folder)
+def _done(session: Session) -> str:
+    steps, wanted, kept = session.training.number, session.run.steps, newest(session.options.folder)
     if steps > wanted:
         return (
             f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
@@ -140,11 +152,11 @@ def _done(leg: Leg) -> str:
     return f"all {wanted:,} steps are done: {kept}"
 
 
-def _told_of(error: Exception, sink: Sink, leg: Leg) -> bool:
+def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
     """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
     if isinstance(sink, Files):
         _say(str(error), 0)
-        leg.end("the metrics could not be written")
+        session.end("the metrics could not be written")
         return True
     _say(
         f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on "
@@ -164,9 +176,9 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
         _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})", 0)
 
 
-def _take_folder(place: Place, stack: ExitStack) -> None:
+def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
-    folder = place.folder
+    folder = options.folder
     try:
         str(folder).encode()
     except UnicodeEncodeError:  # safetensors cannot open such a path
@@ -179,10 +191,10 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         if fresh:
             stack.callback(_leave, folder)
-        stack.enter_context(alone(folder))
-        if place.checkpoints.exists() and not os.access(place.checkpoints, os.W_OK):
+        stack.enter_context(exclusive(folder))
+        if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
             raise MetricsError(
-                f"cannot write into {place.checkpoints}; ask for access, or choose another --out"
+                f"cannot write into {options.checkpoints}; ask for access, or choose another --out"
             )
     except Locked:
         raise MetricsError(
@@ -191,7 +203,7 @@ def _take_folder(place: Place, stack: ExitStack) -> None:
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     metrics = folder / "metrics.jsonl"
-    if not place.resume and (folders(place.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
+    if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
         raise MetricsError(
             f"{folder} has a run already: --resume goes on with it, --out chooses another folder"
         )
@@ -204,13 +216,13 @@ def _leave(folder: Path) -> None:
         folder.rmdir()
 
 
-def _see_one_folder(run: Run, place: Place) -> None:
+def _see_one_folder(run: Run, options: SessionOptions) -> None:
     """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint
     there.
     """
     if run.toggles.processes == 1:
         return
-    sign = place.folder / f".ranks-{distributed.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
+    sign = options.folder / f".ranks-{distributed.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
     if distributed.rank() == 0:
         sign.touch()
     distributed.gather(None, run.toggles.processes)
@@ -220,16 +232,18 @@ def _see_one_folder(run: Run, place: Place) -> None:
     if not all(seen):
         blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
         raise CheckpointError(
-            f"{place.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
+            f"{options.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
         )
 
 
-def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) -> list[Sink]:
-    step, about = leg.training.number, place.folder / ABOUT
+def _sinks(
+    run: Run, options: SessionOptions, session: Session, *, tensorboard: bool, wandb: bool
+) -> list[Sink]:
+    step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
     with replacing(about) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
-    files = Files(place.folder, step, looked=not leg.look_first)
+    files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:
         _say(
             "the metrics that were there have no checkpoint to go on from, or are damaged: now "
@@ -238,9 +252,9 @@ def _sinks(run: Run, place: Place, leg: Leg, *, tensorboard: bool, wandb: bool) 
         )
     sinks: list[Sink] = [files]
     if tensorboard:
-        sinks.append(TensorBoard(place.folder, step))
+        sinks.append(TensorBoard(options.folder, step))
     if wandb:
-        sinks.append(WeightsAndBiases(place.folder, run.name, asdict(run), run_id))
+        sinks.append(WeightsAndBiases(options.folder, run.name, asdict(run), run_id))
     return sinks
 
 
@@ -254,7 +268,7 @@ def _id(about: Path) -> str | None:
     return None
 
 
-def _heed_signals(leg: Leg) -> Callable[[], bool]:
+def _heed_signals(session: Session) -> Callable[[], bool]:
     """End the leg in order at the first signal, and exit at once at the second; returns whether there was
     one.
     """
@@ -264,7 +278,7 @@ def _heed_signals(leg: Leg) -> Callable[[], bool]:
         if seen:
             os._exit(128 + number)
         seen.append(number)
-        leg.end("interrupted")
+        session.end("interrupted")
         _say("ending after this step, with a checkpoint; once more ends at once", 0)
 
     for number in ending():

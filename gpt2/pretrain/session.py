@@ -1,7 +1,7 @@
 """The long run: take optimiser steps, evaluate the model at intervals, and write checkpoints to resume from.
 
 with process_group(run.toggles, device):
-    for event in Leg(run, Place(folder=Path("runs/mine")), device): print(event)
+    for event in Session(run, SessionOptions(folder=Path("runs/mine")), device): print(event)
 
 The steps are those of gpt2.training.train, which the harness times. This module holds the clock, checkpoints and
 policies; the caller (gpt2.pretrain.rank_main) displays and records the events.
@@ -29,7 +29,7 @@ from gpt2.pretrain.anomaly import Guard, TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
 from gpt2.pretrain.config import Run
 from gpt2.pretrain.datasets import Data, Source, open_data
-from gpt2.pretrain.evaluations import CutShort, Looks
+from gpt2.pretrain.evaluations import CutShort, Evaluations
 from gpt2.pretrain.metrics import Event
 from gpt2.provenance import code_hash, git_state
 from gpt2.training import distributed
@@ -40,7 +40,7 @@ SPARE_SECONDS = 60.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class SessionOptions:
     """The run's folder, its source of data, and the limits of this leg."""
 
     folder: Path
@@ -62,7 +62,7 @@ class Place:
         return self.folder / "checkpoints"
 
 
-class Leg(Iterator[Event]):
+class Session(Iterator[Event]):
     """One stretch of a run, from its start or a checkpoint to its end or interruption; an iterator of events.
 
     Create it once per process. Events are the same on every rank except for memory and times; all ranks must
@@ -73,10 +73,10 @@ class Leg(Iterator[Event]):
     ended_early: str | None = None
     """Reason why the run is not complete, set when the leg ends early."""
 
-    def __init__(self, run: Run, place: Place, device: Device) -> None:
-        self.run, self.place, self.device = run, place, device
+    def __init__(self, run: Run, options: SessionOptions, device: Device) -> None:
+        self.run, self.options, self.device = run, options, device
         self._begun = time.monotonic()
-        found = folders(place.checkpoints) if place.resume else []
+        found = folders(options.checkpoints) if options.resume else []
         # Rank 0 chooses, because others may see an older listing of a network drive.
         self.resumed_from = distributed.gather(found[-1] if found else None, run.toggles.processes)[0]
         saved = _read(self.resumed_from) if self.resumed_from else None
@@ -87,7 +87,7 @@ class Leg(Iterator[Event]):
             )
         if saved and self.resumed_from and saved.step:
             _comparable(self.resumed_from, saved, run)
-        self.data = _open_data(run, place.source, saved.data if saved else None)
+        self.data = _open_data(run, options.source, saved.data if saved else None)
         step = saved.step if saved else 0
         batches = micro_batches(self.data.batches, run.toggles, rank=distributed.rank(), first_step=step)
         self.waiting = Waiting(device.feed(batches))
@@ -100,15 +100,15 @@ class Leg(Iterator[Event]):
             checkpoint_tensors.restore(self.resumed_from, saved, self.training)
             if changes := list(_changes(saved.run, asdict(run))):
                 self._note(saved.step, f"goes on with {'; '.join(changes)}")
-        elif place.begin_from:
-            checkpoint_tensors.begin_from(place.begin_from, self.training)
+        elif options.begin_from:
+            checkpoint_tensors.begin_from(options.begin_from, self.training)
         if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         elif run.guard.skips:
             raise ConfigError(
                 f"{device.kind} runs a step as one program: guard cannot skip one; choose stop or report"
             )
-        self.looks = Looks(run, self.training, self.data)
+        self.evaluations = Evaluations(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
         self.look_first = saved is None or not saved.looked
         """True if the evaluations due before the first step of this leg are still to be made."""
@@ -121,7 +121,7 @@ class Leg(Iterator[Event]):
         self._longest = 0.0
         self._looking_seconds = saved.looking_seconds if saved else 0.0
         chip = device.peaks()
-        self._peak = place.peak_flops or (chip.bfloat16 if chip else None)
+        self._peak = options.peak_flops or (chip.bfloat16 if chip else None)
         self._events = self._go()
 
     def __next__(self) -> Event:
@@ -164,7 +164,7 @@ class Leg(Iterator[Event]):
     def _look(self, step: int) -> Iterator[Event]:
         begun, self._val_loss = time.monotonic(), None
         try:
-            for event in self.looks.at(step, lambda: bool(self._asked_to_end)):
+            for event in self.evaluations.at(step, lambda: bool(self._asked_to_end)):
                 if event.kind == "val":
                     self._val_loss = event.values["loss"]
                 yield replace(event, values={**event.values, "elapsed_seconds": self._elapsed()})
@@ -218,14 +218,14 @@ class Leg(Iterator[Event]):
         return self.guard.accepts(step, *self._seen, scaled=self.training.scaler.is_enabled())
 
     def _should_end(self) -> bool:
-        limit = self.place.seconds
+        limit = self.options.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
             following = (
                 self.training.number + 1,
                 self.training.number + 2,
             )  # this step and the next must fit
-            looking = self._looking_seconds if any(map(self.looks.due, following)) else 0.0
+            looking = self._looking_seconds if any(map(self.evaluations.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
                 self.end(f"the {limit / 3600:.3g} hours of this leg are over")
@@ -233,7 +233,7 @@ class Leg(Iterator[Event]):
 
     def _rescue(self) -> None:
         """Write a checkpoint when the data fails; in a single process only, as other ranks may be mid-step."""
-        already = newest(self.place.folder) == step_folder(self.place.checkpoints, self.training.number)
+        already = newest(self.options.folder) == step_folder(self.options.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
             self._keep()
 
@@ -242,7 +242,7 @@ class Leg(Iterator[Event]):
         self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
         looked = self._looked == training.number
-        folder = step_folder(self.place.checkpoints, training.number)
+        folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
             step=training.number,
@@ -253,18 +253,18 @@ class Leg(Iterator[Event]):
             data={
                 **self.data.facts,
                 "stream": self.data.place(training.number),
-                "validation": self.looks.judged_by,
+                "validation": self.evaluations.judged_by,
             },
             scaler=training.scaler.state_dict(),
-            guard=self.guard.remembered(),
+            guard=self.guard.state_dict(),
             looked=looked,
             val_loss=self._val_loss if looked else None,
             looking_seconds=self._looking_seconds,
         )
         checkpoint_tensors.save(folder, training, saved)
         if distributed.rank() == 0:
-            prune(self.place.checkpoints, self.run.checkpoints.keep)
-        self.device.give_back()
+            prune(self.options.checkpoints, self.run.checkpoints.keep)
+        self.device.release_memory()
         self._keeping_seconds = time.monotonic() - start
 
     def _facts(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 
 from gpt2.config.toggles import Toggles
 from gpt2.proofs.breakdown import STEP
-from gpt2.proofs.profiler import Op, Product, kernel_formats, products
+from gpt2.proofs.profiler import Matmul, Op, kernel_formats, matmuls
 from gpt2.training.distributed import is_shard, release
 from gpt2.training.train import Training
 
@@ -45,7 +45,7 @@ def cores_of_pinned_threads() -> set[int]:
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepEvidence:
     """A training, the ops of one of its steps, and facts derived from them."""
 
     training: Training
@@ -61,14 +61,14 @@ class Seen:
         return self.toggles.sequences * self.training.workload.seq_len
 
     @cached_property
-    def products(self) -> list[Product]:
+    def matmuls(self) -> list[Matmul]:
         """All matmuls that the host launched."""
-        return products(self.ops)
+        return matmuls(self.ops)
 
     @cached_property
-    def linear(self) -> list[Product]:
+    def linear(self) -> list[Matmul]:
         """Matmuls of linear layers, forward and backward; those of attention are batched."""
-        return [product for product in self.products if not product.batched]
+        return [product for product in self.matmuls if not product.batched]
 
     @cached_property
     def formats(self) -> list[str]:
@@ -76,7 +76,7 @@ class Seen:
         return [product.number_format for product in self.linear] or kernel_formats(self.ops)
 
     @cached_property
-    def heads(self) -> list[Product]:
+    def heads(self) -> list[Matmul]:
         """The lm_head's matmul of each forward pass, recognised by its many columns and short inner
         dimension.
         """

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gpt2.model.model import GPT2, Linear
-from gpt2.training.distributed import whole
+from gpt2.training.distributed import full_tensor
 from gpt2.training.train import Training
 
 EAGER_SEQUENCES = 8
@@ -57,8 +57,8 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     trained = gradients(training, training.model, x, y, "fail_on_recompile", len(x))
     with _exact_sums():
         eager = gradients(training, _plain(training), x, y, "force_eager", EAGER_SEQUENCES)
-    norms = torch.stack([whole(gradient.norm()) for gradient in eager])
-    differences = torch.stack([whole((a - b).norm()) for a, b in zip(trained, eager, strict=True)])
+    norms = torch.stack([full_tensor(gradient.norm()) for gradient in eager])
+    differences = torch.stack([full_tensor((a - b).norm()) for a, b in zip(trained, eager, strict=True)])
     return (differences / torch.where(norms > 0, norms, norms.norm())).max().item()
 
 

@@ -44,7 +44,7 @@ class Recorded:
 def record(step: Callable[[], object], device: Device) -> Recorded:
     """Profile one call of `step`. On a lazy device, its ops run when the device is next asked to run."""
     profiled = torch.profiler.profile(activities=device.profiler_activities, record_shapes=True)
-    with device.looked_at(), profiled as profiler:
+    with device.recording_only(), profiled as profiler:
         start = time.perf_counter()
         step()
         device.synchronize()
@@ -100,7 +100,7 @@ def ops_of(recorded: Recorded) -> list[Op]:
 
 
 @dataclass(frozen=True)
-class Product:
+class Matmul:
     """One matmul, (m, k) by (k, n), or a batch of them."""
 
     m: int
@@ -128,7 +128,7 @@ NUMBER_FORMATS = {
 }
 
 
-def products(ops: Iterable[Op]) -> list[Product]:
+def matmuls(ops: Iterable[Op]) -> list[Matmul]:
     """Return all matmuls that the host launched; those inside compiled kernels are not visible."""
     found = []
     for op in ops:
@@ -136,7 +136,7 @@ def products(ops: Iterable[Op]) -> list[Product]:
             continue
         a, b = op.shapes[first], op.shapes[first + 1]
         number_format = NUMBER_FORMATS.get(op.dtypes[first], op.dtypes[first])
-        found.append(Product(a[-2], a[-1], b[-1], number_format, batched=len(a) > 2))
+        found.append(Matmul(a[-2], a[-1], b[-1], number_format, batched=len(a) > 2))
     if any(not product.batched for product in found):
         return found
     # Apple's GPU runs a linear layer as one kernel: (..., k) by (n, k), transposed. Its attention is batched.
@@ -144,7 +144,7 @@ def products(ops: Iterable[Op]) -> list[Product]:
         if op.name == "aten::linear":
             *rows, k = op.shapes[0]
             number_format = NUMBER_FORMATS.get(op.dtypes[0], op.dtypes[0])
-            found.append(Product(torch.Size(rows).numel(), k, op.shapes[1][0], number_format))
+            found.append(Matmul(torch.Size(rows).numel(), k, op.shapes[1][0], number_format))
     return found
 
 

@@ -22,7 +22,7 @@ from gpt2.proofs.arithmetic import (
     weight_casts,
     weights,
 )
-from gpt2.proofs.evidence import Seen
+from gpt2.proofs.evidence import StepEvidence
 from gpt2.proofs.finding import Finding
 from gpt2.proofs.process import affinity, allocator, device, sharding, threads, world_size
 from gpt2.proofs.profiler import Op
@@ -46,7 +46,7 @@ from gpt2.proofs.step import (
 )
 from gpt2.training.train import Training
 
-PROOFS: dict[str, Callable[[Seen], Finding]] = {
+PROOFS: dict[str, Callable[[StepEvidence], Finding]] = {
     proof.__name__: proof
     for proof in (
         device,
@@ -85,5 +85,5 @@ PROOFS: dict[str, Callable[[Seen], Finding]] = {
 
 def prove(training: Training, ops: list[Op]) -> dict[str, Finding]:
     """Return a finding for each toggle, baseline values included. `ops`: those of one step of this training."""
-    seen = Seen(training, ops)
-    return {toggle.name: PROOFS[toggle.name](seen) for toggle in fields(Toggles)}
+    step = StepEvidence(training, ops)
+    return {toggle.name: PROOFS[toggle.name](step) for toggle in fields(Toggles)}

@@ -125,7 +125,7 @@ def keeps_gradients(model: Any) -> bool:
     return hasattr(model, "no_sync")
 
 
-def whole(tensor: Any) -> Tensor:
+def full_tensor(tensor: Any) -> Tensor:
     """Return the full tensor on every rank; where it is sharded, all ranks must call this together."""
     return tensor.full_tensor() if is_shard(tensor) else tensor
 
@@ -176,6 +176,6 @@ def fingerprint(model: torch.nn.Module) -> str:
     """Return a sha256 of all weights and masks; where ranks shard the weights, all must call this together."""
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
-        whole_here = whole(tensor.detach()).cpu().contiguous()
+        whole_here = full_tensor(tensor.detach()).cpu().contiguous()
         digest.update(whole_here.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gpt2.training.distributed import whole
+from gpt2.training.distributed import full_tensor
 
 
 class CompiledAdamW(torch.optim.Optimizer):
@@ -128,7 +128,7 @@ def clip_gradients(
     if isinstance(optimizer, CompiledAdamW):
         norm = optimizer.norm()
     else:
-        norm = whole(torch.nn.utils.get_total_norm(_gradients(leaves)))
+        norm = full_tensor(torch.nn.utils.get_total_norm(_gradients(leaves)))
     if how == "in_step":
         scaled: Any = optimizer
         scaled.grad_scale = ((norm + 1e-6) / largest).clamp(min=1)  # the reciprocal of torch's factor

@@ -16,7 +16,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import GPT2Config, Workload
-from gpt2.hardware.host import PLACES, allocator_library, one_cpu_per_core, other_folder, usable_cores
+from gpt2.hardware.host import (
+    PLACES,
+    allocator_library,
+    one_cpu_per_core,
+    replacement_temp_folder,
+    usable_cores,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +61,7 @@ def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
     variables |= _allocator(toggles.allocator)
     if toggles.affinity == "pinned":
         variables |= {"OMP_PROC_BIND": "true", PLACES: ",".join(f"{{{cpu}}}" for cpu in one_cpu_per_core())}
-    if toggles.compile != "eager" and (folder := other_folder()):
+    if toggles.compile != "eager" and (folder := replacement_temp_folder()):
         variables["TMPDIR"] = str(folder)
     if toggles.processes < toggles.world_size:
         variables["CPU_NUM_DEVICES"] = str(toggles.world_size)  # for XLA's CPU backend only

@@ -108,7 +108,7 @@ class Training(Iterator[Step]):
                 (self.device.put(x), self.device.put(y)) for x, y in self._batches
             )
         if self._first and self.device.compilations():
-            self.device.give_back()
+            self.device.release_memory()
         self._first = False
         self.number += 1
         self.device.end_step()

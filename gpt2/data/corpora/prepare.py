@@ -26,11 +26,11 @@ import numpy as np
 
 from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
-from gpt2.data.corpora.sources import Documents, has_validation, open_beside, open_documents
+from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
 from gpt2.data.index import Index, damaged, read_index, writing
 from gpt2.files.cache import DataError
-from gpt2.files.lock import Locked, alone
+from gpt2.files.lock import Locked, exclusive
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
 
 SHARD_TOKENS = 100_000_000
@@ -108,7 +108,7 @@ def prepare(
         (folder / ".lock").open("a").close()
     except OSError as error:
         raise DataError(f"cannot write into {folder} ({error.strerror})") from None
-    with _alone(folder):
+    with _exclusive(folder):
         job = _begin(asked, folder)
         if job is None:
             return
@@ -280,7 +280,7 @@ def _validation(asked: Settings, training: Documents, index: Index | None) -> Do
         return open_documents(
             asked.corpus, split="validation", text_column=asked.text_column, revision=revision
         )
-    return open_beside(asked.val_corpus, text_column=asked.text_column, revision=revision)
+    return open_validation_corpus(asked.val_corpus, text_column=asked.text_column, revision=revision)
 
 
 def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -337,10 +337,10 @@ def _last_part(corpus: str | None) -> str | None:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _exclusive(folder: Path) -> Iterator[None]:
     """Lock the folder against a second preparation. Raises DataError."""
     try:
-        with alone(folder):
+        with exclusive(folder):
             yield
     except Locked:
         raise DataError(f"another preparation is writing to {folder}; wait for it, or end it") from None

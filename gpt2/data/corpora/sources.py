@@ -115,7 +115,7 @@ class Documents:
     @property
     def warnings(self) -> list[str]:
         """Warnings about this corpus for the user."""
-        found = [batches.not_the_known(self.name)] if is_other(self.source) else []
+        found = [batches.not_the_known(self.name)] if differs_from_known(self.source) else []
         found += [f"left out: {self.left_out}"] * bool(self.left_out)
         if self.kind == "text":
             found += filter(None, (end_of_text_written(Path(file)) for file in self.files))
@@ -246,7 +246,7 @@ def open_documents(
     raise _unknown(name)
 
 
-def is_other(source: Mapping[str, Any]) -> bool:
+def differs_from_known(source: Mapping[str, Any]) -> bool:
     """Return whether a Documents.source has the name of a known text but other content."""
     known = batches.KNOWN.get(source["corpus"]) if "corpus" in source else None
     told = [
@@ -255,7 +255,7 @@ def is_other(source: Mapping[str, Any]) -> bool:
     return known is not None and told not in ([], [known.text_sha256])
 
 
-def open_beside(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:
+def open_validation_corpus(name: str, *, text_column: str | None, revision: str | None = None) -> Documents:
     """Open another corpus for validation: its validation split where it has one, else its training split.
 
     text_column: the training corpus's column, used where this corpus has it. Raises DataError; see
@@ -276,7 +276,7 @@ def stem_of(path: Path) -> str:
     return printable(path.name.lstrip(".").split(".")[0] if path.is_file() else path.resolve().name)
 
 
-def not_taken(name: str) -> Path | None:
+def shadowed_path(name: str) -> Path | None:
     """Return a file or folder of texts in the working directory that shares a known corpus's name, or None.
 
     The known corpus is used in its place.

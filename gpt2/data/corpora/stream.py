@@ -74,7 +74,7 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
     )
 
 
-class _Place(NamedTuple):
+class _BlockPosition(NamedTuple):
     """Position of a block."""
 
     epoch: int
@@ -84,7 +84,7 @@ class _Place(NamedTuple):
 
 
 class _Block(NamedTuple):
-    place: _Place
+    place: _BlockPosition
     tokens: np.ndarray
     """Tokens of the block's documents, in shuffled order."""
 
@@ -127,10 +127,10 @@ class StreamedBatches:
             self._identity["piece_chars"] = PIECE_CHARS
         documents.cut(PIECE_CHARS)
         self._documents, self._threads = documents, threads or min(processors(), 8)
-        place, skip, first = _Place(0, 0, None), 0, 0
+        place, skip, first = _BlockPosition(0, 0, None), 0, 0
         if state is not None:
             _refuse_others(state, self._identity, documents.name)
-            place = _Place(state["epoch"], state["block"], state["position"])
+            place = _BlockPosition(state["epoch"], state["block"], state["position"])
             skip, first = state["skip"], state["step"]
         self._working = threading.Lock()
         """Held while a block is being read."""
@@ -189,7 +189,7 @@ class StreamedBatches:
         self._step += 1
         self._note_state(self._step + 1, self._held[0].place)
 
-    def _note_state(self, step: int, place: _Place) -> None:
+    def _note_state(self, step: int, place: _BlockPosition) -> None:
         self._states[step] = {**self._identity, **place._asdict(), "skip": self._used, "step": step}
         for old in [kept for kept in self._states if kept < step - KEPT]:
             del self._states[old]
@@ -207,7 +207,7 @@ class StreamedBatches:
                 block = next(blocks)
             yield block
 
-    def _read(self, place: _Place) -> Iterator[_Block]:
+    def _read(self, place: _BlockPosition) -> Iterator[_Block]:
         """Yield blocks from `place` on, without end; runs in a thread of its own, ahead of the trainer."""
         with ThreadPoolExecutor(self._threads, thread_name_prefix="tokenise") as pool:
             epoch, number, position = place
@@ -220,7 +220,9 @@ class StreamedBatches:
                     begun = True
                     tokens = _encoded(pool, pieces)
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
-                    yield _Block(_Place(epoch, number, position), np.concatenate([tokens[i] for i in order]))
+                    yield _Block(
+                        _BlockPosition(epoch, number, position), np.concatenate([tokens[i] for i in order])
+                    )
                     number, position = number + 1, following
                 self._documents.check_unchanged()
                 if not begun:
