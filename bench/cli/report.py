@@ -47,12 +47,19 @@ def report(
             autocompletion=complete.results_and_rungs,
         ),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All tables and columns, with how they are measured.")
+    ] = False,
+    notes: Annotated[
+        bool, typer.Option("--notes", help="All warnings, not only the three that matter most.")
+    ] = False,
     price_per_hour: Price = None,
 ) -> None:
-    """Show the scoreboards of RESULTS (default: results/).
+    """Show what RESULTS (default: results/) come to: of one run its screen, of several a line for each.
 
-    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one
-    table more chains the rungs of all runs, in the order in which RESULTS names them.
+    --full shows all tables, as --out writes them. Figures that others have published (results/published/) stand in
+    tables of their own. With --baseline, one table more chains the rungs of all runs, in the order in which RESULTS
+    names them.
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
@@ -61,7 +68,7 @@ def report(
     from bench.analysis.select import load_boards, load_published
     from bench.format import rewrite
     from bench.records.record import RecordError
-    from bench.report.assembly import assemble, to_markdown
+    from bench.report.assembly import assemble, short_markdown, to_markdown
 
     if sum((markdown, csv, json)) > 1 and not out:
         fail(
@@ -82,8 +89,9 @@ def report(
         say(warning)
     assembled = assemble(boards, figures, price_per_hour, chained)
     if not (markdown or csv or json or out or update):
-        return _print(assembled)
+        return _print(assembled, full=full, notes=notes)
     texts = {"md": to_markdown(assembled)}
+    brief = texts["md"] if full else short_markdown(assembled)
     if csv or json:
         from bench.report.export import to_csv, to_json
 
@@ -105,13 +113,13 @@ def report(
             for file in draw(boards, out):
                 typer.echo(f"drew {file}", err=True)
         if update:
-            rewrite(update, texts["md"])
+            rewrite(update, brief)
     except OSError as error:
         fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
     except ValueError as error:
         fail(error)
     if not (out or update):
-        typer.echo(texts["csv" if csv else "json" if json else "md"], nl=False)
+        typer.echo(texts["csv"] if csv else texts["json"] if json else brief, nl=False)
     return None
 
 
@@ -122,11 +130,12 @@ def show(boards: Sequence[Scoreboard]) -> None:
     _print(assemble(boards))
 
 
-def _print(assembled: Report) -> None:
-    from bench.report.assembly import to_terminal
+def _print(assembled: Report, *, full: bool = False, notes: bool = False) -> None:
+    from bench.report.assembly import short, to_terminal
 
     terminal = console()
-    for part in to_terminal(assembled, terminal.width):
+    parts = to_terminal(assembled, terminal.width) if full else short(assembled, terminal.width, notes=notes)
+    for part in parts:
         terminal.print(part)
 
 

@@ -14,6 +14,7 @@ from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
 from bench.report.comparison import chained
+from bench.report.screen import screen, screen_markdown
 from bench.report.table import NOTES_TITLE, Table, gathered
 
 
@@ -58,6 +59,21 @@ def assemble(
         cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
     )
+
+
+def short_markdown(report: Report) -> str:
+    """What several runs come to, then of each run what stands on one screen; all of what others published."""
+    tables = report.opening if report.boards else report.published
+    return "\n".join([*(table.to_markdown("###") for table in tables), *map(screen_markdown, report.boards)])
+
+
+def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:
+    """The same for rich: of several runs one table, of one run its screen."""
+    if len(report.boards) == 1 and not report.opening:
+        return list(screen(report.boards[0], width, notes=notes))
+    tables = report.opening if report.boards else report.published
+    hint = Text("One run: bench report FILE · all tables: --full", style="dim")
+    return [*(part for table in tables for part in table.to_terminal(width)), hint]
 
 
 def to_markdown(report: Report) -> str:

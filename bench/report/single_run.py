@@ -305,8 +305,8 @@ def spent(board: Scoreboard) -> Table | None:
         before = board.before(row)
         if before and before.tokens_per_step != row.tokens_per_step:  # whose times do not compare
             before = None
-        if now := _profiled(board.records_of(row)):
-            rows.append(Spent(row.rung, now, _profiled(board.records_of(before)) if before else {}))
+        if now := profiled(board.records_of(row)):
+            rows.append(Spent(row.rung, now, profiled(board.records_of(before)) if before else {}))
     if not rows:
         return None
     shown: list[Column[Spent]] = [
@@ -326,7 +326,7 @@ Profiled = dict[tuple[int, str], dict[str, float]]
 """Seconds of one step by kind of work, by round and session."""
 
 
-def _profiled(rung: Sequence[Record]) -> Profiled:
+def profiled(rung: Sequence[Record]) -> Profiled:
     on_gpu = toggles_of(rung).device != HOST  # MPS tells no step_seconds, and XLA is not profiled
 
     def kinds(measurement: Measurement) -> dict[str, float] | None:
