@@ -126,15 +126,25 @@ def screen_markdown(board: Scoreboard) -> str:
 
 def title(board: Scoreboard) -> str:
     """The model, the machine, the torch, the rounds and the noise, in one line."""
-    workload, found = board.records[0].workload, measured(board.records)
     parts = [
-        f"{model_title(workload['model'], found.parameters if found else None)} on {machine_title(board)}",
+        f"{model_title_of(board)} on {machine_title(board)}",
         f"torch {board.environment.torch.partition('+')[0]}",
         f"{board.rounds} round{'s' if board.rounds > 1 else ''}",
     ]
     if board.delta is not None:
         parts.append(f"noise {_share(board.delta, '±')}")
     return " · ".join(parts)
+
+
+def model_title_of(board: Scoreboard) -> str:
+    found = measured(board.records)
+    return model_title(board.records[0].workload["model"], found.parameters if found else None)
+
+
+def limit_of(board: Scoreboard, row: Row) -> str:
+    """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
+    name, share = _limit(board)
+    return f"{_share(share(row))} {name}" if share(row) is not None else ""
 
 
 def model_title(model: str, parameters: int | None) -> str:
