@@ -42,7 +42,7 @@ class Estimate:
         """Of the interval, relative to the value; its logarithm is symmetric."""
         return self.high / self.value - 1 if self.high is not None else None
 
-    def over(self, number: float) -> Estimate:
+    def divided_by(self, number: float) -> Estimate:
         """A share of it, as certain as the whole."""
         low, high = (bound if bound is None else bound / number for bound in (self.low, self.high))
         return Estimate(self.value / number, low, high, self.rounds)
@@ -128,7 +128,7 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     return "slower" if ratio.high < 1 / least else "unclear"
 
 
-def beyond(ratio: Estimate, delta: float) -> bool:
+def beyond_noise(ratio: Estimate, delta: float) -> bool:
     """Whether all of an interval lies beyond the noise floor, on either side."""
     return (
         ratio.low is not None
@@ -137,7 +137,7 @@ def beyond(ratio: Estimate, delta: float) -> bool:
     )
 
 
-def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:
+def clearly_ahead(lead: Estimate | None, delta: float | None) -> bool:
     """Whether all of a lead's interval lies beyond the noise floor: more than `faster` asks for.
 
     The one that leads was chosen for it, of two alike as well, so that an interval that excludes 1 is wrong

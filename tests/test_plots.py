@@ -23,7 +23,6 @@ from bench.records.machine import Ceiling, Matmul
 from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
-from bench.report.plots.alike import by_batch
 from bench.report.plots.boards import hardware, merged, summary
 from bench.report.plots.curves import (
     devices_by_step,
@@ -36,7 +35,7 @@ from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.pictures import draw
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb, panels
-from bench.report.plots.scaling import batch_sizes, world_sizes
+from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
 from bench.report.plots.style import fallbacks, shortened, with_room
 from bench.report.plots.style import names as labelled
 from bench.stats import independent_ratio

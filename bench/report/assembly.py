@@ -13,8 +13,8 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
-from bench.report.comparison import chained
-from bench.report.table import NOTES_TITLE, Table, gathered
+from bench.report.comparison import chain_table
+from bench.report.table import NOTES_TITLE, Table, share_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Report:
         tables += [(3, table) for table in (*self.cross_run, *self.published)]
         if len(self.boards) < 2:  # a single one is complete in itself
             return tables, []
-        without, notes = gathered([table for _, table in tables])
+        without, notes = share_notes([table for _, table in tables])
         return [(level, table) for (level, _), table in zip(tables, without, strict=True)], notes
 
 
@@ -50,7 +50,7 @@ def assemble(
     chain: Chain | None = None,
 ) -> Report:
     """figures: of others, in tables of their own and beside ours."""
-    opening = (chained(chain) if chain else None, cross_run.overview(boards))
+    opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
     return Report(
         opening=[table for table in opening if table],
         boards=boards,

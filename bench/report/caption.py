@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from bench.analysis.bound import each_of_row, most_tokens_per_second
+from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import cumulative, line_of, measured
+from bench.analysis.run_records import by_rung, measured, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
-from bench.report.table import Method
+from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
 from gpt2.toggles import HOST, Toggles
 from gpt2.workload import Workload
@@ -35,7 +35,7 @@ def derived_peak(board: Scoreboard) -> bool:
     return found is not None and found.peak_flops_kind == "derived"
 
 
-MATHS = Method(
+MATHS = MethodNote(
     "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matrix "
     "products."
 )
@@ -80,7 +80,7 @@ def caption(board: Scoreboard) -> list[str]:
             f"From {board.source.as_posix()}, measured by code {machine.code_hash[:12]}{commit}. Each record "
             "there holds the command that runs its rung again."
         )
-    return [Method(plain(line)) if isinstance(line, Method) else plain(line) for line in lines]
+    return [MethodNote(plain(line)) if isinstance(line, MethodNote) else plain(line) for line in lines]
 
 
 def _errors(board: Scoreboard) -> list[str]:
@@ -103,13 +103,13 @@ def _memory(board: Scoreboard) -> list[str]:
         return []
     line = f"Peak memory: {methods[0]}, of the rank that needed most."
     others = sorted({method for method in methods if method and method != methods[0]})
-    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else Method(line)]
+    return [f"{line} ‡ But {'; '.join(others)}: do not compare." if others else MethodNote(line)]
 
 
 def _kernels(board: Scoreboard) -> list[str]:
     """Which attention kernel each rung ran, where it did not materialise the scores itself."""
     rungs: dict[str, list[str]] = {}
-    for records in cumulative(board.records):
+    for records in by_rung(board.records):
         found = measured(records)
         if found and found.attention_kernel:
             rungs.setdefault(found.attention_kernel, []).append(records[0].rung)
@@ -157,7 +157,7 @@ def _counting(board: Scoreboard) -> list[str]:
         "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
     )
     method = "TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds"
-    return [f"{processes}, each fresh: {rounds} over the rungs.", Method(f"{method}; {interval}.")]
+    return [f"{processes}, each fresh: {rounds} over the rungs.", MethodNote(f"{method}; {interval}.")]
 
 
 def _verdicts(board: Scoreboard) -> list[str]:
@@ -182,7 +182,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
     lines = [
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
         f"ran {ratio} as fast{''.join(f', and the {name} one {ratio}' for name, ratio in other)}.",
-        Method(
+        MethodNote(
             "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
             "slower, if it excludes 1; else unclear."
         ),
@@ -233,7 +233,9 @@ def _mfu(board: Scoreboard) -> list[str]:
         )
         peak = "a dense peak"
     lines.append(
-        Method(f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}.")
+        MethodNote(
+            f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}."
+        )
     )
     own = {
         m.product_format: m.peak_flops_dtype
@@ -243,13 +245,13 @@ def _mfu(board: Scoreboard) -> list[str]:
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
         lines.append(
-            Method(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
+            MethodNote(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
         )
     if derived_peak(board):
         said = "A derived peak is arithmetic, not a datasheet's: do not rank this MFU against other machines."
-        lines.append(Method(said))
+        lines.append(MethodNote(said))
     if any(row.hfu is not None for row in board.rows):
-        lines.append(Method("HFU counts what is computed a second time to save memory; MFU does not."))
+        lines.append(MethodNote("HFU counts what is computed a second time to save memory; MFU does not."))
     return lines
 
 
@@ -278,7 +280,7 @@ def _ceilings(board: Scoreboard) -> list[str]:
                 f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough."
             )
     if (leader := board.fastest) and leader.tokens_per_step:
-        most = [most_tokens_per_second(least, leader.tokens_per_step) for least in each_of_row(board, leader)]
+        most = [most_tokens_per_second(least, leader.tokens_per_step) for least in bounds_of(board, leader)]
         if known := [number(each) for each in most if each is not None]:
             lines.append(
                 f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each "
@@ -303,7 +305,7 @@ def fastest(board: Scoreboard) -> list[str]:
     most = f"Most tokens per second of those that nothing is held against: {fast}"
     if board.delta is None:
         return [f"{most}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
-    if alike := board.as_fast:
+    if alike := board.ties:
         over = listed([row.rung for row in alike])
         return [
             f"{most}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
@@ -325,7 +327,7 @@ def _machine(board: Scoreboard) -> str:
 def _nodes(board: Scoreboard) -> list[str]:
     """Of a run over several nodes, which rungs took more than one."""
     over: dict[int, list[str]] = {}
-    for records in cumulative(board.records):
+    for records in by_rung(board.records):
         nodes = max(record.toggles.nodes for record in records)
         over.setdefault(nodes, []).append(records[0].rung)
     each = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
@@ -352,7 +354,7 @@ def _swept(board: Scoreboard) -> Iterator[str]:
             yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(cut)}."
     groups: dict[Toggles, list[Row]] = {}
     for row in board.own.rows:
-        groups.setdefault(line_of(row.toggles, board.records[0].workload), []).append(row)
+        groups.setdefault(without_batch(row.toggles, board.records[0].workload), []).append(row)
     for rows in groups.values():
         fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
         fits = [row for row in rows if row.tps]

@@ -56,7 +56,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
         "external": row.trainer,
         "maths": row.maths,
-        "doubts": "; ".join(row.doubts) or None,
+        "doubts": "; ".join(row.caveats) or None,
         "status": row.status,
         "error": row.error.strip().splitlines()[0] if row.error else None,
         "tokens_per_step": row.tokens_per_step,
@@ -68,8 +68,15 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
     if chain is None:
         return {}
     start = chain.baseline
-    link = next((link for link in chain.links if link.entry.board is board and link.entry.row is row), None)
-    return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), link)}
+    chain_row = next(
+        (
+            chain_row
+            for chain_row in chain.rows
+            if chain_row.rung.board is board and chain_row.rung.row is row
+        ),
+        None,
+    )
+    return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), chain_row)}
 
 
 def _figures(columns: Sequence[Column[Any]], row: object) -> dict[str, Any]:

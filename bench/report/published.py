@@ -10,7 +10,7 @@ from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import gib, number, percent, tokens_per_second
 from bench.records.published import Published
-from bench.report.table import Column, Method, Table
+from bench.report.table import Column, MethodNote, Table
 
 NAMES = {"bfloat16": "bf16", "float32": "float32"}
 
@@ -69,7 +69,7 @@ def _table(rows: Sequence[Published]) -> Table:
     notes += [f"{_setup(row)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
         said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
-        notes.append(Method(said))
+        notes.append(MethodNote(said))
     return Table(title=f"Published: {first.source}, {first.series}", columns=columns, rows=rows, notes=notes)
 
 

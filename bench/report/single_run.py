@@ -32,8 +32,8 @@ from bench.records.record import Record
 from bench.report.caption import caption, derived_peak, other_method, other_step
 from bench.report.peers import peers
 from bench.report.published import beside
-from bench.report.table import Column, Method, Table
-from bench.stats import Estimate, beyond, paired_ratio
+from bench.report.table import Column, MethodNote, Table
+from bench.stats import Estimate, beyond_noise, paired_ratio
 from gpt2.toggles import HOST
 
 TOKENS = 10_000_000_000
@@ -50,28 +50,28 @@ WORK = {
 }
 """Of each kind of gpt2.breakdown.KINDS its title, and when a narrow terminal does without it."""
 WORK_NOTES = (
-    Method(
+    MethodNote(
         "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "
         "the step's time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with "
         "the others."
     ),
-    Method(
+    MethodNote(
         "On a CPU an operation counts without those within it: batched products as attention, others as "
         "products, all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as "
         "AdamW, others by their names, all products as products. Rest: Python, launches and waiting."
     ),
-    Method(
+    MethodNote(
         "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise "
         "floor: one step per round tells little, so of the others no difference is told."
     ),
-    Method(
+    MethodNote(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but "
         "what lies between the products of explicit and blocks (softmax, masks, exponentials) is other "
         "operations or compiled."
     ),
 )
 
-GPU_NOTE = Method(
+GPU_NOTE = MethodNote(
     "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; "
     "kernels that take longer than that overlap, and leave no rest. Where power holds the clock down, the "
     "profiled step, which follows a pause, is faster than those of the window, and the rest holds that, too."
@@ -86,7 +86,13 @@ def tables(
 
     figures: of others, of which those of like rungs are shown beside.
     """
-    more = [_attribution(board), peers(board), _timing(board), spent(board), _cost(board, price_per_hour)]
+    more = [
+        _attribution(board),
+        peers(board),
+        _timing(board),
+        profile_table(board),
+        _cost(board, price_per_hour),
+    ]
     more.append(beside(board, figures))
     return [_scoreboard(board), *(table for table in more if table)]
 
@@ -191,7 +197,7 @@ def _share_with_interval(share: Estimate) -> str:
 
 
 def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
-    before = board.before(row)
+    before = board.rung_before(row)
     if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
         return None
     alike = before.peak_memory_method == row.peak_memory_method
@@ -206,7 +212,7 @@ def hours_to_10b(tps: float) -> float:
 def _attribution(board: Scoreboard) -> Table | None:
     rows = attribution(board)
     said = "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
-    notes: list[str] = [Method(f"{said}three answers, not one.")]
+    notes: list[str] = [MethodNote(f"{said}three answers, not one.")]
     if board.delta is not None:
         notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
     shown: list[Column[Attribution]] = [
@@ -223,13 +229,13 @@ def _attribution(board: Scoreboard) -> Table | None:
 def _gain(gain: Gain) -> str:
     if not gain.ratio:
         return STATUS.get(gain.absent, gain.absent) or DASH
-    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
+    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.failed_check, gain.failed_check)}"
 
 
 def _timing(board: Scoreboard) -> Table | None:
     rows = timing(board)
     notes: list[str] = [
-        Method(
+        MethodNote(
             "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and "
             "weights. First step: with compilation where there is any; warm: with the compiler cache of an "
             "earlier round. Steps: those of all windows together, by the device's own clock where it has "
@@ -294,22 +300,22 @@ def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
         title=f"10 billion tokens: {_name(board)}",
         columns=shown,
         rows=rows,
-        notes=[Method("Hours at the TPS above, without evaluation or checkpoints."), Method(energy)],
+        notes=[MethodNote("Hours at the TPS above, without evaluation or checkpoints."), MethodNote(energy)],
     )
 
 
-def spent(board: Scoreboard) -> Table | None:
+def profile_table(board: Scoreboard) -> Table | None:
     """A row for each rung of ours that was profiled, a column for each kind of work; None where nothing was."""
     rows = []
     for row in board.rows:
-        before = board.before(row)
+        before = board.rung_before(row)
         if before and before.tokens_per_step != row.tokens_per_step:  # whose times do not compare
             before = None
         if now := _profiled(board.records_of(row)):
-            rows.append(Spent(row.rung, now, _profiled(board.records_of(before)) if before else {}))
+            rows.append(StepProfile(row.rung, now, _profiled(board.records_of(before)) if before else {}))
     if not rows:
         return None
-    shown: list[Column[Spent]] = [
+    shown: list[Column[StepProfile]] = [
         Column("Rung", lambda each: each.rung, words=True),
         Column(
             "Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds
@@ -340,7 +346,7 @@ def _profiled(rung: Sequence[Record]) -> Profiled:
 
 
 @dataclass(frozen=True)
-class Spent:
+class StepProfile:
     """What one rung's steps, and those of the rung before it, spent their time on."""
 
     rung: str
@@ -356,6 +362,6 @@ class Spent:
             return None
         text = _milliseconds(median(mine.get(key, 0.0) for key in self.now))
         changed = paired_ratio(mine, theirs)
-        if changed is None or delta is None or not beyond(changed, delta):
+        if changed is None or delta is None or not beyond_noise(changed, delta):
             return text
         return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"

@@ -65,7 +65,7 @@ class Column(Generic[Kind]):
         return DASH if value is None else plain(value if isinstance(value, str) else self.format(value))
 
 
-class Method(str):
+class MethodNote(str):
     """A note on how figures are made, that may stand elsewhere than beneath its table; others are of these
     figures.
     """
@@ -165,20 +165,20 @@ class Table:
         return least, left
 
 
-def gathered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+def share_notes(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
     """The tables without the notes on method that others have too, to which they refer by number, and these
     notes.
     """
     counts = Counter(
-        note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, Method)
+        note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, MethodNote)
     )
     numbers = {note: n for n, note in enumerate((note for note in counts if counts[note] > 1), start=1)}
-    return [_referring(table, numbers) for table in tables], list(numbers)
+    return [_with_references(table, numbers) for table in tables], list(numbers)
 
 
-def _referring(table: Table, numbers: dict[Method, int]) -> Table:
+def _with_references(table: Table, numbers: dict[MethodNote, int]) -> Table:
     own = [note for note in table.notes if note not in numbers]
-    elsewhere = sorted(numbers[note] for note in map(Method, table.notes) if note in numbers)
+    elsewhere = sorted(numbers[note] for note in map(MethodNote, table.notes) if note in numbers)
     if elsewhere:
         said = ", ".join(map(str, elsewhere))
         own.append(f"{NOTES_TITLE}, at the end: {said}.")

@@ -9,10 +9,10 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import MaxNLocator, NullLocator
 
-from bench.analysis.compare import GOOD
+from bench.analysis.compare import RANKED
+from bench.analysis.cross_run import fastest_rung
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import tps_by_round
-from bench.analysis.rung_view import best
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
 from bench.report.caption import derived_peak
@@ -143,7 +143,7 @@ def _climb(board: Scoreboard) -> list[Row]:
 
 
 def _most(board: Scoreboard) -> float:
-    entry = best(board)
+    entry = fastest_rung(board)
     return entry.row.tps.value if entry and entry.row.tps else 0.0
 
 
@@ -204,7 +204,7 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
 
 def _said(board: Scoreboard) -> str:
     """In words: how far a run came, and whether its losses held."""
-    rows, entry = _climb(board), best(board)
+    rows, entry = _climb(board), fastest_rung(board)
     first, top = rows[0], entry.row if entry else rows[0]
     assert first.tps is not None
     assert top.tps is not None
@@ -214,7 +214,7 @@ def _said(board: Scoreboard) -> str:
     else:
         words = [f"{number(first.tps.value)} to {number(top.tps.value)} tokens/s"]
         words += [f"{top.speedup.value:.1f}x with {shortened(top.rung)}"] if top.speedup else []
-    words += ["in doubt"] if entry and top.doubts else []
+    words += ["in doubt"] if entry and top.caveats else []
     if top.ceiling_share is not None:
         words.append(f"{percent(top.ceiling_share)} of the measured ceiling")
     if top.mfu is not None:
@@ -277,7 +277,7 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
 
 
 def _sound(row: Row) -> bool:
-    return row.tps is not None and row.status in GOOD
+    return row.tps is not None and row.status in RANKED
 
 
 def _bar(

@@ -7,7 +7,7 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from bench.analysis.run_records import cumulative
+from bench.analysis.run_records import by_rung
 from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import labelled, look
@@ -16,7 +16,7 @@ from bench.report.plots.style import labelled, look
 def block_times(board: Scoreboard) -> Figure | None:
     """Each block's duration over its rung's median, at the time when its process began."""
     start = datetime.fromisoformat(board.begun)
-    rungs = cumulative(board.records)
+    rungs = by_rung(board.records)
     wide = any(len(rung[0].rung) > 28 for rung in rungs)
     figure = Figure(figsize=(WIDTH, 4.2 + (0.2 * len(rungs) if wide else 0)))
     axes = figure.add_subplot()

@@ -13,8 +13,8 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number
-from bench.report.plots.alike import Group, by_batch
 from bench.report.plots.rungs import WIDTH, about
+from bench.report.plots.scaling import Group, by_batch
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
 from gpt2.toggles import HOST, Toggles
 

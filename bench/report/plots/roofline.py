@@ -5,7 +5,7 @@ from __future__ import annotations
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.analysis.bound import Bound, most_tokens_per_second, of_row
+from bench.analysis.bound import Bound, bound_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
@@ -32,7 +32,7 @@ PARTS = (
 
 def roofline(board: Scoreboard) -> Figure | None:
     """Tokens per second against the most that the least time of a step allows, and what that time is made of."""
-    found = [(row, of_row(board, row)) for row in board.rows]
+    found = [(row, bound_of(board, row)) for row in board.rows]
     if not any(least and least.total_ms is not None and row.tps for row, least in found):
         return None
     figure = Figure(figsize=(1.6 * WIDTH, 1.9 + height([row.rung for row in board.rows], PER_RUNG)))

@@ -10,7 +10,7 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bench.analysis.attribution import Gain
 from bench.analysis.attribution import attribution as attributed
-from bench.analysis.compare import GOOD
+from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number, with_interval
@@ -92,7 +92,7 @@ def _whole(own: Sequence[Row]) -> str:
     """
     first, last = (
         own[0],
-        next((row for row in reversed(own) if row.status in GOOD and not row.other_maths), None),
+        next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None),
     )
     if last is None or last is first or not last.speedup:
         return ""
