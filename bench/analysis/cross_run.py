@@ -17,7 +17,7 @@ from bench.analysis.row import Row, find_peaks, status_of
 from bench.analysis.run_records import first_tps_by_round, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
-from bench.format import DASH, number, percent, plain, with_interval
+from bench.format import DASH, number, percent, plain, plural, with_interval
 from bench.ladder.validation import near
 from bench.records.machine import Environment
 from bench.records.measurement import Measurement
@@ -94,7 +94,7 @@ class RungView:
     def incomplete(self) -> str:
         """Why the speed is preliminary, such as "interrupted, 2 rounds"; empty where it is not."""
         rounds = self.row.tps.rounds if self.row.tps else 0
-        few = [f"{rounds} round{'s' if rounds != 1 else ''}"] if rounds < LEAST_ROUNDS else []
+        few = [plural(rounds, "round")] if rounds < LEAST_ROUNDS else []
         return ", ".join([*(["interrupted"] if self.board.interrupted else []), *few])
 
     @property

@@ -61,6 +61,11 @@ class Scoreboard:
         return next((other for other in self.rows if other.index == row.before), None)
 
     @property
+    def title(self) -> str:
+        """Name of the run in headings."""
+        return f"{self.ladder} on {self.environment.machine}"
+
+    @property
     def file_name(self) -> str:
         """Name of ladder and model, fit for a file's name."""
         model = self.records[0].workload["model"]

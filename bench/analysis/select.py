@@ -125,7 +125,7 @@ def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[
 
 def run_names(boards: Sequence[Scoreboard]) -> str:
     """Names of runs for an error message."""
-    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
+    return ", ".join(board.title for board in boards)
 
 
 def _workload(record: Record) -> str:

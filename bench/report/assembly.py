@@ -19,20 +19,18 @@ from bench.report.table import NOTES_TITLE, Table, share_notes
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The tables of a report by what they are of."""
+    """The tables of a report, by what they are about."""
 
     opening: Sequence[Table]
-    """The chain, where one is asked for, and what runs there are, where there are several."""
+    """The chain, if asked for, and the overview of runs, if there are several."""
     boards: Sequence[Scoreboard]
     runs: Sequence[Sequence[Table]]
-    """Of each board its own tables, the scoreboard first."""
+    """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
-        """All tables as a text shows them, each with the level of its heading, and the notes that are said
-        once.
-        """
+        """All tables in order with the level of each heading, and the notes that several tables share."""
         tables = [(3, table) for table in self.opening]
         for own in self.runs:
             tables += [(4 if place else 3, table) for place, table in enumerate(own)]
@@ -49,7 +47,10 @@ def assemble(
     price_per_hour: float | None = None,
     chain: Chain | None = None,
 ) -> Report:
-    """figures: of others, in tables of their own and beside ours."""
+    """Build all tables of a report.
+
+    figures: published ones, shown in tables of their own and beside ours.
+    """
     opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
     return Report(
         opening=[table for table in opening if table],
@@ -70,7 +71,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_terminal(report: Report, width: int) -> list[RenderableType]:
-    """For rich, in `width` columns."""
+    """The report for rich, in `width` columns."""
     tables, notes = report.in_order()
     parts = [part for _, table in tables for part in table.to_terminal(width)]
     if notes:

@@ -1,6 +1,4 @@
-"""What a reader must be told beside a table: what the figures are of, how they were got, what speaks against
-them.
-"""
+"""Notes beneath a scoreboard: what its figures are of, how they were made, and their caveats."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import by_rung, measured, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
-from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
+from bench.format import GIB, floor, listed, number, plain, plural, ratio, with_interval
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
 from gpt2.toggles import HOST, Toggles
@@ -24,7 +22,7 @@ def other_step(row: Row, board: Scoreboard) -> bool:
 
 
 def other_method(row: Row, board: Scoreboard) -> bool:
-    """Whether the row's peak memory was found out otherwise than the first row's."""
+    """Whether the row's peak memory was measured otherwise than the first row's."""
     first = next((r.peak_memory_method for r in board.rows if r.peak_memory_bytes is not None), None)
     return row.peak_memory_bytes is not None and row.peak_memory_method != first
 
@@ -42,7 +40,7 @@ MATHS = MethodNote(
 
 
 def caption(board: Scoreboard) -> list[str]:
-    """Of the scoreboard itself, a line for each matter."""
+    """Notes of the scoreboard itself, a line for each matter."""
     machine, workload = board.environment, board.records[0].workload
     found = measured(board.records)
     lines = [f"{_machine(board)}.", *_nodes(board)]
@@ -51,11 +49,11 @@ def caption(board: Scoreboard) -> list[str]:
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
     lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
     if len(steps) > 1:
-        others: dict[int, list[str]] = {}
+        by_size: dict[int, list[str]] = {}
         for row in board.rows:
             if row.tokens_per_step and other_step(row, board):
-                others.setdefault(row.tokens_per_step, []).append(row.rung)
-        sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in others.items())
+                by_size.setdefault(row.tokens_per_step, []).append(row.rung)
+        sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in by_size.items())
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
     lines += [
         *_swept(board),
@@ -84,7 +82,7 @@ def caption(board: Scoreboard) -> list[str]:
 
 
 def _errors(board: Scoreboard) -> list[str]:
-    """Why rungs are not ok, those alike on one line."""
+    """Why rungs are not ok, equal reasons on one line."""
     rungs: dict[str, list[str]] = {}
     for row in board.rows:
         if row.error:
@@ -93,7 +91,7 @@ def _errors(board: Scoreboard) -> list[str]:
 
 
 def _all_or(rungs: Sequence[str], board: Scoreboard) -> str:
-    """Those rungs by name, unless they are all there are."""
+    """Names of the rungs, or "all rungs"."""
     return "all rungs" if len(rungs) == len(board.rows) > 1 else listed(rungs)
 
 
@@ -107,20 +105,20 @@ def _memory(board: Scoreboard) -> list[str]:
 
 
 def _kernels(board: Scoreboard) -> list[str]:
-    """Which attention kernel each rung ran, where it did not materialise the scores itself."""
+    """Which attention kernel each rung ran, where it did not materialise the scores."""
     rungs: dict[str, list[str]] = {}
     for records in by_rung(board.records):
-        found = measured(records)
-        if found and found.attention_kernel:
-            rungs.setdefault(found.attention_kernel, []).append(records[0].rung)
-    each = [f"{kernel} ({_all_or(names, board)})" for kernel, names in rungs.items()]
-    return [f"Attention kernels seen: {'; '.join(each)}."] if each else []
+        measurement = measured(records)
+        if measurement and measurement.attention_kernel:
+            rungs.setdefault(measurement.attention_kernel, []).append(records[0].rung)
+    kernels = [f"{kernel} ({_all_or(names, board)})" for kernel, names in rungs.items()]
+    return [f"Attention kernels seen: {'; '.join(kernels)}."] if kernels else []
 
 
 def _reserved(board: Scoreboard) -> list[str]:
-    """What torch's allocator held of a device's memory, used or not."""
-    held = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
-    most = max((each for each in held if each is not None), default=None)
+    """Most memory that torch's allocator held of a device, used or not."""
+    reserved = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
+    most = max((size for size in reserved if size is not None), default=None)
     return (
         [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."]
         if most is not None
@@ -129,7 +127,7 @@ def _reserved(board: Scoreboard) -> list[str]:
 
 
 def _chips(board: Scoreboard) -> list[str]:
-    """What TPUs told of themselves just after windows."""
+    """Duty cycle and memory of TPUs just after the windows."""
     after = [chip for r in board.records if r.measurement for chip in r.measurement.chips_after or ()]
     if not after:
         return []
@@ -145,14 +143,13 @@ def _efficiency(board: Scoreboard) -> list[str]:
     over = {row.rung: row.efficiency_over for row in board.rows if row.efficiency_over}
     if not over:
         return []
-    each = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
-    return [f"Efficiency: tokens per second and device over those of a rung alike on fewer devices: {each}."]
+    pairs = "; ".join(f"{plain(rung)} over {plain(single)}" for rung, single in over.items())
+    return [f"Efficiency: tokens per second and device over those of a rung alike on fewer devices: {pairs}."]
 
 
 def _counting(board: Scoreboard) -> list[str]:
     ended = sum(record.status != "interrupted" for record in board.records)
-    processes = f"{ended} processes" if ended != 1 else "1 process"
-    rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
+    processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
     interval = (
         "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
     )
@@ -161,7 +158,7 @@ def _counting(board: Scoreboard) -> list[str]:
 
 
 def _verdicts(board: Scoreboard) -> list[str]:
-    """How far two figures must lie apart to differ."""
+    """The noise floor, and how verdicts follow from it."""
     control, last = board.control, board.last_control
     if board.rounds < LEAST_ROUNDS:
         again = f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
@@ -201,7 +198,7 @@ def _verdicts(board: Scoreboard) -> list[str]:
 
 
 def _until(board: Scoreboard) -> list[str]:
-    """Whether a run that was to go on until its intervals are narrow got there."""
+    """Whether a run reached the width of intervals that it was to go on until."""
     width = board.records[-1].protocol.get("until")
     if width is None or board.interrupted:
         return []
@@ -256,7 +253,7 @@ def _mfu(board: Scoreboard) -> list[str]:
 
 
 def _whose_peak(board: Scoreboard) -> str:
-    """Of what the peaks add up."""
+    """What the peaks that add up belong to."""
     first = next(record for record in board.records if record.measurement)
     if first.toggles.all["device"] == HOST or first.environment.xla_on_cpu:
         return "each node's CPU's" if board.environment.nodes else "the CPU's"  # however many ranks share it
@@ -294,7 +291,7 @@ def _ceilings(board: Scoreboard) -> list[str]:
 
 
 def fastest(board: Scoreboard) -> list[str]:
-    """Which rung that is, as surely as this run tells: nothing of a run with a single sound one."""
+    """Which rung is the fastest, and how certain that is; empty for a run with fewer than two sound rungs."""
     best = board.fastest
     if best is None or len(board.sound) < 2:
         return []
@@ -325,21 +322,23 @@ def _machine(board: Scoreboard) -> str:
 
 
 def _nodes(board: Scoreboard) -> list[str]:
-    """Of a run over several nodes, which rungs took more than one."""
-    over: dict[int, list[str]] = {}
+    """Which rungs of a run over several nodes took more than one."""
+    by_nodes: dict[int, list[str]] = {}
     for records in by_rung(board.records):
         nodes = max(record.toggles.nodes for record in records)
-        over.setdefault(nodes, []).append(records[0].rung)
-    each = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(over.items()) if nodes > 1]
+        by_nodes.setdefault(nodes, []).append(records[0].rung)
+    groups = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(by_nodes.items()) if nodes > 1]
     if not board.environment.nodes:
         return []
     return [
-        f"Ranks on more than one node: {'; '.join(each)}." if each else "No rung ran on more than one node."
+        f"Ranks on more than one node: {'; '.join(groups)}."
+        if groups
+        else "No rung ran on more than one node."
     ]
 
 
 def _swept(board: Scoreboard) -> Iterator[str]:
-    """What must be said of a sweep, and of batches that were too large."""
+    """Notes on a sweep, and on batches that were too large."""
     if board.swept:
         yield (
             "A sweep: each row is one rung with other values; speed-ups and losses are held to the first. "

@@ -17,6 +17,7 @@ from bench.format import (
     listed,
     percent,
     plain,
+    plural,
     ratio,
     times,
     tokens_per_second,
@@ -30,10 +31,6 @@ BETWEEN_RUNS = (
     "Ratios between runs are of means over rounds, with Welch's interval. They know how much rounds of one "
     "run vary, not what changed on a machine between two: measure both close together."
 )
-
-
-def _rounds(board: Scoreboard) -> str:
-    return f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
 
 
 # --- Side by side
@@ -63,7 +60,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         both = f"{first.letter} and {comparison.other.letter}"
         none = f"Nothing of machine, software or task is known to differ between {both}."
         intro += comparison.differences or [none]
-    title = dict.fromkeys(f"{side.board.ladder} on {side.board.environment.machine}" for side in sides)
+    title = dict.fromkeys(side.board.title for side in sides)
     return Table(
         title=" against ".join(title),
         columns=columns,
@@ -104,7 +101,7 @@ def _legend(side: Side) -> str:
     board = side.board
     commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
     rung = f", rung {side.rung}" if side.rung else ""
-    run = f"{board.environment.machine}, {_rounds(board)} begun {board.begun[:16]}"
+    run = f"{board.environment.machine}, {plural(board.rounds, 'round')} begun {board.begun[:16]}"
     return f"{side.letter}: {board.source}{rung}: {run}{commit}"
 
 
@@ -144,7 +141,7 @@ def _notes(comparisons: Sequence[Comparison], sides: Sequence[Side]) -> list[str
 
 def chain_table(chain: Chain) -> Table:
     return Table(
-        title=f"From one baseline: {len(chain.runs)} run{'s' if len(chain.runs) > 1 else ''} chained",
+        title=f"From one baseline: {plural(len(chain.runs), 'run')} chained",
         columns=chain_columns(chain),
         rows=chain.rows,
         first=[_baseline(chain), *_differences(chain)],
@@ -282,13 +279,13 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
 
 def _chain_legend(run: Scoreboard, name: str) -> str:
     ended = sum(record.status != "interrupted" for record in run.records)
-    processes = f"{ended} process{'es' if ended != 1 else ''}"
+    processes = plural(ended, "process", "processes")
     source = run.source.as_posix() if run.source else DASH
     floor = f"noise floor ±{run.delta:.1%}" if run.delta is not None else "no noise floor known"
     machine = run.environment
     return (
         f"{name}: {run.ladder} on {machine.machine} ({machine.chip}), torch {machine.torch}; {processes} in "
-        f"{_rounds(run)}, {floor}; from {source}."
+        f"{plural(run.rounds, 'round')}, {floor}; from {source}."
     )
 
 

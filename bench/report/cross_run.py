@@ -66,10 +66,6 @@ def sources(rungs: Sequence[RungView]) -> str:
     return f"From {', '.join(files) or 'this run'}."
 
 
-def _run_name(board: Scoreboard) -> str:
-    return f"{board.ladder} on {board.environment.machine}"
-
-
 # --- The runs, a line each
 
 
@@ -90,7 +86,7 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
         return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
 
     columns: list[Column[Run]] = [
-        Column("Run", lambda run: _run_name(run.board), words=True),
+        Column("Run", lambda run: run.board.title, words=True),
         Column("Model", model, words=True, drop=2),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
         Column("Rungs", lambda run: len(run.board.rows), drop=5),
@@ -197,7 +193,7 @@ HARDWARE: list[Column[RungView]] = [
     Column("Devices", lambda rung: rung.devices, beneath=lambda figure: figure.devices, drop=8),
     Column(
         "Run",
-        lambda rung: _run_name(rung.board),
+        lambda rung: rung.board.title,
         beneath=lambda figure: f"{figure.source}, {figure.series}",
         words=True,
         drop=7,
@@ -409,7 +405,7 @@ def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
         ],
         notes=[
             *(
-                f"{f'{name}: ' if len(runs) > 1 else ''}{_run_name(run)}, from {run.source}."
+                f"{f'{name}: ' if len(runs) > 1 else ''}{run.title}, from {run.source}."
                 for name, run in runs.items()
             ),
             "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over "

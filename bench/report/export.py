@@ -1,4 +1,4 @@
-"""Scoreboards as one pandas table of raw figures, a line per rung: what CSV, JSON and plots are made from.
+"""Scoreboards as one pandas table of raw figures, a line per rung, for CSV, JSON and plots.
 
 Nothing is rounded here, shares are between 0 and 1, and what is absent is empty.
 """
@@ -80,14 +80,14 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
 
 
 def _figures(columns: Sequence[Column[Any]], row: object) -> dict[str, Any]:
-    """Those of a table that have a key, of its row, estimates with the ends of their 95 % intervals."""
-    found = {}
+    """The row's values of columns that have a key, estimates with the ends of their 95 % intervals."""
+    figures = {}
     for column in columns:
         if column.key:
             value = column.value(row) if row is not None else None
             estimate = value if isinstance(value, Estimate) else None
-            found[column.key] = estimate.value if estimate else value
+            figures[column.key] = estimate.value if estimate else value
             if column.interval:
-                found[f"{column.key}_low"] = estimate.low if estimate else None
-                found[f"{column.key}_high"] = estimate.high if estimate else None
-    return found
+                figures[f"{column.key}_low"] = estimate.low if estimate else None
+                figures[f"{column.key}_high"] = estimate.high if estimate else None
+    return figures

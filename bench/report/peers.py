@@ -76,7 +76,7 @@ def peers(board: Scoreboard) -> Table | None:
         Column("Status", lambda result: result.peer.status_cell, words=True, drop=3),
     ]
     return Table(
-        title=f"Against peers: {board.ladder} on {board.environment.machine}",
+        title=f"Against peers: {board.title}",
         columns=columns,
         rows=results,
         notes=_notes(ours, results, board),

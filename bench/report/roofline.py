@@ -19,9 +19,7 @@ from gpt2.workload import Workload
 
 
 def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggles) -> float | None:
-    """Milliseconds per optimiser step of a rung in older results, provided that these are of the same
-    computation.
-    """
+    """Milliseconds per optimiser step of a rung in older results of the same computation, else None."""
     same = [r for r in board.records if r.rung == rung and Workload(**r.workload) == workload]
     row = next((row for row in board.rows if row.rung == rung), None)
     if row is None or row.tps is None or row.tokens_per_step is None:
@@ -36,7 +34,10 @@ Line = tuple[str, Bound, float | None]
 
 
 def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[Line]:
-    """A line for each rung. device: that of the ceiling. board: results of the ladder, where there are any."""
+    """A line for each rung.
+
+    device: that of the ceiling. board: results of the ladder, where there are any.
+    """
     lines = []
     for rung in ladder.own:
         least = bound(ladder.workload, rung.toggles, ceiling)
@@ -53,9 +54,7 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
 
 
 def ceiling_table(ceiling: Ceiling) -> Group:
-    """TFLOP/s by product and number format, and of its gradients' products where measured; the speed of a
-    copy.
-    """
+    """TFLOP/s by matmul and number format, those of the gradients where measured, and the speed of memory."""
     forward = [m for m in ceiling.matmuls if m.role in (None, "forward")]
     gradients = [m for m in ceiling.matmuls if m.role not in (None, "forward")]
     formats = list(dict.fromkeys(m.number_format for m in forward))
@@ -82,28 +81,28 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     return Group(table, *map(_note, notes))
 
 
-def _attention(found: Attention) -> str:
-    forward = found.flops / 3 / found.forward_seconds
-    kernel = f" by {found.kernel}" if found.kernel else ""
+def _attention(attention: Attention) -> str:
+    forward = attention.flops / 3 / attention.forward_seconds
+    kernel = f" by {attention.kernel}" if attention.kernel else ""
     return (
-        f"Attention{kernel} in {found.number_format}, {found.B} x {found.n_head} x {found.seq_len:,} x "
-        f"{found.head_dim}, on the causal half: {number(found.flops_per_second / 1e12)} TFLOP/s forward and "
-        f"backward ({number(1e3 * found.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
+        f"Attention{kernel} in {attention.number_format}, {attention.B} x {attention.n_head} x {attention.seq_len:,} x "
+        f"{attention.head_dim}, on the causal half: {number(attention.flops_per_second / 1e12)} TFLOP/s forward and "
+        f"backward ({number(1e3 * attention.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
     )
 
 
 def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Group:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
     figures = ["Products (ms)", "Attention (ms)", "Optimiser (ms)", "Bound (ms/step)", "Measured (ms/step)"]
-    told = any(_by_own_rate(least) for _, least, _ in lines)
-    words = ["Rung", "Number format", *(["At own rates"] if told else [])]
+    by_own_rates = any(_by_own_rate(least) for _, least, _ in lines)
+    words = ["Rung", "Number format", *(["At own rates"] if by_own_rates else [])]
     table = _table(title, words, [*figures, "Share of bound"])
     for rung, least, measured in lines:
         parts = [least.products_ms, least.attention_ms, least.optimizer_ms, least.total_ms, measured]
         reached = share(least, measured)
         percent = f"{reached:.1%}" if reached is not None else DASH
         shown = [number(part) if part is not None else DASH for part in parts]
-        own = [_by_own_rate(least) or DASH] if told else []
+        own = [_by_own_rate(least) or DASH] if by_own_rates else []
         table.add_row(*map(_text, [rung, least.number_format, *own, *shown, percent]))
     reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
     if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):

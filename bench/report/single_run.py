@@ -1,6 +1,4 @@
-"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. Imports no
-torch.
-"""
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. No torch."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ from bench.stats import Estimate, beyond_noise, paired_ratio
 from gpt2.toggles import HOST
 
 TOKENS = 10_000_000_000
-"""The published runs' length, by which hours, energy and money are stated."""
+"""Length of the published runs, for which hours, energy and money are stated."""
 WORK = {
     "products": ("Products", None),
     "attention": ("Attention", None),
@@ -48,7 +46,7 @@ WORK = {
     "other": ("Other operations", 2),
     "rest": ("Rest", 3),
 }
-"""Of each kind of gpt2.breakdown.KINDS its title, and when a narrow terminal does without it."""
+"""For each kind of gpt2.breakdown.KINDS the title, and the order in which a narrow terminal drops it."""
 WORK_NOTES = (
     MethodNote(
         "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "
@@ -81,10 +79,9 @@ GPU_NOTE = MethodNote(
 def tables(
     board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()
 ) -> list[Table]:
-    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where
-    known.
+    """The scoreboard, then what each change buys, where time goes, and what 10B tokens cost, where known.
 
-    figures: of others, of which those of like rungs are shown beside.
+    figures: published ones, of which those of rungs of the same name are shown beside.
     """
     more = [
         _attribution(board),
@@ -94,19 +91,12 @@ def tables(
         _cost(board, price_per_hour),
     ]
     more.append(beside(board, figures))
-    return [_scoreboard(board), *(table for table in more if table)]
-
-
-def _name(board: Scoreboard) -> str:
-    return f"{board.ladder} on {board.environment.machine}"
-
-
-def _scoreboard(board: Scoreboard) -> Table:
-    return Table(title=_name(board), columns=columns(board), rows=board.rows, notes=caption(board))
+    scoreboard = Table(title=board.title, columns=columns(board), rows=board.rows, notes=caption(board))
+    return [scoreboard, *(table for table in more if table)]
 
 
 def columns(board: Scoreboard) -> list[Column[Row]]:
-    """What a scoreboard tells of a rung, and the figures that exports have of it."""
+    """Columns of the scoreboard; those with a key are exported."""
     first = board.rows[0]
     several = any(row.toggles.world_size > 1 for row in board.rows)
     peak = ", derived peak" if derived_peak(board) else ""
@@ -205,7 +195,7 @@ def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
 
 
 def hours_to_10b(tps: float) -> float:
-    """Of training alone, without evaluation or checkpoints."""
+    """Hours of training alone, without evaluation or checkpoints."""
     return TOKENS / tps / 3600
 
 
@@ -215,15 +205,15 @@ def _attribution(board: Scoreboard) -> Table | None:
     notes: list[str] = [MethodNote(f"{said}three answers, not one.")]
     if board.delta is not None:
         notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
-    shown: list[Column[Attribution]] = [
+    columns: list[Column[Attribution]] = [
         Column("Rung", lambda each: each.rung, words=True),
         Column("Added in order", lambda each: each.in_order, _gain),
         Column("Alone on the first rung", lambda each: each.alone, _gain),
         Column("Added last, to all others", lambda each: each.last, _gain),
         Column("Direction", lambda each: each.agreement or None, words=True),
     ]
-    title = f"What each change buys: {_name(board)}"
-    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+    title = f"What each change buys: {board.title}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
 
 
 def _gain(gain: Gain) -> str:
@@ -248,7 +238,7 @@ def _timing(board: Scoreboard) -> Table | None:
         notes.append(
             "External rungs: start-up is until the first progress line, first step and compilation included."
         )
-    shown: list[Column[Timing]] = [
+    columns: list[Column[Timing]] = [
         Column("Rung", lambda each: each.rung, words=True),
         Column("Start-up (s)", lambda each: each.startup, number),
         Column("Imports (s)", lambda each: each.imports, number),
@@ -260,8 +250,8 @@ def _timing(board: Scoreboard) -> Table | None:
         Column("5 to 95 % of steps (ms)", _spread),
         Column("Making batches", lambda each: each.batches, percent),
     ]
-    title = f"Where the time goes: {_name(board)}"
-    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+    title = f"Where the time goes: {board.title}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
 
 
 def _milliseconds(seconds: float) -> str:
@@ -274,7 +264,7 @@ def _spread(each: Timing) -> str | None:
 
 
 def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
-    """Of 10 billion tokens, in hours, energy and money; None where neither of the latter is known."""
+    """Hours, energy and money for 10 billion tokens; None where neither energy nor price is known."""
     priced = [record for record in board.records if record.price_per_hour is not None]
     last = max(priced, key=lambda record: record.time, default=None)
     price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
@@ -285,7 +275,7 @@ def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
         energy = "Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it."
     else:
         energy = "Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one)."
-    shown: list[Column[tuple[Row, float]]] = [
+    columns: list[Column[tuple[Row, float]]] = [
         Column("Rung", lambda each: each[0].rung, words=True),
         Column("Hours", lambda each: each[1], number),
         Column("Joules per token", lambda each: each[0].joules_per_token, "{:.3g}".format),
@@ -297,15 +287,15 @@ def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
         ),
     ]
     return Table(
-        title=f"10 billion tokens: {_name(board)}",
-        columns=shown,
+        title=f"10 billion tokens: {board.title}",
+        columns=columns,
         rows=rows,
         notes=[MethodNote("Hours at the TPS above, without evaluation or checkpoints."), MethodNote(energy)],
     )
 
 
 def profile_table(board: Scoreboard) -> Table | None:
-    """A row for each rung of ours that was profiled, a column for each kind of work; None where nothing was."""
+    """A row for each rung of ours that was profiled, a column for each kind of work; None without any."""
     rows = []
     for row in board.rows:
         before = board.rung_before(row)
@@ -315,17 +305,17 @@ def profile_table(board: Scoreboard) -> Table | None:
             rows.append(StepProfile(row.rung, now, _profiled(board.records_of(before)) if before else {}))
     if not rows:
         return None
-    shown: list[Column[StepProfile]] = [
+    columns: list[Column[StepProfile]] = [
         Column("Rung", lambda each: each.rung, words=True),
         Column(
             "Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds
         ),
     ]
     for kind, (title, drop) in WORK.items():
-        shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
+        columns.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
     on_gpu = any(row.toggles.device != HOST for row in board.rows)
     notes = [*WORK_NOTES, GPU_NOTE] if on_gpu else WORK_NOTES
-    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=notes)
+    return Table(title=f"What a step is spent on: {board.title}", columns=columns, rows=rows, notes=notes)
 
 
 Profiled = dict[tuple[int, str], dict[str, float]]
@@ -347,21 +337,24 @@ def _profiled(rung: Sequence[Record]) -> Profiled:
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What one rung's steps, and those of the rung before it, spent their time on."""
+    """What the profiled steps of a rung, and of the rung before it, spent their time on."""
 
     rung: str
     now: Profiled
     before: Profiled
 
     def on(self, kind: str, delta: float | None) -> str | None:
-        """A kind that a round's step had nothing of took no time in it; None is one that no step had."""
-        mine, theirs = (
+        """Cell of a kind of work; None where no step had any.
+
+        A ratio to the rung before is added where its whole interval lies beyond the noise floor.
+        """
+        now, before = (
             {key: each[kind] for key, each in of.items() if each.get(kind)} for of in (self.now, self.before)
         )
-        if not mine:
+        if not now:
             return None
-        text = _milliseconds(median(mine.get(key, 0.0) for key in self.now))
-        changed = paired_ratio(mine, theirs)
+        text = _milliseconds(median(now.get(key, 0.0) for key in self.now))
+        changed = paired_ratio(now, before)
         if changed is None or delta is None or not beyond_noise(changed, delta):
             return text
         return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"

@@ -14,9 +14,9 @@ from bench.analysis.cross_run import fastest_rung
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import tps_by_round
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import number, percent
+from bench.format import number, percent, plural
 from bench.report.caption import derived_peak
-from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, is_sweep, peak_gib
+from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, peak_gib
 from bench.report.plots.style import (
     COLOURS,
     MARKERS,
@@ -32,30 +32,30 @@ from bench.report.plots.style import (
 from bench.stats import LEAST_ROUNDS, Estimate, independent_ratio
 
 MOST = 6
-"""Runs in the summary; those that end fastest are kept."""
+"""Most runs in the summary; the fastest are kept."""
 FAR = 8
-"""Peak memories that are further apart than this factor stand on a log scale."""
+"""Ratio of peak memories from which their axis is logarithmic."""
 NAMED = 16
-"""Rungs of all runs together that leave room for their names."""
+"""Most rungs of all runs together that leave room for their names."""
 WRONG = ("parity_failed", "ranks_differ")
 
 
 def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
-    """The runs that most have in common: model and sequence length; others' tokens per second do not compare."""
-    found: dict[tuple[str, int], list[Scoreboard]] = {}
+    """The largest group of runs of one model and sequence length, whose tokens per second compare."""
+    by_task: dict[tuple[str, int], list[Scoreboard]] = {}
     for board in boards:
         workload = board.records[0].workload
         if any(row.tps for row in board.rows):
-            found.setdefault((workload["model"], workload["seq_len"]), []).append(board)
-    return max(found.values(), key=len, default=[])
+            by_task.setdefault((workload["model"], workload["seq_len"]), []).append(board)
+    return max(by_task.values(), key=len, default=[])
 
 
 def summary(boards: Sequence[Scoreboard]) -> Figure | None:
-    """Tokens per second rung by rung, a line for each run, and what memory each rung took.
+    """Tokens per second rung by rung, a line for each run, and the memory of each rung.
 
     Ladders that have little in common stand beside one another, on one scale.
     """
-    every = of_one_task([board for board in boards if not is_sweep(board)])
+    every = of_one_task([board for board in boards if not board.swept])
     runs = sorted(every, key=_most, reverse=True)[:MOST]
     if not runs or max(len(_climb(board)) for board in runs) < 2:
         return None
@@ -99,13 +99,13 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
 
 
 def related(runs: Sequence[Scoreboard]) -> list[list[Scoreboard]]:
-    """Those whose ladders share a panel: where half of the shorter one's rungs have names of the other's."""
+    """Groups of runs whose ladders share a panel: half of the shorter one's rungs have the other's names."""
     groups: list[list[Scoreboard]] = []
     for board in runs:
-        mine = {row.rung for row in board.rows}
+        rungs = {row.rung for row in board.rows}
         for group in groups:
-            theirs = {row.rung for other in group for row in other.rows}
-            if 2 * len(mine & theirs) >= min(len(mine), len(theirs)):
+            group_rungs = {row.rung for other in group for row in other.rows}
+            if 2 * len(rungs & group_rungs) >= min(len(rungs), len(group_rungs)):
                 group.append(board)
                 break
         else:
@@ -114,7 +114,7 @@ def related(runs: Sequence[Scoreboard]) -> list[list[Scoreboard]]:
 
 
 def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
-    """The upright ones, which all panels of a row share."""
+    """Set up the vertical axes, which all panels of a row share."""
     speed.set_yscale("log")
     speed.margins(y=0.12)
     plain_log(speed.yaxis)
@@ -148,9 +148,7 @@ def _most(board: Scoreboard) -> float:
 
 
 def merged(ladders: Sequence[Sequence[str]]) -> list[str]:
-    """All rungs' names once, as far as they agree in each ladder's order: a new one follows what it follows
-    there.
-    """
+    """All rungs' names once, in an order that agrees with each ladder's as far as these agree."""
     order: list[str] = []
     for ladder in sorted(ladders, key=len, reverse=True):
         at = 0
@@ -169,8 +167,7 @@ SMALL = {"textcoords": "offset points", "fontsize": 8, "ha": "center"}
 
 
 def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, *, factors: bool) -> None:
-    """One run's line; a rung that is not to be held to the others is hollow, and one without a speed is a
-    cross.
+    """Draw one run's line; a rung that does not compare is hollow, and one without a speed is a cross.
 
     places: of its rows from left to right.
     """
@@ -203,7 +200,7 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
 
 
 def _said(board: Scoreboard) -> str:
-    """In words: how far a run came, and whether its losses held."""
+    """Legend of a run: how far it came, and whether its losses held."""
     rows, entry = _climb(board), fastest_rung(board)
     first, top = rows[0], entry.row if entry else rows[0]
     assert first.tps is not None
@@ -225,7 +222,7 @@ def _said(board: Scoreboard) -> str:
 
 
 def name_of(board: Scoreboard) -> str:
-    """Its machine and its ladder."""
+    """Machine and ladder of a run."""
     return f"{shortened(board.environment.machine, 40)}, {shortened(board.ladder)}"
 
 
@@ -235,22 +232,18 @@ def _task(boards: Sequence[Scoreboard]) -> str:
 
 
 def rounds_of(boards: Sequence[Scoreboard], *, intervals: bool = True) -> str:
-    """Of how many rounds, and whether there are intervals."""
+    """Number of rounds, and whether there are intervals."""
     counts = sorted({board.rounds for board in boards})
-    rounds = (
-        f"{counts[0]} to {counts[-1]} rounds"
-        if len(counts) > 1
-        else f"{counts[0]} round{'s' * (counts[0] > 1)}"
-    )
+    rounds = f"{counts[0]} to {counts[-1]} rounds" if len(counts) > 1 else plural(counts[0], "round")
     return f"{rounds}{', bars: 95 % interval' if intervals and counts[-1] >= LEAST_ROUNDS else ''}"
 
 
 def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The first and the fastest sound rung of each run, as times the slowest of the first ones.
+    """The first and the fastest sound rung of each run, as multiples of the slowest first rung.
 
-    In place of a first rung that is not sound stands why; where none is, there is nothing to hold to.
+    A first rung that is not sound shows its status instead. None where no first rung is sound.
     """
-    every = of_one_task([board for board in boards if not is_sweep(board)])
+    every = of_one_task([board for board in boards if not board.swept])
     runs = sorted((board for board in every if board.fastest), key=_most, reverse=True)
     firsts = [
         (row.tps.value, n) for n, row in enumerate(board.rows[0] for board in runs) if row.tps and _sound(row)
@@ -283,7 +276,7 @@ def _sound(row: Row) -> bool:
 def _bar(
     axes: Axes, where: float, colour: str, board: Scoreboard, row: Row, slowest: Scoreboard
 ) -> tuple[float, float, str]:
-    """One rung over the first of `slowest`; gives how far it reaches to both sides, and the words beside it."""
+    """Draw one rung over the first of `slowest`; returns its left and right end and the words beside it."""
     times = _times(board, row, slowest) if _sound(row) else None
     if row.tps is None or times is None:
         said = f"{shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}"
@@ -298,7 +291,7 @@ def _bar(
 
 
 def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:
-    """Paired by round within one run; the rounds of two have nothing in common."""
+    """Ratio over the slowest run's first rung, paired by round within one run."""
     if board is slowest:
         return row.speedup
     mine, others = (

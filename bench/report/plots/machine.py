@@ -1,4 +1,4 @@
-"""What the machine did meanwhile: noise and throttling show in the blocks of the timed windows."""
+"""How evenly the machine ran: noise and throttling show in the blocks of the timed windows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bench.report.plots.style import labelled, look
 
 
 def block_times(board: Scoreboard) -> Figure | None:
-    """Each block's duration over its rung's median, at the time when its process began."""
+    """Each block's duration over its rung's median, by the time when its process began."""
     start = datetime.fromisoformat(board.begun)
     rungs = by_rung(board.records)
     wide = any(len(rung[0].rung) > 28 for rung in rungs)

@@ -1,4 +1,4 @@
-"""Peak memory by sequences per device, and the line that says what one more sequence takes."""
+"""Peak memory by sequences per device, with a fitted line for the memory of one more sequence."""
 
 from __future__ import annotations
 
@@ -19,21 +19,20 @@ from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
 from gpt2.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
-"""For a fit: through two points a line always goes."""
+"""Fewest sizes for a fit: a line always goes through two points."""
 WIDE = 64
-"""Sizes that are further apart than this factor stand on a log scale."""
+"""Ratio of sizes from which their axis is logarithmic."""
 FAR = 64
-"""Times the largest size tried: nothing is predicted beyond."""
+"""Multiple of the largest size tried beyond which nothing is predicted."""
 LEAST_RISE = 0.01
-"""Of the mean peak, from the smallest size to the largest: what rises less is rounding, and no line is drawn.
-"""
+"""Least rise of the peak over all sizes, as a share of the mean, for a line: less is rounding."""
 CLEAR = 2
-"""Times what a point lies off the line at most: a line that rises less is drawn through noise."""
+"""Least ratio of a line's rise to a point's largest distance from it: less is noise."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Peak memory as `fixed` plus `each` for every sequence; GiB."""
+    """Peak memory as `fixed` plus `each` for every sequence, in GiB."""
 
     each: float
     fixed: float
@@ -42,13 +41,11 @@ class Line:
         return self.fixed + self.each * size
 
     def meets(self, limit: float) -> float:
-        """The number of sequences, a fraction mostly, that take `limit`; below 1 where not even one finds
-        room.
-        """
+        """Number of sequences that take `limit`, mostly a fraction; below 1 where not even one fits."""
         return (limit - self.fixed) / self.each
 
     def rises(self, points: Sequence[tuple[int, float]]) -> bool:
-        """Whether what it says a sequence takes is more than the rounding and the noise of these points."""
+        """Whether the memory of a sequence is more than the rounding and noise of these points."""
         sizes, gibs = zip(*points, strict=True)
         rise = self.each * (max(sizes) - min(sizes))
         off = max(abs(gib - self.at(size)) for size, gib in points)
@@ -56,15 +53,16 @@ class Line:
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Line:
-    """Least squares, all sizes of the same weight. points: (sequences per device, GiB), of two sizes at
-    least.
+    """Least-squares line, all sizes of the same weight.
+
+    points: (sequences per device, GiB), of two sizes at least.
     """
     each, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
     return Line(float(each), float(fixed))
 
 
 def device_gib(board: Scoreboard, toggles: Toggles) -> float | None:
-    """What one rank may fill: a device's memory, or its part of the host's. None where it is not known."""
+    """Memory that one rank may fill: a device's, or its part of the host's; None where it is not known."""
     machine = board.environment
     if toggles.device == HOST or machine.xla_on_cpu:
         return machine.memory_bytes / GIB / max(1, toggles.world_size // (machine.nodes or 1))
@@ -72,7 +70,7 @@ def device_gib(board: Scoreboard, toggles: Toggles) -> float | None:
 
 
 def memory_by_batch(board: Scoreboard) -> Figure | None:
-    """Measured peaks, the line through them, and where it says that memory ends beside where it did end."""
+    """Measured peaks, the line through them, and predicted and observed end of memory."""
     measured = [(group, _points(group)) for group in by_batch(board)]
     lines = [(group, points) for group, points in measured if len({size for size, _ in points}) > 1]
     if not lines:
@@ -103,7 +101,7 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
 
 
 def _points(group: Group) -> list[tuple[int, float]]:
-    """Of the rungs whose memory was found out as the first one's: other methods do not compare."""
+    """Sizes and peaks of the rungs whose memory was measured as the first one's."""
     known = [row for row in group.rows if row.peak_memory_bytes is not None]
     alike = [row for row in known if row.peak_memory_method == known[0].peak_memory_method]
     return [(row.toggles.micro_batch_size, (row.peak_memory_bytes or 0) / GIB) for row in alike]
@@ -121,7 +119,7 @@ def _ended(groups: Iterable[Group]) -> set[int]:
 def _draw(
     axes: Axes, board: Scoreboard, group: Group, points: Sequence[tuple[int, float]], place: int
 ) -> list[tuple[float, float]]:
-    """One line; gives the points that it must have room for."""
+    """Draw one line; returns the points that it needs room for."""
     colour, line = COLOURS[place], fitted(points)
     sizes = {size for size, _ in points}
     rises, fit = line.rises(points), len(sizes) >= LEAST_SIZES
@@ -165,7 +163,7 @@ def _draw(
 
 
 def _line(line: Line, count: int) -> str:
-    """In words."""
+    """The line in words."""
     fixed = f"{'-' if line.fixed < 0 else '+'} {number(abs(line.fixed))} GiB"
     fit = f"fit of {count} sizes" if count >= LEAST_SIZES else "2 sizes: no fit"
     return f"{number(line.each * 1024)} MiB per sequence {fixed} ({fit})"

@@ -1,4 +1,4 @@
-"""How near the rungs came to the fastest that was measured of their machine."""
+"""How near the rungs came to the bound measured on their machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ PARTS = (
 
 
 def roofline(board: Scoreboard) -> Figure | None:
-    """Tokens per second against the most that the least time of a step allows, and what that time is made of."""
+    """Tokens per second against the bound, and the parts of the bound in the time of a step."""
     found = [(row, bound_of(board, row)) for row in board.rows]
     if not any(least and least.total_ms is not None and row.tps for row, least in found):
         return None
@@ -71,8 +71,8 @@ def roofline(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> tuple[float, str]:
-    """Gives where its words begin, and these."""
+def _held(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first: bool) -> tuple[float, str]:
+    """Draw a rung's speed against the bound; returns where its words begin, and the words."""
     assert row.tps is not None
     axes.plot(
         [row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1
@@ -81,20 +81,20 @@ def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: b
     reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
     end = max(most, row.tps.high or row.tps.value)
     beside(axes, end, y, reached)
-    tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {least.number_format}")
+    tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {bound.number_format}")
     return end, reached
 
 
-def _parts(axes: Axes, y: float, row: Row, least: Bound, *, first: bool) -> None:
-    """What the bound's parts are of the time that a step took."""
+def _parts(axes: Axes, y: float, row: Row, bound: Bound, *, first: bool) -> None:
+    """Draw the bound's parts as shares of the measured step."""
     assert row.tps is not None
     assert row.tokens_per_step is not None
     took = 1e3 * row.tokens_per_step / row.tps.value
     left = 0.0
     for label, name, colour in PARTS:
-        part = 100 * getattr(least, name) / took
+        part = 100 * getattr(bound, name) / took
         bar = axes.barh(y, part, 0.62, left, color=colour, lw=0, label=label if first else None)
-        tip(bar, f"{row.rung}: {label}: {number(getattr(least, name))} of {number(took)} ms")
+        tip(bar, f"{row.rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
         left += part
     if left < 100:
         label = "what the bound leaves out, and what could be faster"

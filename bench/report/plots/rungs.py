@@ -13,7 +13,7 @@ from bench.analysis.attribution import attribution as attributed
 from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, with_interval
+from bench.format import GIB, number, plural, with_interval
 from bench.report.caption import derived_peak
 from bench.report.plots.style import (
     COLOURS,
@@ -40,26 +40,19 @@ PER_RUNG = 0.42
 
 
 def about(board: Scoreboard, intervals: bool = True) -> str:
-    """What every picture must say of where it is from."""
+    """Subtitle of a picture: model, machine, torch and rounds."""
     machine = board.environment
-    rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
+    rounds = plural(board.rounds, "round")
     rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
     model = board.records[0].workload["model"]
     return f"{model} on {shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
 
 
-def is_sweep(board: Scoreboard) -> bool:
-    """Whether its rows are candidates, none of which keeps what the one above it switches on."""
-    return any(record.kind == "sweep" for record in board.records)
-
-
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not
-    climb.
-    """
+    """Tokens per second from the first rung to the last, with each one's factor; None for a sweep."""
     rows = [row for row in board.rows if row.tps]
     own = [row for row in rows if not row.external]
-    if len(rows) < 2 or not own or is_sweep(board):
+    if len(rows) < 2 or not own or board.swept:
         return None
     figure = Figure(figsize=(WIDTH, 1.3 + height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
@@ -87,9 +80,7 @@ def climb(board: Scoreboard) -> Figure | None:
 
 
 def _whole(own: Sequence[Row]) -> str:
-    """How far the climb leads, from the first rung to the last that is the same training and means what it
-    says.
-    """
+    """The whole speed-up, from the first rung to the last valid one of equal maths."""
     first, last = (
         own[0],
         next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None),
@@ -107,7 +98,7 @@ def _factor(row: Row) -> str:
 
 
 def _look(row: Row, colour: str) -> dict[str, Any]:
-    """Another trainer is no step of the climb: its bar is an outline."""
+    """Style of a bar; another trainer's is an outline, for it is no step of the climb."""
     if row.external:
         return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
     return {"color": colour, "lw": 0}
@@ -152,22 +143,22 @@ def panels(board: Scoreboard) -> Figure | None:
 
 
 def mfu_label(board: Scoreboard) -> str:
-    """Of an axis: a peak that is arithmetic is called so."""
+    """Label of an axis with MFU, which tells a derived peak."""
     return f"MFU, % of bf16 peak{', derived peak' if derived_peak(board) else ''}"
 
 
 def bounds(estimate: Estimate | None) -> Interval | None:
-    """An estimate as pictures take it."""
+    """An estimate as an Interval."""
     return (estimate.value, estimate.low, estimate.high) if estimate else None
 
 
 def of_hundred(share: float | None) -> Interval | None:
-    """A share in percent, of which no interval is known."""
+    """A share in percent as an Interval without ends."""
     return (100 * share, None, None) if share is not None else None
 
 
 def peak_gib(row: Row) -> Interval | None:
-    """The most of all rounds."""
+    """Peak memory of all rounds as an Interval without ends."""
     return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
 
 

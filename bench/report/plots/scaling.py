@@ -1,4 +1,4 @@
-"""Rungs that differ in their batch only, or in their number of devices only: a line of each kind."""
+"""Rungs that differ in their batch only, or in their number of devices only, joined by lines."""
 
 from __future__ import annotations
 
@@ -18,42 +18,42 @@ from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, Interval,
 from gpt2.toggles import Toggles
 
 MOST = 6
-"""Lines in one picture; those of most rungs are kept."""
+"""Most lines in one picture; those of most rungs are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """Of rows that are alike but for `size`."""
+    """Rungs that are alike but for their size."""
 
     label: str
-    """In what it differs from the others; empty for the only one."""
+    """Toggles in which it differs from the other groups; empty for the only one."""
     rows: tuple[Row, ...]
-    """By size, the smallest first."""
+    """Rows by size, the smallest first."""
 
 
 def by_batch(board: Scoreboard) -> list[Group]:
-    """Rungs alike but for the sequences per device, and for what follows from these where a step is fixed."""
-    found: dict[Toggles, list[Row]] = {}
+    """Groups of rungs that differ in the sequences per device only, and in what follows from these."""
+    by_toggles: dict[Toggles, list[Row]] = {}
     for row in board.rows:
-        found.setdefault(without_batch(row.toggles, board.records[0].workload), []).append(row)
-    return _groups(found, lambda row: row.toggles.micro_batch_size)
+        by_toggles.setdefault(without_batch(row.toggles, board.records[0].workload), []).append(row)
+    return _groups(by_toggles, lambda row: row.toggles.micro_batch_size)
 
 
 def by_devices(board: Scoreboard) -> list[Group]:
-    """Rungs alike but for the number of devices, each sharding beginning with the rung that needs none."""
-    found: dict[Toggles, list[Row]] = {}
+    """Groups of rungs that differ in the number of devices only; each sharding begins with one device."""
+    by_toggles: dict[Toggles, list[Row]] = {}
     for row in board.rows:
-        found.setdefault(replace(row.toggles, world_size=1, grad_accum_steps=1), []).append(row)
-    alone = {key: [row for row in rows if row.toggles.world_size == 1] for key, rows in found.items()}
-    for key, rows in found.items():
+        by_toggles.setdefault(replace(row.toggles, world_size=1, grad_accum_steps=1), []).append(row)
+    alone = {key: [row for row in rows if row.toggles.world_size == 1] for key, rows in by_toggles.items()}
+    for key, rows in by_toggles.items():
         if key.sharding != "none":
             rows += alone.get(replace(key, sharding="none"), [])
-    return _groups(found, lambda row: row.toggles.world_size)
+    return _groups(by_toggles, lambda row: row.toggles.world_size)
 
 
-def _groups(found: dict[Toggles, list[Row]], size: Callable[[Row], int]) -> list[Group]:
-    """Those of several sizes."""
-    lines = {key: rows for key, rows in found.items() if len({size(row) for row in rows}) > 1}
+def _groups(by_toggles: dict[Toggles, list[Row]], size: Callable[[Row], int]) -> list[Group]:
+    """The groups with several sizes, at most MOST."""
+    lines = {key: rows for key, rows in by_toggles.items() if len({size(row) for row in rows}) > 1}
     kept = sorted(lines, key=lambda key: -len(lines[key]))[:MOST]
     kept = [key for key in lines if key in kept]
     return [Group(label=_difference(key, kept), rows=tuple(sorted(lines[key], key=size))) for key in kept]
@@ -69,7 +69,7 @@ def _difference(key: Toggles, others: Sequence[Toggles]) -> str:
 
 Value = Callable[[Row], Interval | None]
 LABELLED = 1
-"""Lines whose points bear figures; those of more would cover each other."""
+"""Most lines whose points are labelled; labels of more would overlap."""
 
 
 def batch_sizes(board: Scoreboard) -> Figure | None:
@@ -108,7 +108,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
 
 
 def world_sizes(board: Scoreboard) -> Figure | None:
-    """Tokens per second, MFU and efficiency by devices, with what perfect scaling would be."""
+    """Tokens per second, MFU and efficiency by devices, with perfect scaling beside."""
     groups = [
         group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1
     ]
@@ -144,7 +144,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
 
 
 def _linear(axes: Axes, group: Group, label: str | None) -> None:
-    """As many times the speed of the fewest devices as there are devices."""
+    """Draw perfect scaling from the fewest devices."""
     rows = [row for row in group.rows if row.tps]
     assert rows[0].tps is not None
     one = rows[0].tps.value / rows[0].toggles.world_size
@@ -181,9 +181,7 @@ SMALL = {"textcoords": "offset points", "fontsize": 8}
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
-    """Those that have room for words beside one another on an axis of powers of two: bisection ends on
-    neighbours.
-    """
+    """Sizes far enough apart for labels on an axis of powers of two: bisection ends on neighbours."""
     kept: list[int] = []
     for size in sorted(set(sizes)):
         if not kept or size >= 1.4 * kept[-1]:
@@ -192,7 +190,7 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 
 
 def _out_of_memory(axes: Axes, size: int, place: int) -> None:
-    """Above one another near the axis: each line's own."""
+    """Mark an out-of-memory size near the axis, each line at its own height."""
     at = 0.04 + 0.07 * place
     axes.plot(size, at, "X", ms=7, color=COLOURS[place], transform=axes.get_xaxis_transform(), clip_on=False)
     axes.annotate("OOM", (size, at), xycoords=("data", "axes fraction"), ha="right", xytext=(-7, -3), **SMALL)
