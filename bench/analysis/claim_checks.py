@@ -142,14 +142,16 @@ def _gradients_differ(rung: Sequence[Record]) -> str | None:
         if record.measurement and record.measurement.gradients_finite is False:
             return "its gradients, or those of eager code, are not finite"
         if difference is not None and not difference <= allowed:
-            return f"gradients by {difference:.2%} from those of eager code; the number formats explain {allowed:.2%}"
+            eager = f"{difference:.2%} from those of eager code"
+            return f"gradients by {eager}; the number formats explain {allowed:.2%}"
     return None
 
 
 def _ranks_differ(rung: Sequence[Record]) -> str | None:
     for record in rung:
         if record.measurement and record.measurement.ranks_agree is False:
-            return f"the ranks of round {record.repetition} ended with different weights: they did not train one model"
+            ended = "ended with different weights: they did not train one model"
+            return f"the ranks of round {record.repetition} {ended}"
     return None
 
 

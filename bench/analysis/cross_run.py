@@ -236,10 +236,12 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
         else:
             unlike.append(first)
     if unlike and not runs:
-        (model, seq_len), (baseline_model, baseline_seq_len) = unlike[0].task, baseline.task
+        trained, expected = (
+            f"{model} at T = {seq_len}" for model, seq_len in (unlike[0].task, baseline.task)
+        )
+        unlike_tasks = f"trains {trained}, but the baseline {expected}: their speeds do not rank"
         raise RecordError(
-            f"{unlike[0].board.source}: trains {model} at T = {seq_len}, but the baseline {baseline_model} at "
-            f"T = {baseline_seq_len}: their speeds do not rank; name files of one model and sequence length"
+            f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
         )
     added = _resolved(baseline.board) not in runs
     rungs = [rung for board in runs.values() for rung in rung_views(board)]

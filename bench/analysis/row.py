@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from bench.analysis.claim_checks import caveats_of, check_claims
 from bench.analysis.run_records import (
     first_tps_by_round,
+    group_by,
     is_external,
     measured,
     parity_reference,
@@ -49,10 +50,7 @@ class RunCeiling:
 
 def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
     """Ceilings by kind of device, measured by the run itself or else by the last other run among records."""
-    by_device: dict[str, list[Record]] = {}
-    for record in records:
-        if record.ceiling:
-            by_device.setdefault(toggles_of([record]).device, []).append(record)
+    by_device = group_by((r for r in records if r.ceiling), lambda record: toggles_of([record]).device)
     ceilings = {}
     for device, candidates in by_device.items():
         own = [record for record in candidates if record.ladder == records[0].ladder]

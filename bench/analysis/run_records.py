@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -12,6 +12,15 @@ from bench.records.record import RUNGS, Kind, Record
 from gpt2.toggles import Toggles
 
 T = TypeVar("T")
+K = TypeVar("K", bound=Hashable)
+
+
+def group_by(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items by key, both in their first order."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
 
 
 def toggles_of(rung: Sequence[Record]) -> Toggles:
@@ -42,11 +51,7 @@ class Run(tuple[Record, ...]):
         return self._by_index(("control",))
 
     def _by_index(self, kinds: Sequence[Kind]) -> dict[int, list[Record]]:
-        grouped: dict[int, list[Record]] = {}
-        for record in self:
-            if record.kind in kinds:
-                grouped.setdefault(record.rung_index, []).append(record)
-        return grouped
+        return group_by((r for r in self if r.kind in kinds), lambda record: record.rung_index)
 
     @cached_property
     def references(self) -> dict[int, list[Record]]:

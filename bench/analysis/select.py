@@ -74,14 +74,14 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
             if any(record.kind in RUNGS for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
-                board = scoreboard(
-                    records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0])
-                )
-                runs_by_name.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
+                of_machine = [r for r in rooflines[file.parent] if _machine(r) == _machine(records[0])]
+                board = scoreboard(records, source=file, elsewhere=of_machine)
+                workload = records[0].workload  # --set workload.model=gpt2-medium asks another question
+                name = file.parent, board.ladder, f"{workload['model']} on {workload['data']}"
+                runs_by_name.setdefault(name, []).append(board)
             elif not records or any(record.kind != "ceiling" for record in records):
-                warnings.append(
-                    f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}"
-                )
+                why = "holds no records of rungs" if records else "is empty; name other files"
+                warnings.append(f"{file}: {why}")
         for runs in runs_by_name.values():
             chosen = _choose(runs)
             boards.append(chosen)
@@ -93,9 +93,10 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
     """Why there is nothing to show, and what to do: one line, and one more for each file of a folder."""
-    shown, advice = ", ".join(str(path) for path in paths), "bench run ladders/smoke.yaml makes some"
+    shown, advice = ", ".join(map(str, paths)), "bench run ladders/smoke.yaml makes some"
     if not warnings and any(is_published(file) for path in paths for file in _files(path)):
-        return f"{shown}: holds figures that others have published, no results of bench run; bench report shows them"
+        holds = "holds figures that others have published, no results of bench run"
+        return f"{shown}: {holds}; bench report shows them"
     if warnings and not any(path.is_dir() for path in paths):
         return f"{'; '.join(warnings)}; {advice}"
     return "\nbench: ".join([f"{shown}: no results here; {advice}", *warnings])
@@ -126,11 +127,6 @@ def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[
 def run_names(boards: Sequence[Scoreboard]) -> str:
     """Names of runs for an error message."""
     return ", ".join(board.title for board in boards)
-
-
-def _workload(record: Record) -> str:
-    """What makes runs of a ladder answers to different questions: `--set workload.model=gpt2-medium` for one."""
-    return f"{record.workload['model']} on {record.workload['data']}"
 
 
 def _one_run(file: Path) -> tuple[list[Record], list[str]]:
@@ -184,13 +180,9 @@ def _rooflines(folder: Path) -> list[Record]:
     return records
 
 
-def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
-    """Those of the machine, the torch and the model of `record`."""
-
-    def place(of: Record) -> tuple[str, str, str]:
-        return of.environment.machine, of.environment.torch, of.workload["model"]
-
-    return [roofline for roofline in rooflines if place(roofline) == place(record)]
+def _machine(record: Record) -> tuple[str, str, str]:
+    """What must be equal for a run to take a ceiling from `bench roofline`."""
+    return record.environment.machine, record.environment.torch, record.workload["model"]
 
 
 def _choose(runs: Sequence[Scoreboard]) -> Scoreboard:
@@ -220,17 +212,16 @@ def _has_measurement(board: Scoreboard) -> bool:
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
     """A line for each newer run that is not shown, and each whole one unlike the run that is shown."""
-    newer = [board for board in runs if board.begun > chosen.begun]
-    why = {True: "interrupted", False: "shorter"}
-    whole = [b for b in runs if b.begun <= chosen.begun and not b.interrupted and not _same_ladder(b, chosen)]
-    return [
-        *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
-        *(
-            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not "
-            "shown; name it to see it"
-            for b in whole
-        ),
-    ]
+    lines = []
+    for board in runs:
+        if board.begun > chosen.begun:
+            why = "interrupted" if board.interrupted else "shorter"
+            lines.append(f"{board.source} is newer but {why} and not shown; name it to see it")
+    for board in runs:
+        if board.begun <= chosen.begun and not board.interrupted and not _same_ladder(board, chosen):
+            unlike = f"is called {board.ladder} like {chosen.source}, but has other rungs or another task"
+            lines.append(f"{board.source} {unlike}; not shown; name it to see it")
+    return lines
 
 
 def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:

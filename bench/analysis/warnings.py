@@ -36,10 +36,9 @@ def warnings(board: Scoreboard) -> list[str]:
     for rung in by_rung(records):
         speeds = list(tps_by_round(rung).values())
         if speeds and max(speeds) > SCATTER * min(speeds):
-            apart = (
-                f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
-            )
-            lines.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
+            low, high = min(speeds), max(speeds)
+            apart = f"{high / low:.1f}x apart, from {number(low)} to {number(high)} tokens/s"
+            lines.append(f"{rung[0].rung}: its rounds lie {apart}: something else ran meanwhile")
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
     if load > BUSY * machine.cpu_cores:
         lines.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import by_rung, measured, without_batch
+from bench.analysis.run_records import group_by, measured, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, plural, ratio, with_interval
 from bench.report.table import MethodNote
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
-from gpt2.toggles import HOST, Toggles
+from gpt2.toggles import HOST
 from gpt2.workload import Workload
 
 
@@ -49,28 +49,20 @@ def caption(board: Scoreboard) -> list[str]:
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
     lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
     if len(steps) > 1:
-        by_size: dict[int, list[str]] = {}
-        for row in board.rows:
-            if row.tokens_per_step and other_step(row, board):
-                by_size.setdefault(row.tokens_per_step, []).append(row.rung)
-        sizes = ", ".join(f"{size:,} ({listed(names)})" for size, names in by_size.items())
+        others = [row for row in board.rows if other_step(row, board)]
+        by_size = group_by(others, lambda row: row.tokens_per_step)
+        sizes = ", ".join(
+            f"{size:,} ({listed([row.rung for row in rows])})" for size, rows in by_size.items()
+        )
         lines.append(f"† Tokens per optimiser step: {board.rows[0].tokens_per_step or 0:,}, but {sizes}.")
-    lines += [
-        *_swept(board),
-        *_counting(board),
-        *_verdicts(board),
-        MATHS,
-        *_until(board),
-        *_mfu(board),
-        *_ceilings(board),
-    ]
-    lines += [*_memory(board), *_reserved(board), *_chips(board), *_kernels(board), *_efficiency(board)]
+    lines += [*_swept(board), *_counting(board), *_verdicts(board), MATHS, *_until(board), *_mfu(board)]
+    lines += [*_ceilings(board), *_memory(board), *_reserved(board), *_chips(board), *_kernels(board)]
+    lines += _efficiency(board)
     if machine.variables:
         lines.append(
-            "Set: " + ", ".join(f"{name}={value}" for name, value in sorted(machine.variables.items())) + "."
+            f"Set: {', '.join(f'{name}={value}' for name, value in sorted(machine.variables.items()))}."
         )
-    lines += _errors(board)
-    lines += fastest(board)
+    lines += [*_errors(board), *fastest(board)]
     lines += [f"Warning: {warning}." for warning in warnings(board)]
     if board.source:
         commit = f" of commit {machine.commit[:12]}" if machine.commit else ""
@@ -83,11 +75,9 @@ def caption(board: Scoreboard) -> list[str]:
 
 def _errors(board: Scoreboard) -> list[str]:
     """Why rungs are not ok, equal reasons on one line."""
-    rungs: dict[str, list[str]] = {}
-    for row in board.rows:
-        if row.error:
-            rungs.setdefault(f"{status_of(row)}: {row.error.strip().splitlines()[0]}", []).append(row.rung)
-    return [f"{_all_or(names, board)}: {error}" for error, names in rungs.items()]
+    failed = [(row, row.error.strip().splitlines()[0]) for row in board.rows if row.error]
+    by_error = group_by(failed, lambda pair: f"{status_of(pair[0])}: {pair[1]}")
+    return [f"{_all_or([row.rung for row, _ in rows], board)}: {error}" for error, rows in by_error.items()]
 
 
 def _all_or(rungs: Sequence[str], board: Scoreboard) -> str:
@@ -106,12 +96,12 @@ def _memory(board: Scoreboard) -> list[str]:
 
 def _kernels(board: Scoreboard) -> list[str]:
     """Which attention kernel each rung ran, where it did not materialise the scores."""
-    rungs: dict[str, list[str]] = {}
-    for records in by_rung(board.records):
-        measurement = measured(records)
-        if measurement and measurement.attention_kernel:
-            rungs.setdefault(measurement.attention_kernel, []).append(records[0].rung)
-    kernels = [f"{kernel} ({_all_or(names, board)})" for kernel, names in rungs.items()]
+    measurements = [(row, measured(board.records_of(row))) for row in board.rows]
+    seen = [(row.rung, m.attention_kernel) for row, m in measurements if m and m.attention_kernel]
+    by_kernel = group_by(seen, lambda pair: pair[1])
+    kernels = [
+        f"{kernel} ({_all_or([name for name, _ in pairs], board)})" for kernel, pairs in by_kernel.items()
+    ]
     return [f"Attention kernels seen: {'; '.join(kernels)}."] if kernels else []
 
 
@@ -119,11 +109,9 @@ def _reserved(board: Scoreboard) -> list[str]:
     """Most memory that torch's allocator held of a device, used or not."""
     reserved = [r.measurement.reserved_memory_bytes for r in board.records if r.measurement]
     most = max((size for size in reserved if size is not None), default=None)
-    return (
-        [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."]
-        if most is not None
-        else []
-    )
+    if most is None:
+        return []
+    return [f"Reserved by torch's allocator: up to {most / GIB:.2f} GiB on one device."]
 
 
 def _chips(board: Scoreboard) -> list[str]:
@@ -131,12 +119,10 @@ def _chips(board: Scoreboard) -> list[str]:
     after = [chip for r in board.records if r.measurement for chip in r.measurement.chips_after or ()]
     if not after:
         return []
-    busy = sorted(chip.duty_cycle_percent for chip in after)
+    duty = sorted(chip.duty_cycle_percent for chip in after)
     most = max(chip.memory_bytes for chip in after) / GIB
-    return [
-        f"After windows the chips told of {busy[0]:.0f} to {busy[-1]:.0f} % duty and up to {most:.2f} GiB in "
-        "use."
-    ]
+    told = f"{duty[0]:.0f} to {duty[-1]:.0f} % duty and up to {most:.2f} GiB in use"
+    return [f"After windows the chips told of {told}."]
 
 
 def _efficiency(board: Scoreboard) -> list[str]:
@@ -150,41 +136,38 @@ def _efficiency(board: Scoreboard) -> list[str]:
 def _counting(board: Scoreboard) -> list[str]:
     ended = sum(record.status != "interrupted" for record in board.records)
     processes, rounds = plural(ended, "process", "processes"), plural(board.rounds, "round")
-    interval = (
-        "± is the 95 % t interval" if board.rounds >= LEAST_ROUNDS else "too few rounds for an interval"
-    )
-    method = "TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds"
-    return [f"{processes}, each fresh: {rounds} over the rungs.", MethodNote(f"{method}; {interval}.")]
+    few = board.rounds < LEAST_ROUNDS
+    interval = "too few rounds for an interval" if few else "± is the 95 % t interval"
+    method = "TPS: tokens per second of the timed window, geometric mean over rounds"
+    return [
+        f"{processes}, each fresh: {rounds} over the rungs.",
+        MethodNote(f"{method}; speed-ups paired within rounds; {interval}."),
+    ]
 
 
 def _verdicts(board: Scoreboard) -> list[str]:
     """The noise floor, and how verdicts follow from it."""
     control, last = board.control, board.last_control
     if board.rounds < LEAST_ROUNDS:
-        again = f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
-        again += f" The last rung again ran {last.value:.3f}x as fast." if last else ""
-        needed = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more.{again}"
-        return [needed] if len(board.rows) > 1 else []
+        note = f"Not replicated: verdicts need {LEAST_ROUNDS} rounds or more."
+        note += f" The first rung again (A/A control) ran {control.value:.3f}x as fast." if control else ""
+        note += f" The last rung again ran {last.value:.3f}x as fast." if last else ""
+        return [note] if len(board.rows) > 1 else []
     if board.delta is None:
         rounds = f"{control.rounds} round{'s are' if control.rounds > 1 else ' is'}" if control else ""
         here = f"of the A/A control only {rounds} here" if control else "there is no A/A control"
         return [f"No verdicts: {here}, and nothing else tells noise from a difference."]
-    again = {"first": control, "last": last}
-    ran = {
-        name: with_interval(f"{each.value:.3f}x", each)
-        for name, each in again.items()
-        if noise_floor(each) and each
-    }
-    (name, ratio), *other = ran.items()
+    controls = [(name, c) for name, c in (("first", control), ("last", last)) if c and noise_floor(c)]
+    (name, ran), *other = [(name, with_interval(f"{c.value:.3f}x", c)) for name, c in controls]
     lines = [
         f"Noise floor: {floor(board.delta)}. The {name} rung again, at the end of each round (A/A control), "
-        f"ran {ratio} as fast{''.join(f', and the {name} one {ratio}' for name, ratio in other)}.",
+        f"ran {ran} as fast{''.join(f', and the {name} one {ran}' for name, ran in other)}.",
         MethodNote(
             "Verdicts on the rung before: same, if the interval lies within the noise floor; faster or "
             "slower, if it excludes 1; else unclear."
         ),
     ]
-    if any(each and each.low and each.high and not each.low <= 1 <= each.high for each in again.values()):
+    if any(c.low and c.high and not c.low <= 1 <= c.high for _, c in controls):
         lines.append(
             "Warning: the A/A control's interval excludes 1: the machine drifts within rounds by more than "
             "its intervals allow for; let it settle and run again."
@@ -245,8 +228,8 @@ def _mfu(board: Scoreboard) -> list[str]:
             MethodNote(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
         )
     if derived_peak(board):
-        said = "A derived peak is arithmetic, not a datasheet's: do not rank this MFU against other machines."
-        lines.append(MethodNote(said))
+        derived = "A derived peak is arithmetic, not a datasheet's"
+        lines.append(MethodNote(f"{derived}: do not rank this MFU against other machines."))
     if any(row.hfu is not None for row in board.rows):
         lines.append(MethodNote("HFU counts what is computed a second time to save memory; MFU does not."))
     return lines
@@ -263,22 +246,20 @@ def _whose_peak(board: Scoreboard) -> str:
 def _ceilings(board: Scoreboard) -> list[str]:
     lines = []
     for device, ceiling in board.ceilings.items():
-        best = ceiling.product
-        each = " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
-        many = len(ceiling.rates)
-        when = {1: "once", 2: "in the first and the last round"}.get(many, f"in {many} processes")
+        best, rates = ceiling.product, " and ".join(f"{rate / 1e12:.3g}" for rate in ceiling.rates)
+        count = len(ceiling.rates)
+        when = {1: "once", 2: "in the first and the last round"}.get(count, f"in {count} processes")
         when = f"taken from {ceiling.elsewhere}" if ceiling.elsewhere else when
         lines.append(
-            f"Measured ceiling of this {device}: {each} TFLOP/s, {when}, sustained by {best.title} "
+            f"Measured ceiling of this {device}: {rates} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
         if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
-            lines.append(
-                f"Warning: the measured ceiling of this {device} drifted within the run; its share is rough."
-            )
-    if (leader := board.fastest) and leader.tokens_per_step:
-        most = [most_tokens_per_second(least, leader.tokens_per_step) for least in bounds_of(board, leader)]
-        if known := [number(each) for each in most if each is not None]:
+            drifted = "drifted within the run; its share is rough"
+            lines.append(f"Warning: the measured ceiling of this {device} {drifted}.")
+    if (leader := board.fastest) and (tokens := leader.tokens_per_step):
+        speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
+        if known := [number(speed) for speed in speeds if speed is not None]:
             lines.append(
                 f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each "
                 f"such process measured of all its layers' products and of memory: {' and '.join(known)} "
@@ -323,18 +304,17 @@ def _machine(board: Scoreboard) -> str:
 
 def _nodes(board: Scoreboard) -> list[str]:
     """Which rungs of a run over several nodes took more than one."""
-    by_nodes: dict[int, list[str]] = {}
-    for records in by_rung(board.records):
-        nodes = max(record.toggles.nodes for record in records)
-        by_nodes.setdefault(nodes, []).append(records[0].rung)
-    groups = [f"{listed(rungs)} on {nodes}" for nodes, rungs in sorted(by_nodes.items()) if nodes > 1]
     if not board.environment.nodes:
         return []
-    return [
-        f"Ranks on more than one node: {'; '.join(groups)}."
-        if groups
-        else "No rung ran on more than one node."
+    by_nodes = group_by(board.rows, lambda row: max(r.toggles.nodes for r in board.records_of(row)))
+    several = [
+        f"{listed([row.rung for row in rows])} on {nodes}"
+        for nodes, rows in sorted(by_nodes.items())
+        if nodes > 1
     ]
+    if not several:
+        return ["No rung ran on more than one node."]
+    return [f"Ranks on more than one node: {'; '.join(several)}."]
 
 
 def _swept(board: Scoreboard) -> Iterator[str]:
@@ -345,19 +325,16 @@ def _swept(board: Scoreboard) -> Iterator[str]:
             "The rung before is the next smaller batch of the same toggles or else the first row."
         )
         fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
-        dropped = [row for row in fewer if row.dropped]
-        if dropped:
-            names = "; ".join(plain(row.rung) for row in dropped)
-            yield f"Far slower in the first round, or with something held against them, so not run in each: {names}."
-        if cut := [plain(row.rung) for row in fewer if row not in dropped]:
-            yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(cut)}."
-    groups: dict[Toggles, list[Row]] = {}
-    for row in board.own.rows:
-        groups.setdefault(without_batch(row.toggles, board.records[0].workload), []).append(row)
-    for rows in groups.values():
-        fails = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
-        fits = [row for row in rows if row.tps]
-        largest = max(fits, key=lambda row: row.toggles.micro_batch_size, default=None)
-        if fails and largest and largest.toggles.micro_batch_size < min(fails):
-            size = largest.toggles.micro_batch_size
-            yield f"Largest batch that ran: {size} ({plain(largest.rung)}); {min(fails)} ran out of memory."
+        if dropped := [plain(row.rung) for row in fewer if row.dropped]:
+            why = "Far slower in the first round, or with something held against them"
+            yield f"{why}, so not run in each: {'; '.join(dropped)}."
+        if unfinished := [plain(row.rung) for row in fewer if not row.dropped]:
+            yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(unfinished)}."
+    workload = board.records[0].workload
+    for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, workload)).values():
+        too_large = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]
+        ran = [row for row in rows if row.tps]
+        largest = max(ran, key=lambda row: row.toggles.micro_batch_size, default=None)
+        if too_large and largest and largest.toggles.micro_batch_size < min(too_large):
+            size = f"{largest.toggles.micro_batch_size} ({plain(largest.rung)})"
+            yield f"Largest batch that ran: {size}; {min(too_large)} ran out of memory."

@@ -40,7 +40,7 @@ Line = tuple[Row, list[Pair | None]]
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
-    """One table of all sides with the rungs that have a partner; what differs between sides stands before it."""
+    """One table of the rungs that have a partner; what differs between the sides stands before it."""
     first = comparisons[0].first
     sides = [first, *(comparison.other for comparison in comparisons)]
     columns: list[Column[Line]] = [
@@ -264,7 +264,8 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         "times."
     )
     if other := [rung.row.rung for rung in rungs if rung.row.other_maths]:
-        yield f"Warning: another training than the first rung's of its run, not a faster one: {listed(other)}."
+        unlike = "another training than the first rung's of its run, not a faster one"
+        yield f"Warning: {unlike}: {listed(other)}."
     if not all(rung.board.same_run(chain.baseline.board) for rung in rungs):
         yield BETWEEN_RUNS
     yield from ranks_note(rungs)
@@ -273,7 +274,8 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
     yield from _memory(chain)
     sizes = sorted({rung.row.tokens_per_step for rung in rungs if rung.row.tokens_per_step})
     if len(sizes) > 1:
-        yield f"Tokens per optimiser step: {sizes[0]:,} to {sizes[-1]:,}; what larger steps gain is in these ratios."
+        included = "what larger steps gain is in these ratios"
+        yield f"Tokens per optimiser step: {sizes[0]:,} to {sizes[-1]:,}; {included}."
     yield "Times are of training alone at that TPS, without evaluation or checkpoints."
 
 

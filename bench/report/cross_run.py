@@ -17,6 +17,7 @@ from bench.analysis.cross_run import (
     rung_views,
     speed_ratio,
 )
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
 from bench.records.published import Published
@@ -120,11 +121,9 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
 
 def hardware(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> list[Table]:
     """The fastest rung of each run, a table for each model and sequence length that several runs have."""
-    tasks: dict[tuple[str, int], list[RungView]] = {}
-    for board in boards:
-        if rung := fastest_rung(board):
-            tasks.setdefault(rung.task, []).append(rung)
-    without = [board for board in boards if not fastest_rung(board)]
+    fastest = [fastest_rung(board) for board in boards]
+    tasks = group_by(filter(None, fastest), lambda rung: rung.task)
+    without = [board for board, rung in zip(boards, fastest, strict=True) if rung is None]
     return [_hardware(task, rungs, without, figures) for task, rungs in tasks.items() if len(rungs) > 1]
 
 
@@ -290,7 +289,7 @@ class Size(NamedTuple):
 
 
 def sizes(boards: Sequence[Scoreboard]) -> Table | None:
-    """The sizes of GPT-2 and how fast each was trained, by model and sequence length; None for a single run."""
+    """How fast each size of GPT-2 was trained, by model and sequence length; None for a single run."""
     if len(boards) < 2:
         return None
     fastest: dict[tuple[str, int], RungView] = {}

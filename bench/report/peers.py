@@ -50,7 +50,7 @@ def peer_results(board: Scoreboard) -> tuple[RungView | None, list[PeerResult]]:
 
 
 def _memory_over(ours: RungView, peer: RungView) -> float | None:
-    """Ratio of the whole GPU's memory where both are known, as only that is measured alike; else of the peaks."""
+    """Ratio of the whole GPU's memory, which is measured alike, where both are known; else of the peaks."""
     if peer.row.status not in RANKED:
         return None
     if ours.gpu_memory_bytes and peer.gpu_memory_bytes:
@@ -118,7 +118,8 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     if any(result.verdict == "not replicated" for result in measured):
         return f"Not replicated: whether ours is faster needs {LEAST_ROUNDS} rounds or more."
     if board.delta is None:
-        return f"Nothing is claimed of these: without an A/A control of {LEAST_ROUNDS} rounds no lead is a sure one."
+        control = f"without an A/A control of {LEAST_ROUNDS} rounds"
+        return f"Nothing is claimed of these: {control} no lead is a sure one."
     groups = {
         "faster than": [result for result in measured if result.clear],
         "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from bench.analysis.row import Row
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import gib, number, percent, tokens_per_second
 from bench.records.published import Published
@@ -18,11 +19,8 @@ def tables(figures: Sequence[Published]) -> list[Table]:
 
     Ranges of MFU are left out: they stand beside ours (see bench.report.cross_run).
     """
-    series: dict[tuple[str, str], list[Published]] = {}
-    for figure in figures:
-        if figure.series == "mfu context":
-            continue
-        series.setdefault((figure.source, figure.series), []).append(figure)
+    shown = [figure for figure in figures if figure.series != "mfu context"]
+    series = group_by(shown, lambda figure: (figure.source, figure.series))
     return [_table(rows) for rows in series.values()]
 
 
@@ -66,8 +64,8 @@ def _table(rows: Sequence[Published]) -> Table:
     notes = [f"Published by {first.source}{place}; not measured by this code."]
     notes += [f"{_setup(row)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
-        said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
-        notes.append(MethodNote(said))
+        stated = "the stated tokens per second, FLOPs per token and peaks"
+        notes.append(MethodNote(f"Speed-ups and MFU are computed anew from {stated}."))
     return Table(title=f"Published: {first.source}, {first.series}", columns=columns, rows=rows, notes=notes)
 
 

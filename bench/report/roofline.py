@@ -20,13 +20,14 @@ from gpt2.workload import Workload
 
 def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggles) -> float | None:
     """Milliseconds per optimiser step of a rung in older results of the same computation, else None."""
-    same = [r for r in board.records if r.rung == rung and Workload(**r.workload) == workload]
     row = next((row for row in board.rows if row.rung == rung), None)
     if row is None or row.tps is None or row.tokens_per_step is None:
         return None
-    if not any(Toggles(**r.toggles.all) == toggles for r in same):
-        return None
-    return 1e3 * row.tokens_per_step / row.tps.value
+    same = any(
+        (record.rung, Workload(**record.workload), Toggles(**record.toggles.all)) == (rung, workload, toggles)
+        for record in board.records
+    )
+    return 1e3 * row.tokens_per_step / row.tps.value if same else None
 
 
 Line = tuple[str, Bound, float | None]
@@ -81,13 +82,13 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     return Group(table, *map(_note, notes))
 
 
-def _attention(attention: Attention) -> str:
-    forward = attention.flops / 3 / attention.forward_seconds
-    kernel = f" by {attention.kernel}" if attention.kernel else ""
+def _attention(a: Attention) -> str:
+    forward = a.flops / 3 / a.forward_seconds
+    kernel = f" by {a.kernel}" if a.kernel else ""
     return (
-        f"Attention{kernel} in {attention.number_format}, {attention.B} x {attention.n_head} x {attention.seq_len:,} x "
-        f"{attention.head_dim}, on the causal half: {number(attention.flops_per_second / 1e12)} TFLOP/s forward and "
-        f"backward ({number(1e3 * attention.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
+        f"Attention{kernel} in {a.number_format}, {a.B} x {a.n_head} x {a.seq_len:,} x {a.head_dim}, on the "
+        f"causal half: {number(a.flops_per_second / 1e12)} TFLOP/s forward and backward "
+        f"({number(1e3 * a.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
     )
 
 

@@ -201,16 +201,20 @@ def hours_to_10b(tps: float) -> float:
 
 def _attribution(board: Scoreboard) -> Table | None:
     rows = attribution(board)
-    said = "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
-    notes: list[str] = [MethodNote(f"{said}three answers, not one.")]
+    notes: list[str] = [
+        MethodNote(
+            "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on "
+            "already: three answers, not one."
+        )
+    ]
     if board.delta is not None:
         notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
     columns: list[Column[Attribution]] = [
-        Column("Rung", lambda each: each.rung, words=True),
-        Column("Added in order", lambda each: each.in_order, _gain),
-        Column("Alone on the first rung", lambda each: each.alone, _gain),
-        Column("Added last, to all others", lambda each: each.last, _gain),
-        Column("Direction", lambda each: each.agreement or None, words=True),
+        Column("Rung", lambda rung: rung.rung, words=True),
+        Column("Added in order", lambda rung: rung.in_order, _gain),
+        Column("Alone on the first rung", lambda rung: rung.alone, _gain),
+        Column("Added last, to all others", lambda rung: rung.last, _gain),
+        Column("Direction", lambda rung: rung.agreement or None, words=True),
     ]
     title = f"What each change buys: {board.title}"
     return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
@@ -234,21 +238,21 @@ def _timing(board: Scoreboard) -> Table | None:
             "tells. Making batches: the host's share of the window; a GPU works meanwhile on what is queued."
         )
     ]
-    if any(each.external for each in rows):
+    if any(times.external for times in rows):
         notes.append(
             "External rungs: start-up is until the first progress line, first step and compilation included."
         )
     columns: list[Column[Timing]] = [
-        Column("Rung", lambda each: each.rung, words=True),
-        Column("Start-up (s)", lambda each: each.startup, number),
-        Column("Imports (s)", lambda each: each.imports, number),
-        Column("Data (s)", lambda each: each.data, number),
-        Column("First step (s)", lambda each: each.first_step, number),
-        Column("First step, warm cache (s)", lambda each: each.first_step_warm, number),
-        Column("Step, median (ms)", lambda each: each.step, _milliseconds),
-        Column("Saved over rung before (ms)", lambda each: each.saved, _milliseconds),
+        Column("Rung", lambda times: times.rung, words=True),
+        Column("Start-up (s)", lambda times: times.startup, number),
+        Column("Imports (s)", lambda times: times.imports, number),
+        Column("Data (s)", lambda times: times.data, number),
+        Column("First step (s)", lambda times: times.first_step, number),
+        Column("First step, warm cache (s)", lambda times: times.first_step_warm, number),
+        Column("Step, median (ms)", lambda times: times.step, _milliseconds),
+        Column("Saved over rung before (ms)", lambda times: times.saved, _milliseconds),
         Column("5 to 95 % of steps (ms)", _spread),
-        Column("Making batches", lambda each: each.batches, percent),
+        Column("Making batches", lambda times: times.batches, percent),
     ]
     title = f"Where the time goes: {board.title}"
     return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
@@ -258,8 +262,8 @@ def _milliseconds(seconds: float) -> str:
     return number(1e3 * seconds)
 
 
-def _spread(each: Timing) -> str | None:
-    low, high = each.step_low, each.step_high
+def _spread(times: Timing) -> str | None:
+    low, high = times.step_low, times.step_high
     return None if low is None or high is None else f"{_milliseconds(low)} to {_milliseconds(high)}"
 
 
@@ -276,13 +280,13 @@ def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
     else:
         energy = "Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one)."
     columns: list[Column[tuple[Row, float]]] = [
-        Column("Rung", lambda each: each[0].rung, words=True),
-        Column("Hours", lambda each: each[1], number),
-        Column("Joules per token", lambda each: each[0].joules_per_token, "{:.3g}".format),
-        Column("kWh", lambda each: each[0].joules_per_token, lambda joules: number(TOKENS * joules / 3.6e6)),
+        Column("Rung", lambda line: line[0].rung, words=True),
+        Column("Hours", lambda line: line[1], number),
+        Column("Joules per token", lambda line: line[0].joules_per_token, "{:.3g}".format),
+        Column("kWh", lambda line: line[0].joules_per_token, lambda joules: number(TOKENS * joules / 3.6e6)),
         Column(
             f"Cost at {price:g} per hour" if price is not None else "Cost",
-            lambda each: each[1] * price if price is not None else None,
+            lambda line: line[1] * price if price is not None else None,
             number,
         ),
     ]
@@ -306,13 +310,17 @@ def profile_table(board: Scoreboard) -> Table | None:
     if not rows:
         return None
     columns: list[Column[StepProfile]] = [
-        Column("Rung", lambda each: each.rung, words=True),
+        Column("Rung", lambda profile: profile.rung, words=True),
         Column(
-            "Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds
+            "Sum (ms)",
+            lambda profile: median(sum(kinds.values()) for kinds in profile.now.values()),
+            _milliseconds,
         ),
     ]
     for kind, (title, drop) in WORK.items():
-        columns.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
+        columns.append(
+            Column(f"{title} (ms)", lambda profile, kind=kind: profile.on(kind, board.delta), drop=drop)
+        )
     on_gpu = any(row.toggles.device != HOST for row in board.rows)
     notes = [*WORK_NOTES, GPU_NOTE] if on_gpu else WORK_NOTES
     return Table(title=f"What a step is spent on: {board.title}", columns=columns, rows=rows, notes=notes)

@@ -134,7 +134,7 @@ class Table:
     def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
         """Widths of the columns that fit, by index, and the titles of those that do not.
 
-        A cell breaks between words only, unless one is longer than LONGEST or even the last columns do not fit.
+        A cell breaks between words only, unless one is longer than LONGEST or no column can be dropped.
         """
         cells = {
             place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -12,7 +13,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from bench.analysis.compare import RANKED
 from bench.analysis.cross_run import fastest_rung
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import tps_by_round
+from bench.analysis.run_records import group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent, plural
 from bench.report.caption import derived_peak
@@ -42,11 +43,8 @@ WRONG = ("parity_failed", "ranks_differ")
 
 def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
     """The largest group of runs of one model and sequence length, whose tokens per second compare."""
-    by_task: dict[tuple[str, int], list[Scoreboard]] = {}
-    for board in boards:
-        workload = board.records[0].workload
-        if any(row.tps for row in board.rows):
-            by_task.setdefault((workload["model"], workload["seq_len"]), []).append(board)
+    measured = [board for board in boards if any(row.tps for row in board.rows)]
+    by_task = group_by(measured, lambda board: itemgetter("model", "seq_len")(board.records[0].workload))
     return max(by_task.values(), key=len, default=[])
 
 
@@ -76,9 +74,8 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
             _climbing(speed, board, places, runs.index(board), factors=len(runs) == 1)
             _memory(memory, board, places, runs.index(board))
         if len(groups) > 1:
-            speed.set_title(
-                shortened(", ".join(dict.fromkeys(board.ladder for board in group)), 12 + 8 * len(rungs))
-            )
+            names_of_ladders = ", ".join(dict.fromkeys(board.ladder for board in group))
+            speed.set_title(shortened(names_of_ladders, 12 + 8 * len(rungs)))
         turned = {"rotation": 35, "ha": "right"} if named else {}
         memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
         memory.xaxis.set_minor_locator(NullLocator())
@@ -89,12 +86,8 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     more = f", the fastest {len(runs)} of {len(every)} runs" if len(runs) < len(every) else ""
     hollow = any(_hollow(row) for board in runs for row in _climb(board))
     more += "; hollow: something is held against it, or it is of other maths" if hollow else ""
-    figure.suptitle(
-        f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}",
-        x=0.01,
-        ha="left",
-        fontsize=10,
-    )
+    title = f"{_task(runs)}: speed and memory, rung by rung{more}\n{rounds_of(runs)}"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 
 
@@ -119,16 +112,15 @@ def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
     speed.margins(y=0.12)
     plain_log(speed.yaxis)
     speed.set_ylabel("tokens per second (log scale)")
-    shown = [gib[0] for board in runs for row in board.rows if (gib := peak_gib(row))]
+    rows = [row for board in runs for row in board.rows]
+    shown = [gib[0] for row in rows if (gib := peak_gib(row))]
     if shown and max(shown) > FAR * min(shown):
         memory.set_yscale("log")
         plain_log(memory.yaxis)
     else:
         memory.set_ylim(0, 1.15 * max(shown, default=1.0))
         memory.yaxis.set_major_locator(MaxNLocator(4))
-    methods = {
-        row.peak_memory_method for board in runs for row in board.rows if row.peak_memory_bytes is not None
-    }
+    methods = {row.peak_memory_method for row in rows if row.peak_memory_bytes is not None}
     memory.set_ylabel("peak GiB" if len(methods) < 2 else "peak GiB,\nunlike methods")
 
 
@@ -173,16 +165,10 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
     """
     colour, rows = COLOURS[place], _climb(board)
     points = [(at, row.tps.value) for at, row in zip(places, board.rows, strict=True) if row.tps]
-    axes.plot(
-        *zip(*points, strict=True), drawstyle="steps-mid", lw=1.2, color=colour, alpha=0.6, label="_steps"
-    )
-    bars(
-        axes,
-        [x for x, _ in points],
-        [each for row in rows if (each := bounds(row.tps))],
-        upright=True,
-        colour=colour,
-    )
+    steps = {"drawstyle": "steps-mid", "lw": 1.2, "alpha": 0.6, "label": "_steps"}
+    axes.plot(*zip(*points, strict=True), color=colour, **steps)
+    intervals = [interval for row in rows if (interval := bounds(row.tps))]
+    bars(axes, [x for x, _ in points], intervals, upright=True, colour=colour)
     for (x, y), row in zip(points, rows, strict=True):
         fill = "none" if _hollow(row) else colour
         marks = axes.plot(x, y, MARKERS[place], ms=6, color=colour, mfc=fill)
@@ -245,12 +231,10 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     """
     every = of_one_task([board for board in boards if not board.swept])
     runs = sorted((board for board in every if board.fastest), key=_most, reverse=True)
-    firsts = [
-        (row.tps.value, n) for n, row in enumerate(board.rows[0] for board in runs) if row.tps and _sound(row)
-    ]
+    firsts = [board for board in runs if _sound(board.rows[0])]
     if len(runs) < 2 or not firsts:
         return None
-    least, place = min(firsts)
+    slowest = min(firsts, key=_first_tps)
     figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(runs)))
     axes = figure.add_subplot()
     at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
@@ -258,15 +242,21 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     for y, board in zip(at, runs, strict=True):
         for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (board.fastest, y + 0.19, COLOURS[0])):
             assert row is not None
-            ends.append(_bar(axes, where, colour, board, row, runs[place]))
+            ends.append(_bar(axes, where, colour, board, row, slowest))
     with_room(axes, min(low for low, _, _ in ends), [(high, said) for _, high, said in ends])
     plain_log(axes.xaxis)
-    axes.set_xlabel(f"times as fast as the slowest first rung, {number(least)} tokens per second (log scale)")
+    least = f"{number(_first_tps(slowest))} tokens per second"
+    axes.set_xlabel(f"times as fast as the slowest first rung, {least} (log scale)")
     kinds = [Patch(color=NEITHER, label="first rung"), Patch(color=COLOURS[0], label="fastest rung")]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2)
     title = f"{_task(runs)}: the first and the fastest sound rung of each run"
     axes.set_title(f"{title}\n{rounds_of(runs)}", fontsize=10)
     return figure
+
+
+def _first_tps(board: Scoreboard) -> float:
+    first = board.rows[0].tps
+    return first.value if first else 0.0
 
 
 def _sound(row: Row) -> bool:
@@ -294,7 +284,5 @@ def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:
     """Ratio over the slowest run's first rung, paired by round within one run."""
     if board is slowest:
         return row.speedup
-    mine, others = (
-        tps_by_round(run.records_of(of)) for run, of in ((board, row), (slowest, slowest.rows[0]))
-    )
-    return independent_ratio([*mine.values()], [*others.values()])
+    speeds, reference = tps_by_round(board.records_of(row)), slowest.records_of(slowest.rows[0])
+    return independent_ratio([*speeds.values()], [*tps_by_round(reference).values()])

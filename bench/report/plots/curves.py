@@ -13,7 +13,7 @@ from itertools import combinations
 from matplotlib.figure import Figure
 
 from bench.analysis.row import Row
-from bench.analysis.run_records import measured
+from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
@@ -44,9 +44,7 @@ def rung_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
 
 def device_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
     """The losses of the fastest sound rung on each number of devices; None for one number."""
-    by_devices: dict[int, list[Row]] = {}
-    for row in board.rows:
-        by_devices.setdefault(row.toggles.world_size, []).append(row)
+    by_devices = group_by(board.rows, lambda row: row.toggles.world_size)
     fastest = [(devices, board.fastest_of(rows)) for devices, rows in sorted(by_devices.items())]
     curves = _curves((board, row, f"{devices} x: {row.rung}") for devices, row in fastest if row)
     if len(curves) < 2:
@@ -60,17 +58,18 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
 
     They are those that most runs have; None for one run.
     """
-    by_task: dict[str, list[tuple[Scoreboard, Row]]] = {}
-    for board in boards:
-        by_size: dict[int, list[Row]] = {}
-        for row in board.rows:
-            if row.tokens_per_step is not None:
-                by_size.setdefault(row.tokens_per_step, []).append(row)
-        record = board.records_of(board.rows[0])[0]
-        task = sorted({**record.workload, "tokens_per_step": None, "text": record.data_sha256}.items())
-        for size, rows in by_size.items():
-            if fastest := board.fastest_of(rows):
-                by_task.setdefault(f"{size} {task}", []).append((board, fastest))
+    fastest = [
+        (board, row)
+        for board in boards
+        for rows in group_by(board.rows, lambda row: row.tokens_per_step).values()
+        if (row := board.fastest_of(rows)) and row.tokens_per_step is not None
+    ]
+
+    def task(run: tuple[Scoreboard, Row]) -> str:
+        record, size = run[0].records_of(run[0].rows[0])[0], run[1].tokens_per_step
+        return str([size, record.data_sha256, *sorted({**record.workload, "tokens_per_step": None}.items())])
+
+    by_task = group_by(fastest, task)
     runs = max(by_task.values(), key=len, default=[])
     curves = _curves((board, row, f"{name_of(board)}: {row.rung}") for board, row in runs)
     if len(curves) < 2:

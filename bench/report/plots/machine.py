@@ -44,7 +44,6 @@ def block_times(board: Scoreboard) -> Figure | None:
     axes.set_xlabel("minutes since the run began")
     axes.set_ylabel("block's duration over its rung's median")
     figure.legend(loc="outside lower left", fontsize=8, ncols=1 if wide else 2)
-    axes.set_title(
-        f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}", fontsize=10
-    )
+    title = f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}"
+    axes.set_title(title, fontsize=10)
     return figure

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -91,9 +91,8 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     axes.set_ylim(0, 1.2 * max(gibs))
     axes.set_xlabel(f"sequences per device{' (log scale, on which a line is bent)' if wide else ''}")
     axes.set_ylabel("peak memory, GiB")
-    method = next(
-        row.peak_memory_method for group, _ in lines for row in group.rows if row.peak_memory_method
-    )
+    rows = [row for group, _ in lines for row in group.rows]
+    method = next(row.peak_memory_method for row in rows if row.peak_memory_method)
     figure.legend(loc="outside lower left", fontsize=8)
     title = f"{board.ladder}: memory by batch size; {method}\n{about(board, intervals=False)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -107,15 +106,6 @@ def _points(group: Group) -> list[tuple[int, float]]:
     return [(row.toggles.micro_batch_size, (row.peak_memory_bytes or 0) / GIB) for row in alike]
 
 
-def _ended(groups: Iterable[Group]) -> set[int]:
-    return {
-        row.toggles.micro_batch_size
-        for group in groups
-        for row in group.rows
-        if row.status == "out_of_memory"
-    }
-
-
 def _draw(
     axes: Axes, board: Scoreboard, group: Group, points: Sequence[tuple[int, float]], place: int
 ) -> list[tuple[float, float]]:
@@ -123,7 +113,8 @@ def _draw(
     colour, line = COLOURS[place], fitted(points)
     sizes = {size for size, _ in points}
     rises, fit = line.rises(points), len(sizes) >= LEAST_SIZES
-    ended = min(_ended([group]), default=None)
+    too_large = [r.toggles.micro_batch_size for r in group.rows if r.status == "out_of_memory"]
+    ended = min(too_large, default=None)
     limit = device_gib(board, group.rows[0].toggles)
     meets = line.meets(limit) if limit is not None and rises and fit else None
     corners: list[tuple[float, float]] = [*points]
@@ -133,30 +124,22 @@ def _draw(
         axes.plot(meets, limit, MARKERS[place], ms=9, mfc="none", color=colour, label="_meets")
     if rises:
         along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
-        axes.plot(
-            along,
-            [line.at(size) for size in along],
-            "-" if fit else "--",
-            color=colour,
-            lw=1.3,
-            label="_line",
-        )
+        heights = [line.at(size) for size in along]
+        axes.plot(along, heights, "-" if fit else "--", color=colour, lw=1.3, label="_line")
     if ended is not None:
         at = ended, limit if limit is not None else max(gib for _, gib in points)
-        above = sum(
-            mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines
-        )
+        marks = [mark for mark in axes.lines if mark.get_label() == "_ended"]
+        above = sum(ended in numpy.ravel(mark.get_xdata()) for mark in marks)
         axes.plot(*at, "X", ms=8, color=colour, label="_ended")
-        axes.annotate(
-            "OOM", at, xytext=(7, 9 * above + 3), textcoords="offset points", fontsize=8, color=colour
-        )
+        small = {"textcoords": "offset points", "fontsize": 8, "color": colour}
+        axes.annotate("OOM", at, xytext=(7, 9 * above + 3), **small)
         corners.append(at)
-    said = [_line(line, len(sizes)) if rises else _flat(points)]
+    words = [_line(line, len(sizes)) if rises else _flat(points)]
     if meets is not None and limit is not None:
-        said.append(_end(meets, limit, max(sizes)))
+        words.append(_end(meets, limit, max(sizes)))
     if ended is not None:
-        said.append(f"first OOM at {ended:,}")
-    label = "\n".join(filter(None, (group.label, "; ".join(said))))
+        words.append(f"first OOM at {ended:,}")
+    label = "\n".join(filter(None, (group.label, "; ".join(words))))
     marks = axes.plot(*zip(*points, strict=True), MARKERS[place], ls="", color=colour, ms=6, label=label)
     tip(marks, label.replace("\n", ": "))
     return corners

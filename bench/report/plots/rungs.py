@@ -81,10 +81,8 @@ def climb(board: Scoreboard) -> Figure | None:
 
 def _whole(own: Sequence[Row]) -> str:
     """The whole speed-up, from the first rung to the last valid one of equal maths."""
-    first, last = (
-        own[0],
-        next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None),
-    )
+    first = own[0]
+    last = next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None)
     if last is None or last is first or not last.speedup:
         return ""
     return f": {last.speedup.value:.1f}x from {shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
@@ -164,12 +162,12 @@ def peak_gib(row: Row) -> Interval | None:
 
 def attribution(board: Scoreboard) -> Figure | None:
     """What each change buys: added in order, alone, and last."""
-    found = attributed(board)
-    if not found:
+    rungs = attributed(board)
+    if not rungs:
         return None
-    figure = Figure(figsize=(WIDTH, 1.4 + height([each.rung for each in found], 0.6)))
+    figure = Figure(figsize=(WIDTH, 1.4 + height([rung.rung for rung in rungs], 0.6)))
     axes = figure.add_subplot()
-    at = names(axes, [each.rung for each in found])
+    at = names(axes, [rung.rung for rung in rungs])
     axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)
     if board.delta is not None:
         axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=NEITHER, alpha=0.25, lw=0)
@@ -179,22 +177,15 @@ def attribution(board: Scoreboard) -> Figure | None:
         ("added last", "last", "D"),
     )
     for place, (label, name, marker) in enumerate(kinds):
-        points = [(y + 0.22 * (place - 1), getattr(each, name)) for y, each in zip(at, found, strict=True)]
+        points = [(y + 0.22 * (place - 1), getattr(rung, name)) for y, rung in zip(at, rungs, strict=True)]
         drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
-        axes.plot(
-            [r.value for _, r in drawn],
-            [y for y, _ in drawn],
-            marker,
-            color=COLOURS[place],
-            label=label,
-            ms=6,
-        )
-        bars(axes, [y for y, _ in drawn], [(r.value, r.low, r.high) for _, r in drawn])
+        values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
+        axes.plot(values, ys, marker, color=COLOURS[place], label=label, ms=6)
+        bars(axes, ys, [(ratio.value, ratio.low, ratio.high) for _, ratio in drawn])
     axes.set_xscale("log")
     plain_log(axes.xaxis)
-    axes.xaxis.set_major_locator(
-        LogLocator(base=10, subs=(0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0), numticks=20)
-    )
+    ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=ticks, numticks=20))
     axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
     figure.legend(loc="outside lower center", ncols=3)
     axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.analysis.row import Row
-from bench.analysis.run_records import without_batch
+from bench.analysis.run_records import group_by, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number
 from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
@@ -33,17 +33,14 @@ class Group:
 
 def by_batch(board: Scoreboard) -> list[Group]:
     """Groups of rungs that differ in the sequences per device only, and in what follows from these."""
-    by_toggles: dict[Toggles, list[Row]] = {}
-    for row in board.rows:
-        by_toggles.setdefault(without_batch(row.toggles, board.records[0].workload), []).append(row)
+    workload = board.records[0].workload
+    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, workload))
     return _groups(by_toggles, lambda row: row.toggles.micro_batch_size)
 
 
 def by_devices(board: Scoreboard) -> list[Group]:
     """Groups of rungs that differ in the number of devices only; each sharding begins with one device."""
-    by_toggles: dict[Toggles, list[Row]] = {}
-    for row in board.rows:
-        by_toggles.setdefault(replace(row.toggles, world_size=1, grad_accum_steps=1), []).append(row)
+    by_toggles = group_by(board.rows, lambda row: replace(row.toggles, world_size=1, grad_accum_steps=1))
     alone = {key: [row for row in rows if row.toggles.world_size == 1] for key, rows in by_toggles.items()}
     for key, rows in by_toggles.items():
         if key.sharding != "none":
@@ -83,7 +80,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         (mfu_label(board), lambda row: of_hundred(row.mfu)),
         ("peak memory, GiB", peak_gib),
     ]
-    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
     labelled = len(groups) <= LABELLED
     figure = Figure(figsize=(1.6 * WIDTH * len(columns) / 3, 3.8 + 0.2 * len(groups)))
     for axes, (label, value) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
@@ -99,9 +96,8 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(0.12)
-        # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is
-        # seen.
-        most = max(found[0] for group in groups for row in group.rows if (found := value(row)))
+        # A window that went wrong may have an interval of any length: the axis ends before it.
+        most = max(interval[0] for group in groups for row in group.rows if (interval := value(row)))
         axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
     _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
     return figure
@@ -120,7 +116,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
         (mfu_label(board), lambda row: of_hundred(row.mfu)),
         (f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %", _efficiency),
     ]
-    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
     labelled = len(groups) <= LABELLED
     figure = Figure(figsize=(1.6 * WIDTH * max(2, len(columns)) / 3, 4 + 0.2 * len(groups)))
     panels = figure.subplots(1, len(columns), squeeze=False)[0]
@@ -165,16 +161,16 @@ def _line(
     *,
     labelled: bool,
 ) -> None:
-    points = [(size(row), found, row) for row in group.rows if (found := value(row)) is not None]
+    points = [(size(row), interval, row) for row in group.rows if (interval := value(row)) is not None]
     sizes, colour = [at for at, _, _ in points], COLOURS[place]
-    bars(axes, sizes, [found for _, found, _ in points], upright=True, colour=colour)
-    axes.plot(sizes, [found[0] for _, found, _ in points], "-", color=colour, lw=1.5, label="_line")
-    bearing = _apart(sizes) if labelled else []
-    for at, found, row in points:
-        mark = axes.plot(at, found[0], MARKERS[place], color=colour, ms=6)
-        tip(mark, f"{row.rung}: {number(found[0])}")
-        if at in bearing:
-            axes.annotate(number(found[0]), (at, found[2] or found[0]), xytext=(4, 4), **SMALL)
+    bars(axes, sizes, [interval for _, interval, _ in points], upright=True, colour=colour)
+    axes.plot(sizes, [y for _, (y, _, _), _ in points], "-", color=colour, lw=1.5, label="_line")
+    labelled_sizes = _apart(sizes) if labelled else []
+    for at, (y, _, high), row in points:
+        mark = axes.plot(at, y, MARKERS[place], color=colour, ms=6)
+        tip(mark, f"{row.rung}: {number(y)}")
+        if at in labelled_sizes:
+            axes.annotate(number(y), (at, high or y), xytext=(4, 4), **SMALL)
 
 
 SMALL = {"textcoords": "offset points", "fontsize": 8}

@@ -181,9 +181,12 @@ def bars(
     for place, (value, low, high) in zip(at, values, strict=True):
         if low is None or high is None:
             continue
-        x, y, side = (place, value, "yerr") if upright else (value, place, "xerr")
-        reach = {side: [[value - low], [high - value]]}
-        axes.errorbar(x, y, **reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2)
+        reach = [[value - low], [high - value]]
+        line = colour or axes.xaxis.label.get_color()
+        if upright:
+            axes.errorbar(place, value, yerr=reach, color=line, capsize=3, lw=1.2)
+        else:
+            axes.errorbar(value, place, xerr=reach, color=line, capsize=3, lw=1.2)
 
 
 def beside(axes: Axes, x: float, y: float, text: str) -> None:
