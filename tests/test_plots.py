@@ -30,8 +30,8 @@ from bench.report.plots.pictures import draw
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
-from bench.report.plots.style import fallbacks, shortened, with_room
-from bench.report.plots.style import names as labelled
+from bench.report.plots.style import fallbacks, fit_log_axis, shortened
+from bench.report.plots.style import label_rungs as labelled
 from bench.stats import independent_ratio
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -211,7 +211,7 @@ def test_the_line_through_peaks_says_what_a_sequence_takes_and_where_memory_ends
 
 def test_the_line_is_that_of_least_squares() -> None:
     line = fitted([(1, 1.0), (2, 3.0), (3, 2.0)])
-    assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
+    assert (line.per_sequence, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
 
 
 def test_a_fit_counts_sizes_and_not_rungs() -> None:
@@ -505,9 +505,9 @@ def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
 
 def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
     axes = Figure(figsize=(8, 3)).add_subplot()
-    with_room(axes, 100.0, [(1000.0, "1,000, 10.00x, faster")])
+    fit_log_axis(axes, 100.0, [(1000.0, "1,000, 10.00x, faster")])
     short = axes.get_xlim()[1]
-    with_room(axes, 100.0, [(1000.0, "1,000")])
+    fit_log_axis(axes, 100.0, [(1000.0, "1,000")])
     assert 1000 < axes.get_xlim()[1] < short < 3000
 
 

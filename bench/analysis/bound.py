@@ -222,7 +222,7 @@ def bounds_of(board: Scoreboard, row: Row) -> list[Bound]:
 def bound_of(board: Scoreboard, row: Row) -> Bound | None:
     """The least of a rung's bounds, as only that can be promised; None where no ceiling was measured."""
     bounds = bounds_of(board, row)
-    return min(bounds, key=lambda each: math.inf if each.total_ms is None else each.total_ms, default=None)
+    return min(bounds, key=lambda b: math.inf if b.total_ms is None else b.total_ms, default=None)
 
 
 def most_tokens_per_second(bound: Bound, tokens_per_step: int) -> float | None:

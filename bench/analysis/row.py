@@ -170,7 +170,7 @@ def row_of(
     rung: its records. rungs: those of all rungs. records: those of the whole run. above: the rows before it.
     delta: the noise floor. loss_step: the step whose loss is shown.
     """
-    toggles, found, tps, external = toggles_of(rung), measured(rung), tps_by_round(rung), _external(rung)
+    toggles, m, tps, external = toggles_of(rung), measured(rung), tps_by_round(rung), _external(rung)
     own_above = [other for other in rungs[: len(above)] if not is_external(other)]
     before = compared_with = own_above[-1] if own_above and not external else None
     if before and rung[0].kind == "sweep":
@@ -198,8 +198,8 @@ def row_of(
     if fewer and scaled:
         efficiency = scaled.divided_by(toggles.world_size / toggles_of(fewer).world_size)
     mean = geometric_mean(list(tps.values())) if tps else None
-    tps_per_device = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    flops = found.flops_per_token if found else None
+    tps_per_device = mean.value / (m.peak_devices or toggles.world_size) if mean and m else None
+    flops = m.flops_per_token if m else None
     peak = peaks.get((toggles.device, "bf16"))
     dropped = _dropped(rung, rungs, records)
     maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
@@ -213,7 +213,7 @@ def row_of(
         toggles=toggles,
         changed=tuple(_changed(rung, before)),
         maths=None if external else "; ".join(maths) or EQUAL,
-        tokens_per_step=found.tokens_per_step if found else None,
+        tokens_per_step=m.tokens_per_step if m else None,
         tps=mean,
         speedup=over(rungs[0]),
         gain=gain,
@@ -222,12 +222,12 @@ def row_of(
         efficiency=efficiency,
         efficiency_over=fewer[0].rung if fewer and efficiency else None,
         mfu=_share(flops, tps_per_device, peak),
-        mfu_own=_share(flops, tps_per_device, peaks.get((toggles.device, found and found.product_format))),
-        hfu=_share(found and found.hardware_flops_per_token, tps_per_device, peak),
+        mfu_own=_share(flops, tps_per_device, peaks.get((toggles.device, m and m.product_format))),
+        hfu=_share(m and m.hardware_flops_per_token, tps_per_device, peak),
         ceiling_share=_share(flops, tps_per_device, ceiling and ceiling.flops_per_second),
         peak_memory_bytes=max(memory, default=None),
-        peak_memory_method=found.peak_memory_method if found else None,
-        loss=found.losses[loss_step - 1] if found and loss_step and not external else None,
+        peak_memory_method=m.peak_memory_method if m else None,
+        loss=m.losses[loss_step - 1] if m and loss_step and not external else None,
         caveats=caveats,
         dropped=bool(dropped),
         joules_per_token=_joules_per_token(rung),

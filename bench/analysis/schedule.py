@@ -71,28 +71,23 @@ def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
         return rung
     if rung.external:
         return None
-    above = [each for each in ladder.rungs[: rung.index] if not each.external]
-    before = above[-1].toggles if above else None
-    if before is None and kind == "parity" and rung.toggles.world_size > 1:
-        before = replace(rung.toggles, world_size=1, sharding="none")
-    if before is None:
-        return None
+    own_above = [other for other in ladder.rungs[: rung.index] if not other.external]
+    before = own_above[-1].toggles if own_above else None
     if kind == "parity":
-        toggles = same_step(before, rung.toggles)
-        if (
-            toggles == rung.toggles
-        ):  # which only accumulates more: nothing that it could be held to takes such steps
+        if before is None and rung.toggles.world_size > 1:
+            before = replace(rung.toggles, world_size=1, sharding="none")
+        toggles = same_step(before, rung.toggles) if before else None
+        if toggles == rung.toggles:  # it only accumulates more, so no other process takes such steps
             return None
     else:
+        rungs = full_set(ladder.own)
+        if before is None or rung not in rungs:
+            return None
         try:
-            rungs = full_set(ladder.own)
-            if rung not in rungs:
-                return None
-            toggles = ablated([each.toggles for each in rungs], len(above), kind, ladder.workload)
+            toggles = ablated([other.toggles for other in rungs], len(own_above), kind, ladder.workload)
         except ValueError as error:
-            raise LadderError(
-                f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}"
-            ) from None
+            what = f"rung {rung.name!r} {kind.replace('_', ' ')}"
+            raise LadderError(f"{ladder.path}: {what}: {error}") from None
         before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
     if toggles is None:
         return None
@@ -136,17 +131,18 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
         return None
     micro_batch = math.gcd(before.micro_batch_size, sequences)
     toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
-    if (
-        toggles.cuda_graphs and toggles.grad_accum_steps > 1
-    ):  # which cannot accumulate; the arithmetic is the same
-        toggles = replace(toggles, compile="default")
-    if (
-        toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1
-    ):  # nor can these; the casts are the same
-        toggles = replace(toggles, weight_casts="forward")
-    if toggles.weights != "float32" and toggles.grad_accum_steps > 1:
-        toggles = replace(toggles, weights="float32")
+    if toggles.grad_accum_steps > 1:  # what cannot accumulate takes the value with the same arithmetic
+        if toggles.cuda_graphs:
+            toggles = replace(toggles, compile="default")
+        if toggles.weight_casts == "optimizer":
+            toggles = replace(toggles, weight_casts="forward")
+        if toggles.weights != "float32":
+            toggles = replace(toggles, weights="float32")
     return toggles
+
+
+def _kind(rung: Rung) -> Kind:
+    return "external" if rung.external else "cumulative"
 
 
 def ceiling_rung(device: str, place: int = 0) -> Rung:
@@ -186,9 +182,7 @@ class Schedule:
     _skipped: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._every_round: list[tuple[Kind, Rung]] = [
-            ("external" if rung.external else "cumulative", rung) for rung in self.rungs
-        ]
+        self._every_round: list[tuple[Kind, Rung]] = [(_kind(rung), rung) for rung in self.rungs]
         if self.ablate:
             self._every_round += _ablation(self.ladder)
         protocol = self.ladder.protocol
@@ -196,21 +190,18 @@ class Schedule:
             self._every_round += self._controls
         self._first_round: list[tuple[Kind, Rung]] = []
         first = self.rungs[0]
-        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks
-        # itself.
+        # The first rung is the reference of steps of its size, unless it trains on several ranks itself.
         sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
         for rung in self._own:
             size = rung.toggles.tokens_per_step(1)
-            child = variant(self.ladder, rung, "parity") if size not in sizes else None
+            parity = variant(self.ladder, rung, "parity") if size not in sizes else None
             sizes.add(size)
-            if child:
-                self._first_round.append(("parity", child))
-        self._ceilings: list[tuple[Kind, Rung]] = []
-        if protocol.ceiling_seconds:
-            devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
-            self._ceilings = [
-                ("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)
-            ]
+            if parity:
+                self._first_round.append(("parity", parity))
+        devices = dict.fromkeys(rung.toggles.device for rung in self.rungs if protocol.ceiling_seconds)
+        self._ceilings: list[tuple[Kind, Rung]] = [
+            ("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)
+        ]
 
     @property
     def _own(self) -> list[Rung]:
@@ -261,17 +252,16 @@ class Schedule:
 
     def _wanted(self, task: Task) -> bool:
         """Whether some rung needs the task: rungs that this machine does not support need none."""
-        if task.is_ceiling:
-            return any(
-                ("external" if rung.external else "cumulative", rung.index) not in self._skipped
-                for rung in self.rungs
-                if rung.toggles.device == task.rung.toggles.device
-            )
         if task.kind == "control":
             return ("cumulative", task.rung.index) not in self._skipped
-        size = task.rung.toggles.tokens_per_step(1)
-        alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
-        return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)
+        if task.is_ceiling:
+            users = [rung for rung in self.rungs if rung.toggles.device == task.rung.toggles.device]
+        elif task.kind == "parity":
+            size = task.rung.toggles.tokens_per_step(1)
+            users = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
+        else:
+            return True
+        return any((_kind(rung), rung.index) not in self._skipped for rung in users)
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""

@@ -87,9 +87,9 @@ class Scoreboard:
         Without a first rung it is the one with most tokens per second, which interruptions may distort.
         """
         among = [row for row in self.sound if row in rows]
-        held = {row.index: row.speedup.value for row in among if row.speedup}
-        if held:
-            return max((row for row in among if row.index in held), key=lambda row: held[row.index])
+        speedups = {row.index: row.speedup.value for row in among if row.speedup}
+        if speedups:
+            return max((row for row in among if row.speedup), key=lambda row: speedups[row.index])
         return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
@@ -106,11 +106,9 @@ class Scoreboard:
         speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
         if best is not first and first.index in speeds:
             speeds[first.index] = first_tps_by_round(self.records_of(first), self.records)
-
-        def clearly_slower(row: Row) -> bool:
-            return clearly_ahead(paired_ratio(speeds[best.index], speeds[row.index]), self.delta)
-
-        return tuple(row for row in self.sound if row is not best and not clearly_slower(row))
+        leads = {index: paired_ratio(speeds[best.index], tps) for index, tps in speeds.items()}
+        others = [row for row in self.sound if row is not best]
+        return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
 
     @property
     def planned_rounds(self) -> int:
@@ -172,17 +170,15 @@ def scoreboard(
     """
     records = Run(in_order(_latest(records)))
     rungs = by_rung(records)
-    curves = [len(found.losses) for rung in records.own_rungs if (found := measured(rung))]
+    curves = [len(m.losses) for rung in records.own_rungs if (m := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
     control_tps = {index: tps_by_round(control) for index, control in records.controls.items()}
     control = paired_ratio(control_tps.pop(rungs[0][0].rung_index, {}), tps_by_round(rungs[0]))
-    last = max(control_tps, default=None)
-    last_control = (
-        paired_ratio(control_tps[last], tps_by_round(records.rungs.get(last, ())))
-        if last is not None
-        else None
-    )
-    floors = [floor for each in (control, last_control) if (floor := noise_floor(each)) is not None]
+    last_control = None
+    if control_tps:
+        last = max(control_tps)
+        last_control = paired_ratio(control_tps[last], tps_by_round(records.rungs.get(last, ())))
+    floors = [floor for ratio in (control, last_control) if (floor := noise_floor(ratio)) is not None]
     delta = max(floors, default=None)
     ceilings = find_ceilings([*records, *elsewhere])
     peaks = find_peaks(records)

@@ -165,8 +165,8 @@ def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
             raise RecordError(f"{where}: its toggles are not those of round {first.repetition}: {unlike}")
         tokens = now.tokens_per_step(record.workload["seq_len"])
         if record.measurement and record.measurement.tokens_per_step != tokens and not record.external:
-            found = f"{record.measurement.tokens_per_step:,} tokens per step"
-            raise RecordError(f"{where}: measured {found}, but its toggles make {tokens:,}")
+            measured_tokens = f"{record.measurement.tokens_per_step:,} tokens per step"
+            raise RecordError(f"{where}: measured {measured_tokens}, but its toggles make {tokens:,}")
 
 
 def _rooflines(folder: Path) -> list[Record]:
@@ -268,8 +268,8 @@ def exit_code(records: Sequence[Record]) -> int:
             return 6
         # A large batch alone, without what makes room for it, is an answer to the question that --ablate
         # asks, and any batch to that of a sweep.
-        asked = record.kind in ABLATION or record.rung in expected or swept
-        if record.status == "out_of_memory" and not asked:
+        expected_here = record.kind in ABLATION or record.rung in expected or swept
+        if record.status == "out_of_memory" and not expected_here:
             return 6
     return 4 if claims_refuted(scoreboard(records)) else 0
 

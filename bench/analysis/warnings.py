@@ -133,6 +133,6 @@ def disturbed(board: Scoreboard) -> list[str]:
 def _range(alike: Sequence[str]) -> str:
     """Texts that differ in numbers only, as one text with ranges."""
     figures = zip(*(NUMBER.findall(text) for text in alike), strict=True)
-    ends = ((min(each, key=float), max(each, key=float)) for each in figures)
+    ends = ((min(numbers, key=float), max(numbers, key=float)) for numbers in figures)
     ranges = (low if low == high else f"{low} to {high}" for low, high in ends)
     return NUMBER.sub(lambda match: next(ranges), alike[0])

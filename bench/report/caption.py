@@ -29,8 +29,8 @@ def other_method(row: Row, board: Scoreboard) -> bool:
 
 def derived_peak(board: Scoreboard) -> bool:
     """Whether the peak is arithmetic, not a datasheet's."""
-    found = measured(board.records)
-    return found is not None and found.peak_flops_kind == "derived"
+    m = measured(board.records)
+    return m is not None and m.peak_flops_kind == "derived"
 
 
 MATHS = MethodNote(
@@ -42,9 +42,9 @@ MATHS = MethodNote(
 def caption(board: Scoreboard) -> list[str]:
     """Notes of the scoreboard itself, a line for each matter."""
     machine, workload = board.environment, board.records[0].workload
-    found = measured(board.records)
+    m = measured(board.records)
     lines = [f"{_machine(board)}.", *_nodes(board)]
-    parameters = f" ({found.parameters:,} parameters)" if found else ""
+    parameters = f" ({m.parameters:,} parameters)" if m else ""
     steps = sorted({row.tokens_per_step for row in board.rows if row.tokens_per_step})
     size = f", {steps[0]:,} tokens per optimiser step" if len(steps) == 1 else ""
     lines.append(f"{workload['model']}{parameters} on {workload['data']}, T = {workload['seq_len']}{size}.")
@@ -191,32 +191,29 @@ def _until(board: Scoreboard) -> list[str]:
 
 
 def _mfu(board: Scoreboard) -> list[str]:
-    found = measured(board.records)
-    if not found:
+    measurement = measured(board.records)
+    if not measurement:
         return []
-    counted = f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})"
-    if not found.peak_flops_bf16 and not found.peak_flops_dtype:
-        why = found.peak_flops_source or ""
-        if found.peak_flops_kind == "derived":
+    counted = f"{measurement.flops_per_token:,} FLOPs per token ({measurement.flops_formula})"
+    if not measurement.peak_flops_bf16 and not measurement.peak_flops_dtype:
+        why = measurement.peak_flops_source or ""
+        if measurement.peak_flops_kind == "derived":
             why = f"no peak is known for what these rungs multiply; {why}"
         return [f"MFU is absent: {why}. {counted}."]
     others = ", ".join(
-        f"{name} {flops:,} (x {flops / found.flops_per_token:.3f})"
+        f"{name} {flops:,} (x {flops / measurement.flops_per_token:.3f})"
         for name, flops in Workload(**board.records[0].workload).other_flops_per_token.items()
     )
     lines: list[str] = []
-    if found.peak_flops_bf16:
-        peak = f"{_whose_peak(board)} dense bfloat16 peak of {found.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
+    if measurement.peak_flops_bf16:
+        peak = f"{_whose_peak(board)} dense bfloat16 peak of {measurement.peak_flops_bf16 / 1e12:.4g} TFLOP/s"
     else:
         lines.append(
             "No dense bfloat16 peak is known of this chip, and so no MFU (bf16): --peak-tflops gives one."
         )
         peak = "a dense peak"
-    lines.append(
-        MethodNote(
-            f"MFU = {counted} x TPS / {peak} ({found.peak_flops_source}). By other conventions: {others}."
-        )
-    )
+    formula = f"MFU = {counted} x TPS / {peak} ({measurement.peak_flops_source})"
+    lines.append(MethodNote(f"{formula}. By other conventions: {others}."))
     own = {
         m.product_format: m.peak_flops_dtype
         for m in (r.measurement for r in board.records)
@@ -224,9 +221,8 @@ def _mfu(board: Scoreboard) -> list[str]:
     }
     if own:
         peaks = ", ".join(f"{name} {peak / 1e12:.4g}" for name, peak in sorted(own.items()))
-        lines.append(
-            MethodNote(f"Own format: over the dense peak of what the rung multiplies, in TFLOP/s: {peaks}.")
-        )
+        over = "over the dense peak of what the rung multiplies, in TFLOP/s"
+        lines.append(MethodNote(f"Own format: {over}: {peaks}."))
     if derived_peak(board):
         derived = "A derived peak is arithmetic, not a datasheet's"
         lines.append(MethodNote(f"{derived}: do not rank this MFU against other machines."))
@@ -280,13 +276,13 @@ def fastest(board: Scoreboard) -> list[str]:
     fast = f"{plain(best.rung)}, {times}"
     if best.tps is None or best.tps.low is None:
         return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
-    most = f"Most tokens per second of those that nothing is held against: {fast}"
+    claim = f"Most tokens per second of those that nothing is held against: {fast}"
     if board.delta is None:
-        return [f"{most}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
+        return [f"{claim}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
     if alike := board.ties:
         over = listed([row.rung for row in alike])
         return [
-            f"{most}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
+            f"{claim}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
         ]
     return [f"Fastest of those that nothing is held against: {fast}."]
 

@@ -115,7 +115,7 @@ def _samples(board: Scoreboard) -> Table:
         ),
     ]
     timed = [(r, r.measurement) for r in board.records if r.measurement]
-    rows = [(r, found) for r, found in timed if found.block_seconds and found.tokens_per_second is not None]
+    rows = [(r, m) for r, m in timed if m.block_seconds and m.tokens_per_second is not None]
     return Table(title="Raw samples", columns=columns, rows=rows)
 
 

@@ -41,12 +41,12 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
     """
     lines = []
     for rung in ladder.own:
-        least = bound(ladder.workload, rung.toggles, ceiling)
+        limit = bound(ladder.workload, rung.toggles, ceiling)
         if rung.toggles.device != device:
             reason = f"it trains on {rung.toggles.device}, the ceiling is that of {device}"
-            least = Bound(number_format=least.number_format, absent=reason)
+            limit = Bound(number_format=limit.number_format, absent=reason)
         measured = measured_ms(board, rung.name, ladder.workload, rung.toggles) if board else None
-        lines.append((rung.name, least, measured))
+        lines.append((rung.name, limit, measured))
     return lines
 
 
@@ -65,9 +65,9 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     titles = [f"{str(role).replace('_', ' ')}, {number_format}" for role, number_format in more]
     table = _table("TFLOP/s sustained", ["Product", "m x k x n"], [*formats, *titles])
     for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in forward):
-        found = [rates.get((name, m, k, n, number_format)) for number_format in formats]
-        found += [of_gradients.get((name, *column)) for column in more]
-        shown = [number(rate / 1e12) if rate is not None else DASH for rate in found]
+        row_rates = [rates.get((name, m, k, n, number_format)) for number_format in formats]
+        row_rates += [of_gradients.get((name, *column)) for column in more]
+        shown = [number(rate / 1e12) if rate is not None else DASH for rate in row_rates]
         table.add_row(*map(_text, [name, f"{m:,} x {k:,} x {n:,}", *shown]))
     threads = f" on {ceiling.threads} threads" if ceiling.threads is not None else ""
     in_place = ceiling.update_bytes_per_second
@@ -95,18 +95,18 @@ def _attention(a: Attention) -> str:
 def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Group:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
     figures = ["Products (ms)", "Attention (ms)", "Optimiser (ms)", "Bound (ms/step)", "Measured (ms/step)"]
-    by_own_rates = any(_by_own_rate(least) for _, least, _ in lines)
+    by_own_rates = any(_by_own_rate(limit) for _, limit, _ in lines)
     words = ["Rung", "Number format", *(["At own rates"] if by_own_rates else [])]
     table = _table(title, words, [*figures, "Share of bound"])
-    for rung, least, measured in lines:
-        parts = [least.products_ms, least.attention_ms, least.optimizer_ms, least.total_ms, measured]
-        reached = share(least, measured)
+    for rung, limit, measured in lines:
+        parts = [limit.products_ms, limit.attention_ms, limit.optimizer_ms, limit.total_ms, measured]
+        reached = share(limit, measured)
         percent = f"{reached:.1%}" if reached is not None else DASH
         shown = [number(part) if part is not None else DASH for part in parts]
-        own = [_by_own_rate(least) or DASH] if by_own_rates else []
-        table.add_row(*map(_text, [rung, least.number_format, *own, *shown, percent]))
-    reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
-    if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
+        own = [_by_own_rate(limit) or DASH] if by_own_rates else []
+        table.add_row(*map(_text, [rung, limit.number_format, *own, *shown, percent]))
+    reasons = [f"{rung}: {limit.absent}" for rung, limit, _ in lines if limit.absent]
+    if any((share(limit, measured) or 0.0) > 1 for _, limit, measured in lines):
         reasons.append(
             "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with "
             "nothing else running; or, where parts count at own rates, the rung's kernels are faster than "
@@ -115,9 +115,9 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
 
 
-def _by_own_rate(least: Bound) -> str:
+def _by_own_rate(limit: Bound) -> str:
     """Which parts of the bound count at a rate measured for themselves."""
-    parts = {"products": least.products_by_shape, "attention": least.attention_by_kernel}
+    parts = {"products": limit.products_by_shape, "attention": limit.attention_by_kernel}
     return ", ".join(name for name, own in parts.items() if own)
 
 

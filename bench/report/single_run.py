@@ -100,7 +100,7 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
     first = board.rows[0]
     several = any(row.toggles.world_size > 1 for row in board.rows)
     peak = ", derived peak" if derived_peak(board) else ""
-    found = {row.index: measured(board.records_of(row)) for row in board.rows}
+    measurements = {row.index: measured(board.records_of(row)) for row in board.rows}
     return [
         Column("Rung", lambda row: row.rung, words=True),
         Column("Changed", lambda row: ", ".join(row.changed) or None, words=True, drop=8),
@@ -146,10 +146,12 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
             key="share_of_measured_ceiling",
             drop=6,
         ),
-        Column("", lambda row: (m := found[row.index]) and m.flops_per_token, key="flops_per_token"),
-        Column("", lambda row: (m := found[row.index]) and m.flops_formula, key="flops_formula"),
-        Column("", lambda row: (m := found[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
-        Column("", lambda row: (m := found[row.index]) and m.peak_flops_source, key="peak_flops_source"),
+        Column("", lambda row: (m := measurements[row.index]) and m.flops_per_token, key="flops_per_token"),
+        Column("", lambda row: (m := measurements[row.index]) and m.flops_formula, key="flops_formula"),
+        Column("", lambda row: (m := measurements[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
+        Column(
+            "", lambda row: (m := measurements[row.index]) and m.peak_flops_source, key="peak_flops_source"
+        ),
         Column(
             "Peak memory (GiB)",
             lambda row: row.peak_memory_bytes,
@@ -334,10 +336,10 @@ def _profiled(rung: Sequence[Record]) -> Profiled:
     on_gpu = toggles_of(rung).device != HOST  # MPS tells no step_seconds, and XLA is not profiled
 
     def kinds(measurement: Measurement) -> dict[str, float] | None:
-        found, steps = measurement.profiled_seconds, measurement.step_seconds
-        if not found or not on_gpu or not steps:
-            return found or None
-        kernels = {kind: seconds for kind, seconds in found.items() if kind != "rest"}
+        profile, steps = measurement.profiled_seconds, measurement.step_seconds
+        if not profile or not on_gpu or not steps:
+            return profile or None
+        kernels = {kind: seconds for kind, seconds in profile.items() if kind != "rest"}
         return {**kernels, "rest": max(0.0, median(steps) - sum(kernels.values()))}
 
     return by_round(rung, kinds)

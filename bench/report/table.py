@@ -143,7 +143,7 @@ class Table:
             place: [word for cell in column for word in WHOLE.findall(cell)]
             for place, column in cells.items()
         }
-        least = {place: min(LONGEST, max(map(cell_len, each))) for place, each in words.items()}
+        least = {place: min(LONGEST, max(map(cell_len, cell_words))) for place, cell_words in words.items()}
         most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
         left = []
         for place in sorted(self.shown, key=lambda place: self.titled[place].drop or 0):
@@ -171,6 +171,6 @@ def _with_references(table: Table, numbers: dict[MethodNote, int]) -> Table:
     own = [note for note in table.notes if note not in numbers]
     elsewhere = sorted(numbers[note] for note in map(MethodNote, table.notes) if note in numbers)
     if elsewhere:
-        said = ", ".join(map(str, elsewhere))
-        own.append(f"{NOTES_TITLE}, at the end: {said}.")
+        numbers_here = ", ".join(map(str, elsewhere))
+        own.append(f"{NOTES_TITLE}, at the end: {numbers_here}.")
     return replace(table, notes=own)

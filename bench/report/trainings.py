@@ -130,13 +130,13 @@ class LongRun:
     @property
     def corpus(self) -> str:
         """Corpus that it was trained on: --data may name another than the configuration."""
-        told = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
-        return told[-1] if told else self.workload["data"]
+        corpora = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
+        return corpora[-1] if corpora else self.workload["data"]
 
     @property
     def products(self) -> str:
         """Number format of its matmuls."""
-        known = {each.name for each in fields(Toggles)}
+        known = {toggle.name for toggle in fields(Toggles)}
         toggles = {name: value for name, value in self.run.get("toggles", {}).items() if name in known}
         return Toggles(**toggles).product_format()
 

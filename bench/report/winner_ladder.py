@@ -59,8 +59,10 @@ def _chosen(winner: Row, board: Scoreboard) -> str:
     over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
     others = [row for row in board.rows if row.other_maths]  # none of these could win
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
-    most, whole = max(ran), ran.count(max(ran))
-    among = plural(len(ran), "candidate") + (f", {whole} of which ran in all" if whole < len(ran) else " in")
+    most, complete = max(ran), ran.count(max(ran))
+    among = plural(len(ran), "candidate") + (
+        f", {complete} of which ran in all" if complete < len(ran) else " in"
+    )
     where = f"{plural(most, 'round')} on {board.environment.machine}"
     apart = f"; {len(others)} of other maths could not win" if others else ""
     return f"{winner.rung}: {tps}{over}, the most of {among} {where}, by which it won{apart}."

@@ -17,19 +17,8 @@ from bench.analysis.run_records import group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent, plural
 from bench.report.caption import derived_peak
+from bench.report.plots import style
 from bench.report.plots.rungs import PER_RUNG, WIDTH, bounds, peak_gib
-from bench.report.plots.style import (
-    COLOURS,
-    MARKERS,
-    NEITHER,
-    bars,
-    beside,
-    names,
-    plain_log,
-    shortened,
-    tip,
-    with_room,
-)
 from bench.stats import LEAST_ROUNDS, Estimate, independent_ratio
 
 MOST = 6
@@ -61,8 +50,8 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
     ladders = [merged([[row.rung for row in board.rows] for board in group]) for group in groups]
     named = sum(map(len, ladders)) <= NAMED
     if not named:
-        most = [max(len(board.rows) for board in group) for group in groups]
-        ladders = [[str(n) for n in range(1, 1 + each)] for each in most]
+        lengths = [max(len(board.rows) for board in group) for group in groups]
+        ladders = [[str(n) for n in range(1, 1 + length)] for length in lengths]
     columns = [len(rungs) for rungs in ladders]
     figure = Figure(figsize=(max(WIDTH, 3 + 0.62 * sum(columns)), 6.4 + 0.34 * len(runs)))
     panels = figure.subplots(
@@ -75,9 +64,9 @@ def summary(boards: Sequence[Scoreboard]) -> Figure | None:
             _memory(memory, board, places, runs.index(board))
         if len(groups) > 1:
             names_of_ladders = ", ".join(dict.fromkeys(board.ladder for board in group))
-            speed.set_title(shortened(names_of_ladders, 12 + 8 * len(rungs)))
+            speed.set_title(style.shortened(names_of_ladders, 12 + 8 * len(rungs)))
         turned = {"rotation": 35, "ha": "right"} if named else {}
-        memory.set_xticks(range(len(rungs)), [shortened(rung, 24) for rung in rungs], **turned)
+        memory.set_xticks(range(len(rungs)), [style.shortened(rung, 24) for rung in rungs], **turned)
         memory.xaxis.set_minor_locator(NullLocator())
         memory.set_xlim(-0.6, len(rungs) - 0.4)
     _axes(panels[0][0], panels[1][0], runs)
@@ -110,13 +99,13 @@ def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
     """Set up the vertical axes, which all panels of a row share."""
     speed.set_yscale("log")
     speed.margins(y=0.12)
-    plain_log(speed.yaxis)
+    style.plain_log(speed.yaxis)
     speed.set_ylabel("tokens per second (log scale)")
     rows = [row for board in runs for row in board.rows]
     shown = [gib[0] for row in rows if (gib := peak_gib(row))]
     if shown and max(shown) > FAR * min(shown):
         memory.set_yscale("log")
-        plain_log(memory.yaxis)
+        style.plain_log(memory.yaxis)
     else:
         memory.set_ylim(0, 1.15 * max(shown, default=1.0))
         memory.yaxis.set_major_locator(MaxNLocator(4))
@@ -127,7 +116,7 @@ def _axes(speed: Axes, memory: Axes, runs: Sequence[Scoreboard]) -> None:
 def _memory(axes: Axes, board: Scoreboard, places: Sequence[int], place: int) -> None:
     known = [(at, gib[0]) for at, row in zip(places, board.rows, strict=True) if (gib := peak_gib(row))]
     at, gibs = [at for at, _ in known], [gib for _, gib in known]
-    axes.plot(at, gibs, MARKERS[place], ls="-", lw=1, ms=4, color=COLOURS[place])
+    axes.plot(at, gibs, style.MARKERS[place], ls="-", lw=1, ms=4, color=style.COLOURS[place])
 
 
 def _climb(board: Scoreboard) -> list[Row]:
@@ -163,16 +152,18 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
 
     places: of its rows from left to right.
     """
-    colour, rows = COLOURS[place], _climb(board)
+    colour, rows = style.COLOURS[place], _climb(board)
     points = [(at, row.tps.value) for at, row in zip(places, board.rows, strict=True) if row.tps]
     steps = {"drawstyle": "steps-mid", "lw": 1.2, "alpha": 0.6, "label": "_steps"}
     axes.plot(*zip(*points, strict=True), color=colour, **steps)
     intervals = [interval for row in rows if (interval := bounds(row.tps))]
-    bars(axes, [x for x, _ in points], intervals, upright=True, colour=colour)
+    style.draw_intervals(axes, [x for x, _ in points], intervals, upright=True, colour=colour)
     for (x, y), row in zip(points, rows, strict=True):
         fill = "none" if _hollow(row) else colour
-        marks = axes.plot(x, y, MARKERS[place], ms=6, color=colour, mfc=fill)
-        tip(marks, f"{row.rung} on {board.environment.machine}: {number(y)} tokens/s, {status_of(row)}")
+        marks = axes.plot(x, y, style.MARKERS[place], ms=6, color=colour, mfc=fill)
+        style.tooltip(
+            marks, f"{row.rung} on {board.environment.machine}: {number(y)} tokens/s, {status_of(row)}"
+        )
         if factors:
             times = f"\n{row.gain.value:.2f}x" if row.gain else ""
             top = (row.tps.high if row.tps else None) or y
@@ -182,7 +173,7 @@ def _climbing(axes: Axes, board: Scoreboard, places: Sequence[int], place: int, 
             at = (x, ([y for before, y in points if before < x] or [points[0][1]])[-1])
             axes.plot(*at, "x", ms=6, color=colour)
             axes.annotate(status_of(row), at, xytext=(0, 6), color=colour, **SMALL)
-    axes.plot([], [], MARKERS[place], ls="-", color=colour, label=_said(board))
+    axes.plot([], [], style.MARKERS[place], ls="-", color=colour, label=_said(board))
 
 
 def _said(board: Scoreboard) -> str:
@@ -193,23 +184,23 @@ def _said(board: Scoreboard) -> str:
     assert top.tps is not None
     if top is first:
         last = "its first and fastest" if entry else "its first; none is ok and of equal maths"
-        words = [f"{number(first.tps.value)} tokens/s with {shortened(first.rung)}, {last}"]
+        words = [f"{number(first.tps.value)} tokens/s with {style.shortened(first.rung)}, {last}"]
     else:
         words = [f"{number(first.tps.value)} to {number(top.tps.value)} tokens/s"]
-        words += [f"{top.speedup.value:.1f}x with {shortened(top.rung)}"] if top.speedup else []
+        words += [f"{top.speedup.value:.1f}x with {style.shortened(top.rung)}"] if top.speedup else []
     words += ["in doubt"] if entry and top.caveats else []
     if top.ceiling_share is not None:
         words.append(f"{percent(top.ceiling_share)} of the measured ceiling")
     if top.mfu is not None:
         words.append(f"MFU {percent(top.mfu)}{' of a derived peak' if derived_peak(board) else ''}")
     wrong = [row.rung for row in rows if row.status in WRONG]
-    words.append(f"loss differs: {shortened(', '.join(wrong))}" if wrong else "no loss differs")
+    words.append(f"loss differs: {style.shortened(', '.join(wrong))}" if wrong else "no loss differs")
     return f"{name_of(board)}, torch {board.environment.torch}\n{', '.join(words)}"
 
 
 def name_of(board: Scoreboard) -> str:
     """Machine and ladder of a run."""
-    return f"{shortened(board.environment.machine, 40)}, {shortened(board.ladder)}"
+    return f"{style.shortened(board.environment.machine, 40)}, {style.shortened(board.ladder)}"
 
 
 def _task(boards: Sequence[Scoreboard]) -> str:
@@ -237,17 +228,23 @@ def hardware(boards: Sequence[Scoreboard]) -> Figure | None:
     slowest = min(firsts, key=_first_tps)
     figure = Figure(figsize=(1.25 * WIDTH, 1.9 + 1.5 * PER_RUNG * len(runs)))
     axes = figure.add_subplot()
-    at = names(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
+    at = style.label_rungs(axes, [f"{name_of(board)}\ntorch {board.environment.torch}" for board in runs], 90)
     ends = [(1.0, 1.0, "")]
     for y, board in zip(at, runs, strict=True):
-        for row, where, colour in ((board.rows[0], y - 0.19, NEITHER), (board.fastest, y + 0.19, COLOURS[0])):
+        for row, where, colour in (
+            (board.rows[0], y - 0.19, style.NEITHER),
+            (board.fastest, y + 0.19, style.COLOURS[0]),
+        ):
             assert row is not None
             ends.append(_bar(axes, where, colour, board, row, slowest))
-    with_room(axes, min(low for low, _, _ in ends), [(high, said) for _, high, said in ends])
-    plain_log(axes.xaxis)
+    style.fit_log_axis(axes, min(low for low, _, _ in ends), [(high, words) for _, high, words in ends])
+    style.plain_log(axes.xaxis)
     least = f"{number(_first_tps(slowest))} tokens per second"
     axes.set_xlabel(f"times as fast as the slowest first rung, {least} (log scale)")
-    kinds = [Patch(color=NEITHER, label="first rung"), Patch(color=COLOURS[0], label="fastest rung")]
+    kinds = [
+        Patch(color=style.NEITHER, label="first rung"),
+        Patch(color=style.COLOURS[0], label="fastest rung"),
+    ]
     figure.legend(handles=kinds, loc="outside lower left", ncols=2)
     title = f"{_task(runs)}: the first and the fastest sound rung of each run"
     axes.set_title(f"{title}\n{rounds_of(runs)}", fontsize=10)
@@ -269,15 +266,15 @@ def _bar(
     """Draw one rung over the first of `slowest`; returns its left and right end and the words beside it."""
     times = _times(board, row, slowest) if _sound(row) else None
     if row.tps is None or times is None:
-        said = f"{shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}"
-        beside(axes, 1, where, said)
-        return 1.0, 1.0, said
+        words = f"{style.shortened(row.rung)}: {'no round in common' if _sound(row) else status_of(row)}"
+        style.text_beside(axes, 1, where, words)
+        return 1.0, 1.0, words
     bar = axes.barh(where, times.value - 1, 0.36, 1, color=colour, lw=0)
-    said = f"{number(times.value)}x, {number(row.tps.value)} ({shortened(row.rung)})"
-    tip(bar, f"{name_of(board)}: {said}")
-    bars(axes, [where], [(times.value, times.low, times.high)])
-    beside(axes, times.high or times.value, where, said)
-    return times.low or times.value, times.high or times.value, said
+    words = f"{number(times.value)}x, {number(row.tps.value)} ({style.shortened(row.rung)})"
+    style.tooltip(bar, f"{name_of(board)}: {words}")
+    style.draw_intervals(axes, [where], [(times.value, times.low, times.high)])
+    style.text_beside(axes, times.high or times.value, where, words)
+    return times.low or times.value, times.high or times.value, words
 
 
 def _times(board: Scoreboard, row: Row, slowest: Scoreboard) -> Estimate | None:

@@ -18,7 +18,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import labelled, look
+from bench.report.plots.style import colour_and_marker, legend_label
 
 CLOSE = 1.03
 """Ratio of speeds below which curves by time coincide."""
@@ -108,7 +108,7 @@ def _draw(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
         seconds = tokens_per_step / curve.tokens_per_second
         steps = [n * seconds if by_time else float(n) for n in range(1, len(losses) + 1)]
         same_step = tokens_per_step == curves[0].measurement.tokens_per_step
-        label = labelled(curve.label, NARROW * 3 // columns)
+        label = legend_label(curve.label, NARROW * 3 // columns)
         label += "" if same_step else f" ({tokens_per_step:,} tokens per step)"
         # Curves that coincide shine through: the first is the widest.
         beneath = min(3, sum(_coincide(curve, other) for other in curves[place + 1 :]))
@@ -120,7 +120,7 @@ def _draw(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
             ms=4 + 3 * beneath if by_time else 4,
             markevery=max(1, len(steps) // 12),
             label=label,
-            **look(place),
+            **colour_and_marker(place),
         )
     axes.set_xlabel("seconds of training, by the speed of the timed window" if by_time else "optimiser step")
     axes.set_ylabel("training loss (nats per token)")

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from bench.analysis.run_records import by_rung
 from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import labelled, look
+from bench.report.plots.style import colour_and_marker, legend_label
 
 
 def block_times(board: Scoreboard) -> Figure | None:
@@ -29,14 +29,20 @@ def block_times(board: Scoreboard) -> Figure | None:
         ]
         if not blocks:
             continue
-        middle = median(seconds for _, found in blocks for seconds in found.block_seconds)
+        median_seconds = median(seconds for _, m in blocks for seconds in m.block_seconds)
         points = []
-        for minutes, found in blocks:
-            begun = minutes + (found.startup_seconds + (found.first_step_seconds or 0.0)) / 60
-            for seconds in found.block_seconds:
-                points.append((begun, seconds / middle))
+        for minutes, m in blocks:
+            begun = minutes + (m.startup_seconds + (m.first_step_seconds or 0.0)) / 60
+            for seconds in m.block_seconds:
+                points.append((begun, seconds / median_seconds))
                 begun += seconds / 60
-        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=labelled(rung[0].rung, 64), **look(place))
+        axes.plot(
+            *zip(*points, strict=True),
+            ls="",
+            ms=3.5,
+            label=legend_label(rung[0].rung, 64),
+            **colour_and_marker(place),
+        )
         shown = True
     if not shown:
         return None

@@ -15,7 +15,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.scaling import Group, by_batch
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tooltip
 from gpt2.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
@@ -32,22 +32,22 @@ CLEAR = 2
 
 @dataclass(frozen=True)
 class Line:
-    """Peak memory as `fixed` plus `each` for every sequence, in GiB."""
+    """Peak memory as `fixed` plus `per_sequence` for every sequence, in GiB."""
 
-    each: float
+    per_sequence: float
     fixed: float
 
     def at(self, size: float) -> float:
-        return self.fixed + self.each * size
+        return self.fixed + self.per_sequence * size
 
     def meets(self, limit: float) -> float:
         """Number of sequences that take `limit`, mostly a fraction; below 1 where not even one fits."""
-        return (limit - self.fixed) / self.each
+        return (limit - self.fixed) / self.per_sequence
 
     def rises(self, points: Sequence[tuple[int, float]]) -> bool:
         """Whether the memory of a sequence is more than the rounding and noise of these points."""
         sizes, gibs = zip(*points, strict=True)
-        rise = self.each * (max(sizes) - min(sizes))
+        rise = self.per_sequence * (max(sizes) - min(sizes))
         off = max(abs(gib - self.at(size)) for size, gib in points)
         return rise >= LEAST_RISE * sum(gibs) / len(gibs) and rise > CLEAR * off
 
@@ -57,8 +57,8 @@ def fitted(points: Sequence[tuple[int, float]]) -> Line:
 
     points: (sequences per device, GiB), of two sizes at least.
     """
-    each, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
-    return Line(float(each), float(fixed))
+    per_sequence, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
+    return Line(float(per_sequence), float(fixed))
 
 
 def device_gib(board: Scoreboard, toggles: Toggles) -> float | None:
@@ -141,7 +141,7 @@ def _draw(
         words.append(f"first OOM at {ended:,}")
     label = "\n".join(filter(None, (group.label, "; ".join(words))))
     marks = axes.plot(*zip(*points, strict=True), MARKERS[place], ls="", color=colour, ms=6, label=label)
-    tip(marks, label.replace("\n", ": "))
+    tooltip(marks, label.replace("\n", ": "))
     return corners
 
 
@@ -149,7 +149,7 @@ def _line(line: Line, count: int) -> str:
     """The line in words."""
     fixed = f"{'-' if line.fixed < 0 else '+'} {number(abs(line.fixed))} GiB"
     fit = f"fit of {count} sizes" if count >= LEAST_SIZES else "2 sizes: no fit"
-    return f"{number(line.each * 1024)} MiB per sequence {fixed} ({fit})"
+    return f"{number(line.per_sequence * 1024)} MiB per sequence {fixed} ({fit})"
 
 
 def _flat(points: Sequence[tuple[int, float]]) -> str:

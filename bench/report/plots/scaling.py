@@ -14,7 +14,16 @@ from bench.analysis.run_records import group_by, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number
 from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, Interval, bars, shortened, tip
+from bench.report.plots.style import (
+    COLOURS,
+    MARKERS,
+    NEITHER,
+    PLAIN,
+    Interval,
+    draw_intervals,
+    shortened,
+    tooltip,
+)
 from gpt2.toggles import Toggles
 
 MOST = 6
@@ -163,12 +172,12 @@ def _line(
 ) -> None:
     points = [(size(row), interval, row) for row in group.rows if (interval := value(row)) is not None]
     sizes, colour = [at for at, _, _ in points], COLOURS[place]
-    bars(axes, sizes, [interval for _, interval, _ in points], upright=True, colour=colour)
+    draw_intervals(axes, sizes, [interval for _, interval, _ in points], upright=True, colour=colour)
     axes.plot(sizes, [y for _, (y, _, _), _ in points], "-", color=colour, lw=1.5, label="_line")
     labelled_sizes = _apart(sizes) if labelled else []
     for at, (y, _, high), row in points:
         mark = axes.plot(at, y, MARKERS[place], color=colour, ms=6)
-        tip(mark, f"{row.rung}: {number(y)}")
+        tooltip(mark, f"{row.rung}: {number(y)}")
         if at in labelled_sizes:
             axes.annotate(number(y), (at, high or y), xytext=(4, 4), **SMALL)
 

@@ -76,7 +76,7 @@ TIP = "tip:"
 TIPS = re.compile(rf'<g id="{TIP}([^"]*)">')
 
 
-def tip(artists: Iterable[Artist], text: str) -> None:
+def tooltip(artists: Iterable[Artist], text: str) -> None:
     """Set the text that an SVG shows when the mouse rests on these parts."""
     for artist in artists:
         artist.set_gid(TIP + plain(text))
@@ -113,17 +113,19 @@ def fallbacks(text: str) -> tuple[str, ...]:
     """Installed fonts for letters of a text that the usual font lacks."""
     usual = findfont(FontProperties(family=rcParams["font.family"]))
     missing = {ord(letter) for letter in text} - _letters(usual)
-    names: list[str] = []
+    label_rungs: list[str] = []
     if not missing:
         return ()
     for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)):
         letters = (
-            frozenset() if font.name in names or font.name.startswith(PLACEHOLDERS) else _letters(font.fname)
+            frozenset()
+            if font.name in label_rungs or font.name.startswith(PLACEHOLDERS)
+            else _letters(font.fname)
         )
         if missing & letters:
             missing -= letters
-            names.append(font.name)
-    return tuple(names)
+            label_rungs.append(font.name)
+    return tuple(label_rungs)
 
 
 PLACEHOLDERS = "Last Resort"
@@ -161,15 +163,15 @@ def _same_clips(text: str) -> str:
     """Name clipping rectangles by picture and order: the layout's last bits differ between runs."""
     # No two pictures of a page may share a name.
     own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]
-    names: dict[str, str] = {}
-    return CLIP.sub(lambda match: names.setdefault(match[0], f"p{own}-{len(names)}"), text)
+    label_rungs: dict[str, str] = {}
+    return CLIP.sub(lambda match: label_rungs.setdefault(match[0], f"p{own}-{len(label_rungs)}"), text)
 
 
 Interval = tuple[float, float | None, float | None]
 """A value and the ends of its interval, where there is one."""
 
 
-def bars(
+def draw_intervals(
     axes: Axes,
     at: Sequence[float],
     values: Sequence[Interval],
@@ -189,12 +191,12 @@ def bars(
             axes.errorbar(value, place, xerr=reach, color=line, capsize=3, lw=1.2)
 
 
-def beside(axes: Axes, x: float, y: float, text: str) -> None:
+def text_beside(axes: Axes, x: float, y: float, text: str) -> None:
     """Write words right of a mark, clear of an interval's cap."""
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def instead(axes: Axes, y: float, text: str) -> None:
+def text_instead(axes: Axes, y: float, text: str) -> None:
     """Write words in place of a rung's mark."""
     axes.annotate(text, (0.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=NEITHER)
 
@@ -216,7 +218,7 @@ LETTER = 0.068
 """Inches per character of the words beside marks."""
 
 
-def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
+def fit_log_axis(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
     """Set a log axis from left of `low` to the end of the words right of marks.
 
     ends: places of marks, and the words beside them. part: share of the figure's width that the axes with
@@ -236,12 +238,12 @@ def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: f
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def look(place: int) -> dict[str, Any]:
+def colour_and_marker(place: int) -> dict[str, Any]:
     """Colour and marker of one of many lines: where colours begin anew, markers change."""
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
-def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
+def label_rungs(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
     """Label an axis with rungs from top to bottom; returns their positions."""
     at = [float(n) for n in range(len(rungs))]
     labels = [wrapped(rung, most) for rung in rungs]
@@ -265,12 +267,12 @@ def wrapped(name: str, most: int = 32) -> str:
     return "\n".join(shortened(part, most) for line in name.split("\n") for part in wrap(line))
 
 
-def height(rungs: Sequence[str], least: float) -> float:
+def total_height(rungs: Sequence[str], least: float) -> float:
     """Inches for rungs beneath one another, each `least` or more."""
     return len(rungs) * max([least, *(0.1 + 0.155 * len(wrapped(rung).split("\n")) for rung in rungs)])
 
 
-def labelled(name: str, most: int = 28) -> str:
+def legend_label(name: str, most: int = 28) -> str:
     """A name for a legend, which leaves out labels that begin with an underscore."""
     return f"{' ' if name.startswith('_') else ''}{shortened(name, most)}"
 

@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.plots.style import COLOURS, THEMES, labelled, save, theme
+from bench.report.plots.style import COLOURS, THEMES, legend_label, save, theme
 from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
@@ -41,7 +41,7 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
             color=colour,
         )
         smooth = pd.Series([event.values["tps"] for event in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([event.step for event in steps], smooth, line, color=colour, label=labelled(run.name))
+        axes.plot([event.step for event in steps], smooth, line, color=colour, label=legend_label(run.name))
     speeds = [run.tps for run in runs if run.tps]
     if max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
@@ -58,9 +58,11 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
         return None
     figure, axes = _axes(f"HellaSwag, {style} style, on the way", "steps", "acc_norm")
     for run, (colour, line) in zip(scored, _styles(scored), strict=True):
-        found = [event for event in run.of("hellaswag") if event.values["style"] == style]
-        shares = [event.values["acc_norm"] for event in found]
-        axes.plot([event.step for event in found], shares, f"o{line}", color=colour, label=labelled(run.name))
+        scores = [event for event in run.of("hellaswag") if event.values["style"] == style]
+        shares = [event.values["acc_norm"] for event in scores]
+        axes.plot(
+            [event.step for event in scores], shares, f"o{line}", color=colour, label=legend_label(run.name)
+        )
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
             axes.axhline(share, ls="--", lw=1, color="#8A8F98")
@@ -107,12 +109,12 @@ def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
     figure, axes = _axes(title, name if by_time else "steps", "nats per token")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         for kind in ("step", "val"):
-            found = run.of(kind)
-            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in found]
-            losses = pd.Series([event.values["loss"] for event in found], dtype=float)
+            events = run.of(kind)
+            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in events]
+            losses = pd.Series([event.values["loss"] for event in events], dtype=float)
             if kind == "step":
                 smooth = losses.rolling(SMOOTHED, min_periods=1).mean()
-                axes.plot(x, smooth, line, color=colour, label=labelled(run.name))
+                axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
             else:
                 axes.plot(x, losses, "o", ms=4, color=colour)
     axes.legend()
