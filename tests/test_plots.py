@@ -33,8 +33,8 @@ from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
 from bench.report.plots.style import fallbacks, fit_log_axis, shortened
 from bench.report.plots.style import label_rungs as labelled
 from bench.stats import independent_ratio
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 CUDA = Toggles(device="cuda")
 

@@ -14,8 +14,8 @@ from typing import get_args
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.machine import Ceiling, Matmul, Role
-from gpt2.toggles import Toggles
-from gpt2.workload import GPT2Config, Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import GPT2Config, Workload
 
 VOCAB_MULTIPLE = 64
 """lm_head is measured at the vocabulary padded to this: 50304, which divides evenly into tiles, not 50257."""
@@ -82,8 +82,8 @@ def linear_layers(config: GPT2Config) -> list[Linear]:
 def attention_flops(n_embd: int, tokens: int, seq_len: int) -> int:
     """FLOPs of one layer's attention, forward and backward, on the causal half of the scores.
 
-    Each token attends to (seq_len + 1) / 2 positions on average. gpt2.workload.flops_per_token counts all of
-    them; work that kernels may skip is no part of a least time.
+    Each token attends to (seq_len + 1) / 2 positions on average. gpt2.config.workload.flops_per_token counts
+    all of them; work that kernels may skip is no part of a least time.
     """
     return 3 * 2 * n_embd * tokens * (seq_len + 1)
 

@@ -178,7 +178,7 @@ class Measurement(Plain):
     attention_kernel: str | None = None
     """Kernel seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen."""
     profiled_seconds: dict[str, Amount] | None = None
-    """Seconds of the profiled step on rank 0 by kind of work (gpt2.breakdown.KINDS); null where unknown."""
+    """Seconds of the profiled step on rank 0 by kind of work, see gpt2.proofs.breakdown.KINDS."""
     energy_joules: Amount | None = None
     """Energy of all devices in the window; null where there is no counter, 0 where it did not move."""
     other_cores: Amount | None = None

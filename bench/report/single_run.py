@@ -32,7 +32,7 @@ from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import Estimate, beyond_noise, paired_ratio
-from gpt2.toggles import HOST
+from gpt2.config.toggles import HOST
 
 TOKENS = 10_000_000_000
 """Length of the published runs, for which hours, energy and money are stated."""
@@ -46,7 +46,7 @@ WORK = {
     "other": ("Other operations", 2),
     "rest": ("Rest", 3),
 }
-"""For each kind of gpt2.breakdown.KINDS the title, and the order in which a narrow terminal drops it."""
+"""Title of each kind of gpt2.proofs.breakdown.KINDS, and the order in which a narrow terminal drops it."""
 WORK_NOTES = (
     MethodNote(
         "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "

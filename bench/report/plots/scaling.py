@@ -24,7 +24,7 @@ from bench.report.plots.style import (
     shortened,
     tooltip,
 )
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 MOST = 6
 """Most lines in one picture; those of most rungs are kept."""
