@@ -10,12 +10,12 @@ from scipy import stats as scipy_stats
 from bench.stats import (
     LOUD,
     Estimate,
+    clearly_ahead,
     geometric_mean,
     loss_difference,
     narrow_enough,
     noise_floor,
     paired_ratio,
-    surely_ahead,
     verdict,
 )
 
@@ -211,7 +211,7 @@ def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hund
         delta = noise_floor(paired_ratio(control, first))
         for lead in (paired_ratio(first, other), paired_ratio(other, first)):
             excluded += lead is not None and lead.low is not None and lead.low > 1
-            called += surely_ahead(lead, delta)
+            called += clearly_ahead(lead, delta)
     assert excluded / 2000 == pytest.approx(0.05, abs=0.015)
     assert called / 2000 < 0.005
 

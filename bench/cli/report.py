@@ -63,8 +63,7 @@ def report(
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
-    from bench.analysis.cross_run import baseline as start
-    from bench.analysis.cross_run import chain
+    from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
     from bench.format import rewrite
     from bench.records.record import RecordError
@@ -82,12 +81,12 @@ def report(
     try:
         figures, left_out = load_published(paths)
         boards, warnings = load_boards(paths, needed=not figures)
-        chained = chain(boards, start(baseline)) if baseline is not None else None
+        chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     except RecordError as error:
         fail(error)
     for warning in (*left_out, *warnings):
         say(warning)
-    assembled = assemble(boards, figures, price_per_hour, chained)
+    assembled = assemble(boards, figures, price_per_hour, chain)
     if not (markdown or csv or json or out or update):
         return _print(assembled, full=full, notes=notes)
     texts = {"md": to_markdown(assembled)}
@@ -95,8 +94,8 @@ def report(
     if csv or json:
         from bench.report.export import to_csv, to_json
 
-        texts |= {"csv": to_csv(boards, chained)} if csv else {}
-        texts |= {"json": to_json(boards, chained)} if json else {}
+        texts |= {"csv": to_csv(boards, chain)} if csv else {}
+        texts |= {"json": to_json(boards, chain)} if json else {}
     try:
         if out:
             out.mkdir(parents=True, exist_ok=True)
@@ -169,14 +168,13 @@ def compare(
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """
     from bench.analysis import compare as side_by_side
-    from bench.analysis.gate import Condition, judge
     from bench.records.record import RecordError
-    from bench.report.comparison import compared
+    from bench.report.comparison import comparison_table
 
     if len(results) < 2:
         fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
     try:
-        conditions = [Condition.parse(text) for text in fail_if or ()]
+        conditions = [side_by_side.Condition.parse(text) for text in fail_if or ()]
         left_out: list[str] = []
         ladders = side_by_side.sides(results, left_out)
     except (RecordError, ValueError) as error:
@@ -186,7 +184,7 @@ def compare(
     found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     terminal = console()
     for comparisons in found:
-        table = compared(comparisons)
+        table = comparison_table(comparisons)
         if markdown:
             typer.echo(table.to_markdown("###"))
         else:
@@ -194,7 +192,9 @@ def compare(
                 terminal.print(part)
     if conditions:
         try:
-            code, said = judge([each for comparisons in found for each in comparisons], conditions)
+            code, said = side_by_side.judge(
+                [each for comparisons in found for each in comparisons], conditions
+            )
         except ValueError as error:
             fail(error)
         for line in said:

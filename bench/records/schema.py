@@ -1,5 +1,4 @@
-"""JSON Schemas of ladders and of results, generated from what reads them: for editors, and for other
-programs.
+"""JSON Schemas of ladders and of results, for editors and other programs.
 
 python -m bench.records.schema writes both to docs/schema/, and the table of toggles to docs/toggles.md.
 """
@@ -25,7 +24,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def ladder() -> dict[str, Any]:
-    """Of a ladder's YAML; bench.ladder.ladder.load() checks more than a schema can say."""
+    """Schema of a ladder's YAML; bench.ladder.ladder.load() checks more than a schema can say."""
     toggles = _closed(Toggles)
     for toggle in fields(Toggles):
         toggles["properties"][toggle.name]["description"] = toggle.metadata["help"]
@@ -68,15 +67,15 @@ def ladder() -> dict[str, Any]:
 
 
 def results() -> dict[str, Any]:
-    """Of one line of a results file."""
+    """Schema of one line of a results file."""
     return {"$schema": DIALECT, **Record.model_json_schema(by_alias=True, mode="serialization")}
 
 
 def _closed(kind: type) -> dict[str, Any]:
     schema = TypeAdapter(kind).json_schema()
     schema.pop("title", None)
-    for each in schema["properties"].values():
-        each.pop("title", None)
+    for value in schema["properties"].values():
+        value.pop("title", None)
     return {**schema, "additionalProperties": False}
 
 

@@ -13,34 +13,32 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
-from bench.report.comparison import chained
+from bench.report.comparison import chain_table
 from bench.report.screen import screen, screen_markdown
-from bench.report.table import NOTES_TITLE, Table, gathered
+from bench.report.table import NOTES_TITLE, Table, share_notes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The tables of a report by what they are of."""
+    """The tables of a report, by what they are about."""
 
     opening: Sequence[Table]
-    """The chain, where one is asked for, and what runs there are, where there are several."""
+    """The chain, if asked for, and the overview of runs, if there are several."""
     boards: Sequence[Scoreboard]
     runs: Sequence[Sequence[Table]]
-    """Of each board its own tables, the scoreboard first."""
+    """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
-        """All tables as a text shows them, each with the level of its heading, and the notes that are said
-        once.
-        """
+        """All tables in order with the level of each heading, and the notes that several tables share."""
         tables = [(3, table) for table in self.opening]
         for own in self.runs:
             tables += [(4 if place else 3, table) for place, table in enumerate(own)]
         tables += [(3, table) for table in (*self.cross_run, *self.published)]
         if len(self.boards) < 2:  # a single one is complete in itself
             return tables, []
-        without, notes = gathered([table for _, table in tables])
+        without, notes = share_notes([table for _, table in tables])
         return [(level, table) for (level, _), table in zip(tables, without, strict=True)], notes
 
 
@@ -50,8 +48,11 @@ def assemble(
     price_per_hour: float | None = None,
     chain: Chain | None = None,
 ) -> Report:
-    """figures: of others, in tables of their own and beside ours."""
-    opening = (chained(chain) if chain else None, cross_run.overview(boards))
+    """Build all tables of a report.
+
+    figures: published ones, shown in tables of their own and beside ours.
+    """
+    opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
     return Report(
         opening=[table for table in opening if table],
         boards=boards,
@@ -86,7 +87,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_terminal(report: Report, width: int) -> list[RenderableType]:
-    """For rich, in `width` columns."""
+    """The report for rich, in `width` columns."""
     tables, notes = report.in_order()
     parts = [part for _, table in tables for part in table.to_terminal(width)]
     if notes:

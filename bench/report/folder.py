@@ -15,7 +15,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, markdown, number, plain, times
 from bench.report.assembly import Report
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
-from bench.report.table import NOTES_TITLE, Table, gathered
+from bench.report.table import NOTES_TITLE, Table, share_notes
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
@@ -35,11 +35,14 @@ def files(report: Report) -> dict[str, str]:
 
 
 def newest(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
-    """Of each machine and ladder the newest of its longest runs; one that was interrupted only for want of others."""
+    """Of each machine and ladder the newest of its longest runs, rather one that was not interrupted."""
     by_name: dict[str, list[Scoreboard]] = {}
     for board in boards:
         by_name.setdefault(page_of(board), []).append(board)
-    return [max(runs, key=lambda run: (not run.interrupted, len(run.rows), run.begun)) for runs in by_name.values()]
+    return [
+        max(runs, key=lambda run: (not run.interrupted, len(run.rows), run.begun))
+        for runs in by_name.values()
+    ]
 
 
 def page_of(board: Scoreboard) -> str:
@@ -134,7 +137,7 @@ def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
 
 
 def _page(heading: str, tables: Sequence[Table]) -> str:
-    without, notes = gathered(list(tables))
+    without, notes = share_notes(list(tables))
     texts = [f"# {heading}\n", *(table.to_markdown("##") for table in without)]
     if notes:
         numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))

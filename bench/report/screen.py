@@ -3,7 +3,7 @@
 for line in screen(board, width=100): console.print(line)
 text = screen_markdown(board)
 
-At most MOST_COLUMNS wide, no cell wrapped. Every figure is that of the full tables, rounded. Imports no torch.
+At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded. Torch-free.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from statistics import median
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
-from bench.analysis.bound import most_tokens_per_second, of_row
+from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.warnings import warnings
+from bench.analysis.warnings import disturbed, ended_early, warnings
 from bench.format import GIB, listed, markdown, number, plain, times, training_time
 from bench.records.machine import Environment
 from bench.report.caption import derived_peak, other_step
@@ -88,7 +88,8 @@ def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False)
     said = warnings_by_weight(board)
     shown = said if notes else said[:MOST_WARNINGS]
     for warning in shown:
-        lines += _wrapped(f"! {warning}", width, "yellow", "  ")
+        wrapped = _wrapped(f"! {warning}", width, "yellow", "  ")
+        lines += wrapped if notes else _clipped(wrapped, width)
     if hidden := len(said) - len(shown):
         lines.append(Text(f"  {hidden} more warning{'s' if hidden > 1 else ''}: --notes", style="yellow"))
     lines.append(Text())
@@ -285,11 +286,11 @@ def findings(board: Scoreboard) -> Iterator[str]:
         if board.delta is None:
             needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
             yield f"How sure: not at all yet; it takes {needed} to tell a difference from noise."
-        elif alike := board.as_fast:
+        elif alike := board.ties:
             yield f"Not surely faster than {listed([row.rung for row in alike])}."
     if steps := _most_gained(board):
         yield f"Gave most: {'; '.join(steps)}."
-    least = of_row(board, best) if best.tokens_per_step else None
+    least = bound_of(board, best) if best.tokens_per_step else None
     most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
     parts = (
         [f"To this machine's bound: {most / best.tps.value:.1f}x ({number(most)} tokens/s)."] if most else []
@@ -324,7 +325,7 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
 
 def _mark(row: Row, board: Scoreboard) -> str:
     found = "*" * (row.loss is not None and other_step(row, board)) + "†" * row.other_maths
-    return found + "‡" * (row.status == "ok" and bool(row.doubts) and not row.other_maths)
+    return found + "‡" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
 
 
 def _marks(board: Scoreboard) -> Iterator[str]:
@@ -339,23 +340,20 @@ def _marks(board: Scoreboard) -> Iterator[str]:
 
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
-    """What speaks against the figures, what can change them most first."""
-    found = []
-    for control in (board.control, board.last_control):
-        if (
-            control
-            and control.low is not None
-            and control.high is not None
-            and not control.low <= 1 <= control.high
-        ):
-            found.append("The machine drifted within rounds; let it settle and measure again.")
-            break
+    """What speaks against the figures, first what can change them most."""
+    found = [*ended_early(board), *_noise(board), *disturbed(board)]
+    return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
+
+
+def _noise(board: Scoreboard) -> Iterator[str]:
+    controls = [each for each in (board.control, board.last_control) if each and each.low and each.high]
+    if any(not each.low <= 1 <= each.high for each in controls if each.low and each.high):
+        yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
-        found.append(
-            f"Noise of {_share(board.delta, '±')} hides smaller differences. Quieten the machine (bench doctor) or "
-            "take more rounds (--until 2%)."
+        yield (
+            f"Noise of {_share(board.delta, '±')} hides smaller differences: quieten the machine (bench "
+            "doctor), or take more rounds (--until 2%)."
         )
-    return found + [plain(each) for each in warnings(board)]
 
 
 def _wrapped(line: str, width: int, style: str = "", indent: str = "") -> list[Text]:
@@ -368,6 +366,13 @@ def _wrapped(line: str, width: int, style: str = "", indent: str = "") -> list[T
         else:
             now = longer
     return [Text(each, style=style) for each in (*lines, now)]
+
+
+def _clipped(lines: list[Text], width: int) -> list[Text]:
+    """The first two lines; an ellipsis stands for the others."""
+    if len(lines) <= 2:
+        return lines
+    return [lines[0], Text(_cut(f"{lines[1].plain} {lines[2].plain}", width), style="yellow")]
 
 
 def _padded(cell: str, wide: int, left: bool) -> str:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from bench.analysis.matmul_shapes import attention_flops, linear_layers
+from bench.analysis.bound import attention_flops, linear_layers
 from bench.host.standstill import Instant, pulse_beside, standstills
 from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
 from bench.records.machine import Attention, Ceiling, Matmul, Role
