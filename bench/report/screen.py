@@ -261,6 +261,8 @@ def status_words(row: Row) -> str | None:
     if row.expect == row.status:
         return f"{words}, as expected"
     why = plain((row.error or "").strip().partition("\n")[0])
+    if row.status == "inert" and why:
+        return why
     return f"{words}: {why}" if why else words
 
 
