@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 
 from rich.cells import cell_len, set_cell_size
@@ -29,8 +29,8 @@ from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
 
 MOST_COLUMNS, LEAST_COLUMNS = 100, 60
-RUNG_COLUMNS = 26
-"""A longer name of a rung is cut."""
+RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
+"""Other columns make room for so much of a rung's name; a longer one is cut where it does not fit."""
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_WARNINGS = 3
@@ -215,7 +215,7 @@ def _fields(board: Scoreboard) -> list[_Field]:
     steps = [_over(row.gain) for row in rows]
     step = max(map(cell_len, steps))
     every = [
-        _Field("rung", [_cut(plain(row.rung), RUNG_COLUMNS) for row in rows], None, left=True),
+        _Field("rung", [plain(row.rung) for row in rows], None, left=True),
         _Field("tokens/s", cells(lambda row: f"{aligned[row.index]:<{full}}" if row.tps else ""), None),
         _Field(
             "", cells(lambda row: _bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
@@ -245,12 +245,18 @@ def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
 
 
 def _fitting(fields: Sequence[_Field], width: int) -> list[_Field]:
-    kept = list(fields)
-    for field in sorted((f for f in fields if f.drop is not None), key=lambda f: f.drop or 0):
-        if 2 + sum(f.width for f in kept) + 2 * (len(kept) - 1) <= width:
+    """The columns that fit, the first of them, a rung's name, cut where it takes more than is left."""
+    names, *kept = fields
+
+    def left() -> int:
+        return width - 2 - sum(field.width + 2 for field in kept)
+
+    for field in sorted((f for f in kept if f.drop is not None), key=lambda f: f.drop or 0):
+        if left() >= min(names.width, RUNG_COLUMNS):
             break
         kept.remove(field)
-    return kept
+    room = max(left(), LEAST_RUNG_COLUMNS)
+    return [replace(names, cells=[_cut(name, room) for name in names.cells]), *kept]
 
 
 def status_words(row: Row) -> str | None:
