@@ -21,7 +21,7 @@ MAY_IMPORT = {
     "bench.cli": ("bench", "gpt2"),
     "bench.run": (
         *("bench.process", "bench.host", "bench.analysis", "bench.records", "bench.ladder", "bench.format"),
-        *("bench.stats", "gpt2"),
+        *("bench.errors", "bench.stats", "gpt2"),
     ),
     "bench.report": (
         *("bench.analysis", "bench.records", "bench.ladder", "bench.format", "bench.stats", "gpt2.toggles"),
@@ -33,8 +33,9 @@ MAY_IMPORT = {
     ),
     "bench.process": ("bench.host", "bench.records", "bench.format", "gpt2.hardware", "gpt2.signals"),
     "bench.host": ("bench.records", "bench.ladder", "bench.format", "gpt2"),
-    "bench.records": ("bench.ladder", "gpt2.lock", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
-    "bench.ladder": ("gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
+    "bench.records": ("bench.errors", "bench.ladder", "gpt2.lock", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
+    "bench.errors": (),
+    "bench.ladder": ("bench.errors", "gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
     "bench.campaign": (
         *(
             "bench.campaign_parts",

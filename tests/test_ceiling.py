@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.records.machine import Ceiling
 from bench.records.record import read
@@ -17,7 +18,6 @@ from bench.run import ceiling
 from bench.run.ceiling import measure_ceiling, sustained
 from bench.run.command import MOST_TOKENS, ceiling_command
 from bench.run.roofline import measure
-from bench.run.runner import RunError
 from gpt2.device import Cpu, Device, PeakMemory
 from gpt2.toggles import Toggles
 from gpt2.workload import PRESETS, GPT2Config
@@ -336,7 +336,7 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
 
 
 def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--device: mps: torch finds no Apple GPU here"):
+    with pytest.raises(BenchError, match="--device: mps: torch finds no Apple GPU here"):
         measure(load(write_ladder("[{name: a}]")), "mps", tmp_path, 0.002, Silent())
     assert not list(tmp_path.rglob("*.jsonl"))
 

@@ -25,7 +25,7 @@ from bench.process.pty_process import Program, Usage
 from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.peers.child_env import processors, variables
+from bench.run.peers.child_env import peer_variables, processors
 from bench.run.probe import Answer, probe
 from bench.run.runner import run
 from gpt2.hardware.host import missing_allocator
@@ -125,7 +125,7 @@ def test_jax_takes_memory_as_it_needs_it_and_compiles_into_the_rung_s_own_folder
 
 @pytest.mark.parametrize("name", ["nanogpt", "llmc", "transformers", "own"])
 def test_other_peers_are_given_no_variable_of_jax_s(name: str) -> None:
-    given = variables(Toggles(device="cuda"), PEERS[name], "/scratch/inductor")
+    given = peer_variables(Toggles(device="cuda"), PEERS[name], "/scratch/inductor")
     assert not [variable for variable in given if variable.startswith(("JAX", "XLA"))]
 
 
@@ -293,7 +293,7 @@ def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert variables(Toggles(device="cuda"), PEERS["own"], None)["CUDA_VISIBLE_DEVICES"] == given
+    assert peer_variables(Toggles(device="cuda"), PEERS["own"], None)["CUDA_VISIBLE_DEVICES"] == given
 
 
 @pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")
@@ -316,7 +316,7 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     outcome, _ = timed(peer(f"print('tokens per iteration will be: 40,960')\n{program()}"))
     assert outcome.status == "failed"
     assert outcome.error is not None
-    said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
+    said = "nanoGPT: its steps are of 40,960 tokens, and the ladder says 64"
     assert outcome.error.splitlines()[0] == said
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.process.supervisor import CACHE
 from bench.process.worker_side import compile_cache, compile_cache_filled
@@ -25,9 +26,7 @@ from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.probe import Answer, _first_here, probe
-from bench.run.resume import ResumeError
-from bench.run.runner import MOST_ROUNDS_UNTIL, RunError, run
-from gpt2.data import DataError
+from bench.run.runner import MOST_ROUNDS_UNTIL, run
 from gpt2.device import DEVICES, Cpu
 from gpt2.toggles import UnsupportedToggle
 
@@ -378,7 +377,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     write_ladder, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write to .* choose another folder with --out"):
+    with pytest.raises(BenchError, match=r"cannot write to .* choose another folder with --out"):
         run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
 
 
@@ -390,13 +389,13 @@ def test_a_folder_that_no_compiler_can_use_is_refused_before_anything_runs(
 ) -> None:
     (tmp_path / "file").touch()
     options = Options(out=tmp_path / "out", compile_cache=tmp_path / name)
-    with pytest.raises(RunError, match=reason):
+    with pytest.raises(BenchError, match=reason):
         run(load(write_ladder("[{name: a}]")), options, Silent())
 
 
 def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
-    with pytest.raises(DataError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
+    with pytest.raises(BenchError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
         run(ladder, Options(out=tmp_path / "results"), Silent())
     assert not (tmp_path / "results").exists()
 
@@ -512,7 +511,7 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b}]"))
-    with pytest.raises(RunError, match="leave out --rungs"):
+    with pytest.raises(BenchError, match="leave out --rungs"):
         run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
 
 
@@ -595,7 +594,7 @@ def test_a_run_on_another_chip_than_the_ladder_s_says_so(write_ladder, tmp_path:
         def note(self, text: str) -> None:
             notes.append(text)
 
-    with pytest.raises(ResumeError):  # before any process starts
+    with pytest.raises(BenchError):  # before any process starts
         run(load(path), Options(out=tmp_path / "out", resume=True), Noting())
     assert [note.split(", and this is ")[0] for note in notes] == [f"{path} is written for T4"]
 

@@ -14,7 +14,7 @@ import samples
 
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
-from bench.run.peers.child_env import variables
+from bench.run.peers.child_env import peer_variables
 from gpt2 import cache, code, launch, stages, terminal
 from gpt2.cache import DataError
 from gpt2.hardware import host
@@ -92,7 +92,7 @@ def test_a_peer_may_import_what_lies_beside_it() -> None:
     ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
                           capture_output=True, check=True)  # fmt: skip
     assert ours.stdout.strip() == "True"
-    assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
+    assert all("PYTHONSAFEPATH" not in peer_variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
 
 def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(

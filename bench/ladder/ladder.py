@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bench.ladder.peers import PEERS, PeerRung
-from bench.ladder.validation import LadderError, near, near_file, validate
-from gpt2 import peaks, yaml_files
+from bench.ladder.validation import LadderError, near, near_file, validate, yaml_mapping, yaml_value
+from gpt2 import peaks
 from gpt2.toggles import Toggles, describe, resolve
 from gpt2.workload import STRICT, Workload
 
@@ -280,7 +280,7 @@ def _hashed(rung: Rung) -> list[Any]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        return yaml_files.mapping(path, "a ladder has the keys name, workload, protocol and rungs")
+        return yaml_mapping(path, "a ladder has the keys name, workload, protocol and rungs")
     except OSError as error:
         raise LadderError(f"{path}: {error.strerror or error}{near_file(path)}") from None
 
@@ -301,4 +301,4 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
         raise LadderError(
             f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
         )
-    return section, key, yaml_files.value(value, f"--set {override}")
+    return section, key, yaml_value(value, f"--set {override}")

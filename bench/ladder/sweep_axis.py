@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from bench.ladder.validation import LadderError, near, validate
+from bench.ladder.validation import LadderError, near, validate, yaml_value
 from gpt2 import yaml_files
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -55,7 +55,7 @@ def parse(text: str) -> Axis:
         raise LadderError(f"--over {text}: there is no value before or after a comma; null stands for none")
     if dots := [word for word in words if word in DOTS]:
         raise LadderError(f"--over {text}: {dots[0]} stands for all that follow, so nothing comes after it")
-    values = [yaml_files.value(word, f"--over {text}") for word in words]
+    values = [yaml_value(word, f"--over {text}") for word in words]
     for value in values:
         if section == "toggles":  # whether a workload's value fits the others, only the ladder can tell
             validate(Toggles, {key: value}, f"--over {text}", "toggle")

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Protocol
 from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -231,7 +232,7 @@ class Record(Plain):
         return self.kind, self.rung_index, self.repetition
 
 
-class RecordError(Exception):
+class RecordError(BenchError):
     """A results file that cannot be read; the message names file and line."""
 
 

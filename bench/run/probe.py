@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from bench.analysis.schedule import Schedule
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import tail
 from bench.records.machine import Environment
@@ -26,10 +27,6 @@ from gpt2.toggles import HOST, Toggles
 
 if TYPE_CHECKING:
     from gpt2.device import Device
-
-
-class ProbeError(Exception):
-    """torch does not start here; the message says why."""
 
 
 class Answer(BaseModel):
@@ -46,7 +43,7 @@ class Answer(BaseModel):
 def probe(
     device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False
 ) -> Answer:
-    """Ask in a child process; without a ladder about the machine only. Raises ProbeError.
+    """Ask in a child process; without a ladder about the machine only. Raises BenchError.
 
     ablate: whether to tell the memory of toggles alone and left out, too.
     """
@@ -60,7 +57,7 @@ def probe(
         command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     if answer.returncode:
-        raise ProbeError(
+        raise BenchError(
             f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}"
         )
     return Answer.model_validate_json(answer.stdout)

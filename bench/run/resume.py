@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Difference, Environment, differences
 from bench.records.record import (
@@ -24,10 +25,6 @@ from bench.records.record import (
     results_files,
     torn,
 )
-
-
-class ResumeError(Exception):
-    """There is nothing to go on with, or what there is does not belong to this run; the message says why."""
 
 
 def unfinished(
@@ -45,7 +42,7 @@ def unfinished(
     lacks some.
 
     chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do
-    after some records. Raises ResumeError where there is none; where only others are there, it says how the
+    after some records. Raises BenchError where there is none; where only others are there, it says how the
     newest, one of this machine before those of others, differs.
     """
     found: list[tuple[Path, list[Record]]] = []
@@ -55,7 +52,7 @@ def unfinished(
             if records and records[0].ladder == ladder.name:
                 found.append((path, records))
     if not found:
-        raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
+        raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     found.sort(
         key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True
     )
@@ -83,7 +80,7 @@ def unfinished(
         )
     if complete:
         return complete[0]
-    raise ResumeError(reasons[0])
+    raise BenchError(reasons[0])
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:

@@ -10,13 +10,14 @@ from typing import get_args, get_type_hints
 from bench.analysis.schedule import Task, ceiling_rung
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_boards
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, Protocol
 from bench.process.shutdown import stoppable
 from bench.records.record import Record, RecordError, append
 from bench.run.command import Options
 from bench.run.executor import Processes, Watcher
 from bench.run.probe import probe
-from bench.run.runner import RunError, results_file
+from bench.run.runner import results_file
 from gpt2.hardware.host import plain_folder
 from gpt2.toggles import Toggles
 from gpt2.workload import Workload
@@ -30,14 +31,14 @@ def measure(
     """Measure in a process of its own; gives the results file and its only record.
 
     ladder: whose shapes are measured; GPT-2 124M at 1,024 tokens by default. device: default, that of its
-    last rung, else cpu. Raises ProbeError, RunError or OSError.
+    last rung, else cpu. Raises BenchError or OSError.
     """
     ladder = ladder or Ladder(
         path=Path("roofline"), name="", workload=Workload(), protocol=Protocol(), rungs=()
     )
     device = device or (ladder.rungs[-1].toggles.device if ladder.rungs else "cpu")
     if device not in DEVICES:
-        raise RunError(f"--device: {device}: is not one of {', '.join(DEVICES)}; choose one of them")
+        raise BenchError(f"--device: {device}: is not one of {', '.join(DEVICES)}; choose one of them")
     ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
@@ -48,7 +49,7 @@ def measure(
             task
         )
         if record.status == "unsupported":
-            raise RunError(f"--{record.error}")
+            raise BenchError(f"--{record.error}")
         append(path, record)
         watcher.finished(record)
     return path, record

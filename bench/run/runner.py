@@ -19,6 +19,7 @@ from typing import Protocol, cast
 from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
 from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
@@ -36,10 +37,6 @@ from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from gpt2.data import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, plain_folder
 from gpt2.toggles import HOST, UnsupportedToggle
-
-
-class RunError(Exception):
-    """A run that cannot start; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,13 +103,12 @@ class Rounds(Schedule):
 def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], Plan] | None = None) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    plan: makes what says which processes, where that is not each rung in rounds. Raises LadderError,
-    DataError, ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C
-    or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
+    plan: makes what says which processes, where that is not each rung in rounds. Raises BenchError before
+    anything is written. Ctrl-C or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
     """
     rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
     if options.ablate and options.rungs:
-        raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
+        raise BenchError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = check_data(ladder, rungs, options.data)
     if options.compile_cache:
         _check_compile_cache(options.compile_cache)
@@ -265,7 +261,7 @@ def _maps_anew(ladder: Ladder, rung: Rung) -> bool:
 
 
 def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
-    """Find, tokenise and fingerprint the corpus before any process starts; its sha256. Raises DataError."""
+    """Find, tokenise and fingerprint the corpus before any process starts; its sha256. Raises BenchError."""
     workload = ladder.workload
     where = f"{ladder.path}: workload.data"
     try:
@@ -279,7 +275,7 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
             tokens = rung.toggles.tokens_per_step(workload.seq_len)
             Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise BenchError(f"{where}: {error}") from None
     return corpus.sha256
 
 
@@ -293,14 +289,14 @@ def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, 
 
 
 def results_file(ladder: Ladder, out: Path, machine: Environment, now: datetime | None = None) -> Path:
-    """A name for new results, in a folder that can be written. Raises RunError."""
+    """A name for new results, in a folder that can be written. Raises BenchError."""
     folder = out / machine.machine
     _check_writable(folder)
     return folder / f"{ladder.file_name}-{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
 
 
 def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
-    """An empty file of this run's own: one that began in the same second has another. Raises RunError."""
+    """An empty file of this run's own: one that began in the same second has another. Raises BenchError."""
     for seconds in count():
         path = results_file(ladder, out, machine, datetime.now(UTC) + timedelta(seconds=seconds))
         with contextlib.suppress(FileExistsError):
@@ -310,10 +306,10 @@ def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
 
 
 def _check_compile_cache(folder: Path) -> None:
-    """Raises RunError."""
+    """Raises BenchError."""
     if SPLITS_WORDS.search(str(folder.absolute())):
         where = f"torch.compile cannot compile in {str(folder.absolute())!r}"
-        raise RunError(f"{where}; choose a folder without blanks or quotes with --compile-cache")
+        raise BenchError(f"{where}; choose a folder without blanks or quotes with --compile-cache")
     _check_writable(folder, "--compile-cache")
 
 
@@ -323,6 +319,6 @@ def _check_writable(folder: Path, option: str = "--out") -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RunError(
+        raise BenchError(
             f"cannot write to {folder} ({error.strerror}); choose another folder with {option}"
         ) from None

@@ -38,7 +38,7 @@ class NodeExit(Exception):
 def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) -> NodeExit:
     """Take part in the run of node 0 until it ends; returns how it ended.
 
-    Raises LadderError, DataError, ProbeError or PlaceError.
+    Raises BenchError.
     """
     come_seconds, rungs = patience("come"), ladder.chosen(options.rungs)
     data_sha256 = check_data(ladder, rungs, options.data)

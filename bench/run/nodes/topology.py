@@ -13,6 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.errors import BenchError
 from gpt2.toggles import HOST, Toggles, UnsupportedToggle
 
 JOIN_SECONDS = 120
@@ -23,7 +24,7 @@ PATIENCE = {"come": 300.0, "silence": 30.0}
 """Seconds that nodes wait for one another: to come at the beginning, and until one that is silent is lost."""
 
 
-class PlaceError(Exception):
+class PlaceError(BenchError):
     """Options or SLURM's variables that make no place among the nodes; the message says why and what to do."""
 
 
