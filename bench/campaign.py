@@ -72,14 +72,14 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
     deadline = time.monotonic() + 60 * minutes
     with alone(folder), stoppable() as stop:
         end_marked(str(folder), MARK)  # what a campaign that was killed has left at work
-        outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
-        if not stop.asked:
+        outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.requested]
+        if not stop.requested:
             last = report(folder)
             ended = (
                 _skipped(last, last.missing) if last.missing else run(last, folder, 60 * last.minutes, stop)
             )
             outcomes.append(_keep(ended, folder))
-    return outcomes, stop.asked
+    return outcomes, stop.requested
 
 
 def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outcome:
@@ -122,7 +122,7 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
                     time.sleep(POLL_SECONDS)
                     if part.killed_at and _there(folder, part.killed_at):
                         status = "done"
-                    elif stop.asked:
+                    elif stop.requested:
                         status = "interrupted"
                     elif time.monotonic() - begun > limit:
                         status = "out of time"

@@ -26,7 +26,7 @@ from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
 from bench.run.peers.child_env import peer_variables, processors
-from bench.run.probe import Answer, probe
+from bench.run.probe import ProbeResult, probe
 from bench.run.runner import run
 from gpt2.hardware.host import missing_allocator
 from gpt2.toggles import Toggles
@@ -325,12 +325,12 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
 
 
 @pytest.fixture(scope="module")
-def asked() -> Answer:
+def asked() -> ProbeResult:
     return probe("cpu")
 
 
 @pytest.fixture
-def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked at once for all runs here."""
     monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)

@@ -25,19 +25,19 @@ from bench.records.record import Record, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.probe import Answer, _first_here, probe
+from bench.run.probe import ProbeResult, _first_here, probe
 from bench.run.runner import MOST_ROUNDS_UNTIL, run
 from gpt2.device import DEVICES, Cpu
 from gpt2.toggles import UnsupportedToggle
 
 
 @pytest.fixture(scope="module")
-def asked() -> Answer:
+def asked() -> ProbeResult:
     return probe("cpu")
 
 
 @pytest.fixture(autouse=True)
-def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked at once for all runs here; tests of the command line look anew each time."""
     monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)
@@ -135,7 +135,7 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
 
 
 @pytest.fixture(scope="module")
-def compiled(asked: Answer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Measurement]:
+def compiled(asked: ProbeResult, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Measurement]:
     """A compiled rung in two rounds, by round and kind."""
     place = tmp_path_factory.mktemp("compiled")
     protocol = "repeats: 2, block_seconds: 0.01, blocks: 5, max_window_seconds: 1, ceiling_seconds: 0"
@@ -497,7 +497,7 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         facts = {"kind": task.kind, "toggles": toggles, "measurement": measurement(speed)}
         return record(task.rung.name, task.rung.index, task.repetition, **facts)
 
-    monkeypatch.setattr(processes.Processes, "run", made_up)
+    monkeypatch.setattr(processes.Executor, "run", made_up)
     numbers = iter(range(100))
 
     def rounds(width: float) -> int:

@@ -43,7 +43,7 @@ Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "int
 
 
 class Outcome(Plain):
-    """What a worker tells the runner."""
+    """How a process ended: what a worker writes to its file, and what the runner adds to it."""
 
     status: Status
     error: str | None = None
@@ -54,9 +54,14 @@ class Outcome(Plain):
     """What toggles became in this process: threads, rows of the embedding, nodes where there are several."""
     warnings: list[str] = Field(default_factory=list)
     interrupted_late: bool = False
-    """See Record, as of the two fields that follow."""
+    """As in Record; so are the fields that follow."""
     not_begun: str | None = None
     other_work_cores: Amount | None = None
+    exit_code: int | None = None
+    process_seconds: Amount | None = None
+    before: State | None = None
+    during: State | None = None
+    after: State | None = None
     ceiling: Ceiling | None = None
     """From a process that measures it and nothing else."""
     peer_version: str | None = None
