@@ -218,19 +218,17 @@ def test_a_peer_that_says_that_it_cannot_run_here_is_unsupported(peer) -> None:
 def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
     outcome, _ = timed(peer("", command="env A=1 ./train_gpt2"))
     assert outcome.status == "unsupported"
-    assert outcome.error == (
-        "nanoGPT: ./train_gpt2 is no program here: see docs/peers.md on how to build it, or correct the "
-        "rung's command"
-    )
+    assert outcome.error is not None
+    assert "nanoGPT: ./train_gpt2 is no program" in outcome.error
+    assert "docs/peers.md" in outcome.error
 
 
 def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer, tmp_path: Path) -> None:
     outcome, _ = timed(peer(f"print('a model', 'of 124M', sep=chr(10))\n{SILENT}", timeout_seconds=4))
     assert outcome.status == "timeout"
-    assert outcome.error == (
-        "nanoGPT printed no progress line as docs/peers.md has them within protocol.timeout_seconds 4; "
-        "its last line: loading the data\nbefore that:\na model\nof 124M"
-    )
+    assert outcome.error is not None
+    assert "printed no progress line" in outcome.error
+    assert outcome.error.endswith("its last line: loading the data\nbefore that:\na model\nof 124M")
     assert not children_of(tmp_path / "checkout")
 
 
@@ -250,7 +248,8 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
 def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(
     peer, piece: str, ends: str
 ) -> None:
-    text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    flood = f"for _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    text = f"import sys\nprint('loading')\n{flood}"
     outcome, printed = timed(peer(text + program()))
     assert outcome.status == "ok", outcome.error
     assert printed.startswith("loading\n")

@@ -149,7 +149,7 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
     [
         (
             f"[{OTHER}]",
-            "rung 'n': the first rung is what all are held to; put one of ours, without external, first",
+            "rung 'n': the first rung cannot be external",
         ),
         (
             f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]",
@@ -194,7 +194,7 @@ def test_a_peer_whose_command_trains_another_workload_is_refused(
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     with pytest.raises(
-        LadderError, match="--rungs: 'n' is external, and the first rung is what all are held to"
+        LadderError, match="--rungs: the first rung 'n' is external and cannot be the reference"
     ):
         ladder.chosen(["n"])
     assert [rung.name for rung in ladder.chosen(["n", "a"])] == ["a", "n"]

@@ -135,7 +135,9 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
 
 
 @pytest.fixture(scope="module")
-def compiled(asked: ProbeResult, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Measurement]:
+def compiled(
+    asked: ProbeResult, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, str], Measurement]:
     """A compiled rung in two rounds, by round and kind."""
     place = tmp_path_factory.mktemp("compiled")
     protocol = "repeats: 2, block_seconds: 0.01, blocks: 5, max_window_seconds: 1, ceiling_seconds: 0"
@@ -187,7 +189,8 @@ def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(
 
 @pytest.mark.slow
 def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
-    rungs = "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
+    tf32, last = "{matmul_precision: high}", "{matmul_precision: highest}"
+    rungs = f"[{{name: good}}, {{name: tf32, set: {tf32}}}, {{name: last, set: {last}}}]"
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
     assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
     assert records[1].status == "unsupported"

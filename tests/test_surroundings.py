@@ -89,8 +89,8 @@ def test_no_file_of_the_working_directory_is_run(
 
 def test_a_peer_may_import_what_lies_beside_it() -> None:
     environ = {**os.environ, **launch.own_variables()}
-    ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
-                          capture_output=True, check=True)  # fmt: skip
+    command = [sys.executable, "-c", "import sys; print(sys.flags.safe_path)"]
+    ours = subprocess.run(command, env=environ, text=True, capture_output=True, check=True)
     assert ours.stdout.strip() == "True"
     assert all("PYTHONSAFEPATH" not in peer_variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
@@ -209,7 +209,7 @@ def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out").rglob("*.jsonl")
     (record,) = read(path)[0]
-    assert any(f"OMP_NUM_THREADS={more} is not heeded" in warning for warning in record.warnings)
+    assert any(f"OMP_NUM_THREADS={more} is ignored" in warning for warning in record.warnings)
 
 
 # --- places

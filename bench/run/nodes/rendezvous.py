@@ -125,7 +125,6 @@ def interface(address: str | None) -> str | None:
 
 
 # --- the child process
-# -----------------------------------------------------------------------------------------------
 
 
 def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, listener: int | None) -> None:

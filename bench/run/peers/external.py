@@ -223,7 +223,7 @@ def _measurement(
         peak_memory_method=usage.method,
         gpu_memory_bytes=usage.peak_memory_bytes if usage.on_gpu else None,
         reserved_memory_bytes=None,
-        run_peak_memory_bytes=usage.told_bytes or usage.run_peak_memory_bytes,
+        run_peak_memory_bytes=usage.allocator_bytes or usage.run_peak_memory_bytes,
         alloc_retries=None,
         recompiles=None,
         other_cores=usage.other_cores,
