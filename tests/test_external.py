@@ -28,8 +28,8 @@ from bench.run.command import Options
 from bench.run.peers.child_env import peer_variables, processors
 from bench.run.probe import ProbeResult, probe
 from bench.run.runner import run
+from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_allocator
-from gpt2.toggles import Toggles
 
 
 def test_a_peer_is_timed_by_the_arrival_of_its_lines(peer, tmp_path: Path) -> None:

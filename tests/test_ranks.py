@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 from longruns import command
 
-from gpt2 import ranks
-from gpt2.checkpoint import folders, read
 from gpt2.hardware.host import free_port
-from gpt2.metrics import read as read_metrics
-from gpt2.ranks import train_in_ranks
+from gpt2.pretrain import launcher
+from gpt2.pretrain.checkpoint import folders, read
+from gpt2.pretrain.launcher import launch_ranks
+from gpt2.pretrain.metrics import read as read_metrics
 
 ROOT = Path(__file__).parent.parent
 RANK = """
@@ -41,7 +41,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(lines: str, processes: int = 3) -> int:
         (tmp_path / "program_of_a_rank.py").write_text(RANK + lines)
         monkeypatch.setattr(sys, "argv", ["gpt2", "an argument"])
-        return train_in_ranks(
+        return launch_ranks(
             "program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)}
         )
 
@@ -62,7 +62,7 @@ def test_ranks_are_told_who_they_are_and_get_the_arguments(launch, tmp_path: Pat
 def test_the_exit_code_is_that_of_the_rank_that_failed_and_its_last_words_are_shown(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     begun = time.monotonic()
     assert launch("if rank == 1:\n    told('no luck'); sys.exit(5)\ntime.sleep(60)\n") == 5
     assert time.monotonic() - begun < 30  # the others were not waited for
@@ -78,7 +78,7 @@ def test_ranks_that_missed_rank_0_in_the_moment_it_refused_say_nothing(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sleep = time.sleep
-    monkeypatch.setattr(ranks.time, "sleep", lambda _: sleep(2.0))  # all of them have ended when it looks
+    monkeypatch.setattr(launcher.time, "sleep", lambda _: sleep(2.0))  # all of them have ended when it looks
     lines = "told('a wrong corpus' if rank == 0 else 'rank 0 is gone')\nsys.exit(2 if rank == 0 else 6)\n"
     assert launch(lines) == 2
     assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
@@ -87,7 +87,7 @@ def test_ranks_that_missed_rank_0_in_the_moment_it_refused_say_nothing(
 def test_a_rank_that_the_system_killed_is_told_of(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     assert launch("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n") == 6
     assert "rank 2 was ended by SIGKILL, as the system does where memory is short" in capfd.readouterr().err
 
@@ -105,7 +105,7 @@ def test_a_killed_rank_is_named_though_rank_0_says_what_became_of_it(
 def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "ENDING_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.3)
     begun = time.monotonic()
     assert launch("sys.exit(130) if rank == 1 else time.sleep(60)\n") == 130
     assert time.monotonic() - begun < 30
@@ -116,7 +116,7 @@ def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     import psutil
 
     (tmp_path / "program_of_a_rank.py").write_text(
-        f"{RANK}from gpt2.ranks import end_with_launcher\nend_with_launcher()\n"
+        f"{RANK}from gpt2.pretrain.launcher import end_with_launcher\nend_with_launcher()\n"
         "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(60)\n"
     )
     launcher = launched(tmp_path)
@@ -147,7 +147,7 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
 def launched(place: Path) -> subprocess.Popen[bytes]:
     """A process that has started three ranks of the program in `place`, once they are ready."""
     program = (
-        "import signal, sys; from gpt2.ranks import train_in_ranks; signal.signal(signal.SIGHUP, "
+        "import signal, sys; from gpt2.pretrain.launcher import train_in_ranks; signal.signal(signal.SIGHUP, "
         "signal.SIG_DFL); sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
     )
     paths = os.pathsep.join((str(place), str(ROOT)))
@@ -291,3 +291,11 @@ def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
     assert all(
         "of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done
     ), done
+
+
+def test_torchrun_would_lose_the_exit_code_by_which_a_refusal_is_told_from_a_failure(tmp_path: Path) -> None:
+    """The reason for a launcher of our own: with torchrun every end but 0 is 1."""
+    program = tmp_path / "rank.py"
+    program.write_text("import os, sys; sys.exit(2)\n")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    assert subprocess.run([sys.executable, *torchrun], capture_output=True, timeout=300).returncode == 1

@@ -174,7 +174,7 @@ def plan(
     Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
     from bench.cli.dry_run import table
-    from gpt2.peaks import named
+    from gpt2.hardware.peaks import named
 
     loaded, _ = load_with_options(ladder, set_, repeats, until, ablate)
     chosen = loaded.chosen(names(rungs))

@@ -62,7 +62,7 @@ def turns(
     from bench.run.runner import check_data, results_file
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
-    from gpt2.hardware.host import plain_folder
+    from gpt2.hardware.host import temp_folder
 
     time = datetime.now(UTC).isoformat(timespec="seconds")
     loaded = load(ladder, set_ or [])
@@ -84,7 +84,7 @@ def turns(
     path = path.with_name(f"turns-{path.stem}.json")
     keep = partial(write, path, options, parts, environment, time, data_sha256)
     interrupted, write_error, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch:
+    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch:
         try:
             for number, part in enumerate(parts, start=1):
                 if not first:

@@ -10,7 +10,7 @@ import psutil
 from bench.format import GIB
 from bench.host import telemetry as machine
 from bench.records.machine import GpuState, State
-from gpt2.hardware.host import missing_allocator, missing_compiler, other_folder, usable_cores
+from gpt2.hardware.host import missing_allocator, missing_compiler, replacement_temp_folder, usable_cores
 
 OTHER_CORES = 0.25
 """Cores kept busy by other processes above which they do harm.
@@ -59,7 +59,7 @@ def governor(root: Path) -> Finding:
 
 def installed() -> list[Finding]:
     """Check for software without which some rungs on a CPU are `unsupported`; for information."""
-    moved = other_folder()
+    moved = replacement_temp_folder()
     where = f"has blanks or quotes; compiled code goes to {moved}"
     return [Finding(name="TMPDIR", value=where)] * bool(moved) + [
         Finding(name=name, value="missing" if missing else "present", advice=missing or "")
@@ -112,7 +112,7 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
 
 
 def unheeded(omp_num_threads: str | None, threads: int) -> list[Finding]:
-    """Warn of an OMP_NUM_THREADS, from gpt2.stages.unheeded_threads(), that a rank does not use."""
+    """Warn of an OMP_NUM_THREADS, from gpt2.training.stages.unheeded_threads(), that a rank does not use."""
     if omp_num_threads is None:
         return []
     value = f"OMP_NUM_THREADS={omp_num_threads} is ignored, each rank has {threads}"

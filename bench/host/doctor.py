@@ -24,10 +24,10 @@ from bench.host import telemetry as machine
 from bench.host.checks import Finding
 from bench.host.telemetry import SYSTEM
 from bench.records.machine import State
-from gpt2 import stages
-from gpt2.code import git_state
+from gpt2.config.toggles import HOST, Toggles
 from gpt2.hardware import host
-from gpt2.toggles import HOST, Toggles
+from gpt2.provenance import git_state
+from gpt2.training import stages
 
 NOISE = 0.05
 """Largest spread of blocks of 20 ms; averaged over a second it is below 1 %."""
@@ -54,7 +54,7 @@ def warnings(
 ) -> list[str]:
     """Return what may have spoilt one process's measurement, a line each, with what to do about it.
 
-    threads: of each rank. unheeded: from gpt2.stages.unheeded_threads(). stolen_cores: from cpu_times()
+    threads: of each rank. unheeded: from gpt2.training.stages.unheeded_threads(). stolen_cores: from cpu_times()
     before and after the process. memory_bytes: needed by all ranks together, not on a GPU. Other processes
     are a field of the record instead: see other_work_cores().
     """
@@ -129,7 +129,7 @@ def diagnose(
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
-        _disk("disk for compiler caches", host.plain_folder() or Path(tempfile.gettempdir())),
+        _disk("disk for compiler caches", host.temp_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
 

@@ -16,9 +16,9 @@ from typing import Any, ClassVar, Literal
 
 from bench.ladder.peers import PEERS, PeerRung
 from bench.ladder.validation import LadderError, near, near_file, validate, yaml_mapping, yaml_value
-from gpt2 import peaks
-from gpt2.toggles import Toggles, describe, resolve
-from gpt2.workload import STRICT, Workload
+from gpt2.config.toggles import Toggles, describe, resolve
+from gpt2.config.workload import STRICT, Workload
+from gpt2.hardware import peaks
 
 LEAST_BLOCKS = 5
 """Fewest blocks of a window; fewer would not show how evenly the machine ran."""
@@ -223,7 +223,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """Do as gpt2.toggles.resolve, and raise ValueError if a given grad_accum_steps contradicts it."""
+    """Do as gpt2.config.toggles.resolve, and raise ValueError if a given grad_accum_steps contradicts it."""
     resolved = resolve(workload, toggles)
     if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
         raise ValueError(

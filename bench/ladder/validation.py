@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from bench.errors import BenchError
-from gpt2 import validation, yaml_files
-from gpt2.validation import ConfigError, near
+from gpt2.config import validation, yaml_files
+from gpt2.config.validation import ConfigError, near
 
 __all__ = ["LadderError", "near", "near_file", "validate", "yaml_mapping", "yaml_value"]
 

@@ -18,9 +18,9 @@ from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.probe import probe
 from bench.run.runner import results_file
-from gpt2.hardware.host import plain_folder
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
+from gpt2.hardware.host import temp_folder
 
 DEVICES: tuple[str, ...] = get_args(get_type_hints(Toggles)["device"])
 
@@ -43,7 +43,7 @@ def measure(
     probed = probe(device)
     path = results_file(ladder, out, probed.environment)
     task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
         record = Executor(ladder, Options(out=out), Path(scratch), path.stem, probed, watcher, stop=stop).run(
             task

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from bench.errors import BenchError
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 JOIN_SECONDS = 120
 """Limit for the torchrun of another node to join, which may import torch from a slow disk."""

@@ -15,10 +15,10 @@ from pathlib import Path
 
 from bench.errors import BenchError
 from bench.ladder.peers import PEERS, Peer, PeerRung, program_place
-from gpt2.code import git
+from gpt2.config.constraints import check
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import missing_allocator
-from gpt2.support import check
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.provenance import git
 
 SHA_DIGITS = 7
 """Digits of a hash in a version; those of an abbreviated commit."""

@@ -37,10 +37,10 @@ from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
 from bench.run.peers.child_env import peer_variables, processors
 from bench.run.peers.log_timing import LogTiming
 from bench.run.peers.trainer_log import LogError, LogRelay, TrainerLog
-from gpt2.launch import without_own_path
-from gpt2.stages import threads
-from gpt2.toggles import HOST
-from gpt2.workload import FLOPS_FORMULA
+from gpt2.config.toggles import HOST
+from gpt2.config.workload import FLOPS_FORMULA
+from gpt2.training.reexec import without_own_path
+from gpt2.training.stages import threads
 
 CLAIM_TOLERANCE = 0.05
 """Relative difference between a peer's own step times and ours above which a warning says so."""

@@ -15,7 +15,7 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.sweep_axis import DOUBLED, Axis
 from bench.records.record import Record
 from bench.run.sweep.candidate import candidate, grid, settings
-from gpt2.toggles import HOST, Toggles, resolve
+from gpt2.config.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
 """With --best, candidates below this share of the fastest are dropped after round 1."""

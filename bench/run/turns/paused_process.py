@@ -21,7 +21,7 @@ from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
 from bench.run.peers.child_env import peer_variables, processors
 from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
-from gpt2.launch import own_variables, python
+from gpt2.training.reexec import own_variables, python
 
 STOP_SECONDS = 10.0
 """Limit for stopping a process, which may wait for a disk, or for the host of a virtual machine."""

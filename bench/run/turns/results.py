@@ -15,7 +15,7 @@ from bench.run.command import anonymous
 from bench.run.turns.interleave import CONTROL, Group, TurnOptions
 from bench.run.turns.paused_process import tokens_per_step
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, geometric_mean, noise_floor, verdict
-from gpt2.strict_json import dumps
+from gpt2.files.strict_json import dumps
 
 
 @dataclass(frozen=True, kw_only=True)
