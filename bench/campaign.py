@@ -21,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -31,7 +30,7 @@ from bench.process.shutdown import Stop, stoppable
 from bench.process.supervisor import end_marked
 from bench.records.record import RecordError, read
 from gpt2.files.lock import Locked, exclusive
-from gpt2.terminal import stderr_console, use_streams
+from gpt2.terminal import LiveLine, stderr_console, use_streams
 
 MARK = "BENCH_CAMPAIGN"
 """Environment variable that marks all processes of a campaign, whoever started them."""
@@ -212,12 +211,9 @@ def _shown(part: Part, log: Path, begun: float, limit: float) -> Iterator[None]:
         took = f"{duration(time.monotonic() - begun)} of {duration(limit)}"
         return Text(f"{part.name} ({took}): {_last_line(log)}", overflow="ellipsis", no_wrap=True)
 
-    console = stderr_console()
-    if not console.is_terminal:
-        _tell(f"{part.name} ... at most {duration(limit)}, log in {log}")
-        yield
-        return
-    with Live(console=console, refresh_per_second=2, transient=True, get_renderable=line):
+    with LiveLine(line) as live:
+        if not live.is_drawn:
+            _tell(f"{part.name} ... at most {duration(limit)}, log in {log}")
         yield
 
 

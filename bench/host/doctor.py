@@ -54,9 +54,9 @@ def warnings(
 ) -> list[str]:
     """Return what may have spoilt one process's measurement, a line each, with what to do about it.
 
-    threads: of each rank. unheeded: from gpt2.training.stages.unheeded_threads(). stolen_cores: from cpu_times()
-    before and after the process. memory_bytes: needed by all ranks together, not on a GPU. Other processes
-    are a field of the record instead: see other_work_cores().
+    threads: of each rank. unheeded: from unheeded_threads(). stolen_cores: from cpu_times() before and after
+    the process. memory_bytes: needed by all ranks together, not on a GPU. Other processes are a field of the
+    record instead: see other_work_cores().
     """
     on_cpu = device == HOST
     findings = [checks.governor(root), checks.battery(), *checks.variables()]

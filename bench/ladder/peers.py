@@ -76,18 +76,22 @@ class Peer:
 
     def tokens_of(self, text: str) -> int | None:
         """Return the tokens per step that a line of its log gives; else None."""
-        match = re.search(self.tokens, text) if self.tokens else None
-        return int(match.group(1).replace(",", "")) if match else None
+        tokens = _first_group(self.tokens, text)
+        return int(tokens.replace(",", "")) if tokens else None
 
     def version_of(self, text: str) -> str | None:
         """Return the version that a line of its log gives; else None."""
-        match = re.search(self.version, text) if self.version else None
-        return match.group(1) if match else None
+        return _first_group(self.version, text)
 
     def memory_of(self, text: str) -> int | None:
         """Return the peak bytes of its allocator that a line of its log gives; else None."""
-        match = re.search(self.memory, text) if self.memory else None
-        return int(match.group(1)) if match else None
+        peak = _first_group(self.memory, text)
+        return int(peak) if peak else None
+
+
+def _first_group(pattern: str | None, text: str) -> str | None:
+    match = re.search(pattern, text) if pattern else None
+    return match.group(1) if match else None
 
 
 NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"

@@ -11,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -83,6 +84,19 @@ def write(out: Path, outcome: Outcome) -> None:
 def cause(error: Exception) -> str:
     """Return an error's class and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
+
+
+def failure(error: Exception, *, out_of_memory: bool) -> Outcome:
+    """Print an unexpected error's traceback, and return its outcome."""
+    traceback.print_exception(error)
+    return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Print the error of an outcome; return 0 if it is ok, else 1."""
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
 
 
 class Progress:

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ import torch.nn.functional as F
 
 from bench.analysis.matmul_shapes import attention_flops, linear_layers
 from bench.host.standstill import Instant, pulse_beside, standstills
-from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
+from bench.process.worker_side import Progress, cause, exit_code, failure, give_way, leave_with_runner, write
 from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
 from gpt2.config.toggles import Toggles, UnsupportedToggle
@@ -348,9 +346,7 @@ def main() -> int:
     leave_with_runner()
     outcome = _outcome(toggles, arguments)
     write(arguments.out, outcome)
-    if outcome.error:
-        print(outcome.error, file=sys.stderr)
-    return 0 if outcome.status == "ok" else 1
+    return exit_code(outcome)
 
 
 def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
@@ -374,6 +370,4 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
     except UnsupportedToggle as error:
         return Outcome(status="unsupported", error=str(error))
     except Exception as error:
-        traceback.print_exc()
-        out_of_memory = device is not None and device.is_out_of_memory(error)
-        return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+        return failure(error, out_of_memory=device is not None and device.is_out_of_memory(error))

@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -43,9 +42,7 @@ class Collections:
         gc.callbacks.append(self._called)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         gc.callbacks.remove(self._called)
 
     def _called(self, phase: str, info: dict[str, int]) -> None:
@@ -71,28 +68,28 @@ class Window:
 
     first_step_seconds: float
     warmup_steps: int
-    block_steps: int | None
-    blocks: list[Instant]
-    set_aside: list[Instant]
-    """Blocks of a first window in which a rank stood still; empty if the first window counts."""
-    step_seconds: list[float]
-    """Duration of each step of the blocks, by the device's own clock; empty if it has none."""
     history: list[Step]
     """Every step so far, from the first; more_losses() adds to it."""
-    memory: PeakMemory
-    gpu_memory_bytes: int | None
+    block_steps: int | None = None
+    blocks: list[Instant] = field(default_factory=list)
+    set_aside: list[Instant] = field(default_factory=list)
+    """Blocks of a first window in which a rank stood still; empty if the first window counts."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Duration of each step of the blocks, by the device's own clock; empty if it has none."""
+    memory: PeakMemory = field(default_factory=lambda: PeakMemory(bytes=None, method="not measured"))
+    gpu_memory_bytes: int | None = None
     """Memory of the whole GPU that the process had taken at the end of the window; None if unknown."""
-    recompiles: int
-    gc_collections: int
-    gc_seconds: float
-    energy_joules: float | None
-    cpu: CpuUse | None
+    recompiles: int = 0
+    gc_collections: int = 0
+    gc_seconds: float = 0.0
+    energy_joules: float | None = None
+    cpu: CpuUse | None = None
     """CPU time within the window; None if nothing was timed."""
-    programs_per_step: float | None
-    host_reads: int | None
-    chips: tuple[list[ChipUse], list[ChipUse]] | None
+    programs_per_step: float | None = None
+    host_reads: int | None = None
+    chips: tuple[list[ChipUse], list[ChipUse]] | None = None
     """Use of the chips just before and just after the window; None if unknown."""
-    data_wait_seconds: float
+    data_wait_seconds: float = 0.0
 
     @property
     def block_seconds(self) -> list[float]:
@@ -217,26 +214,7 @@ def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
     first_step_seconds = time.perf_counter() - start
     history.extend(islice(steps, count - 1))
     device.synchronize()
-    return Window(
-        first_step_seconds=first_step_seconds,
-        warmup_steps=count,
-        block_steps=None,
-        blocks=[],
-        set_aside=[],
-        step_seconds=[],
-        history=history,
-        memory=PeakMemory(bytes=None, method="not measured"),
-        gpu_memory_bytes=None,
-        recompiles=0,
-        gc_collections=0,
-        gc_seconds=0.0,
-        energy_joules=None,
-        cpu=None,
-        programs_per_step=None,
-        host_reads=None,
-        chips=None,
-        data_wait_seconds=0.0,
-    )
+    return Window(first_step_seconds=first_step_seconds, warmup_steps=count, history=history)
 
 
 def more_losses(

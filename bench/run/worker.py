@@ -28,6 +28,8 @@ from bench.process.worker_side import (
     cause,
     compile_cache,
     compile_cache_filled,
+    exit_code,
+    failure,
     give_way,
     leave_with_runner,
     write,
@@ -69,9 +71,7 @@ def main() -> int:
     give_way()
     leave_with_runner()
     outcome = _run(ladder, rung, arguments)
-    if outcome.error:
-        print(outcome.error, file=sys.stderr)
-    return 0 if outcome.status == "ok" else 1
+    return exit_code(outcome)
 
 
 def _arguments() -> argparse.Namespace:
@@ -114,9 +114,7 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
     except DataError as error:
         outcome = Outcome(status="failed", error=str(error))
     except Exception as error:
-        traceback.print_exc()
-        out_of_memory = device is not None and device.is_out_of_memory(error)
-        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+        outcome = failure(error, out_of_memory=device is not None and device.is_out_of_memory(error))
     if not arguments.out.exists():  # the first failure causes the others
         write(arguments.out, outcome)
     return outcome

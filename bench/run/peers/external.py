@@ -27,6 +27,7 @@ from bench.process.worker_side import (
     age,
     compile_cache,
     compile_cache_filled,
+    exit_code,
     give_way,
     leave_with_runner,
     write,
@@ -77,9 +78,7 @@ def main() -> int:
         signal.signal(number, lambda signum, frame: sys.exit(1))  # ends the peer, too
     outcome = _run(ladder, rung, rung.external, arguments.out)
     write(arguments.out, outcome)
-    if outcome.error:
-        print(outcome.error, file=sys.stderr)
-    return 0 if outcome.status == "ok" else 1
+    return exit_code(outcome)
 
 
 def _run(ladder: Ladder, rung: Rung, external: PeerRung, out: Path) -> Outcome:
