@@ -15,7 +15,7 @@ from bench.ladder.ladder import load
 from bench.records.machine import Ceiling
 from bench.records.record import read
 from bench.run import ceiling
-from bench.run.ceiling import measure_ceiling, sustained
+from bench.run.ceiling import Timing, measure_ceiling, sustained
 from bench.run.command import MOST_TOKENS, ceiling_command
 from bench.run.roofline import measure
 from gpt2.config.toggles import Toggles
@@ -55,7 +55,9 @@ class FakeDevice(Device):
 
 
 def timed(device: FakeDevice, call_seconds: Iterator[float], seconds: float = 1.0) -> float:
-    return sustained(lambda: device.queue.append(next(call_seconds)), device, seconds, lambda: device.now)
+    return sustained(
+        lambda: device.queue.append(next(call_seconds)), Timing(device, seconds, lambda: device.now)
+    )
 
 
 def always(seconds: float) -> Iterator[float]:
@@ -193,7 +195,7 @@ def test_attentions_result_is_held_until_a_lazy_device_has_run_it(monkeypatch: p
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(ceiling, "sustained", run)
-    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Cpu(), 1.0, Steady())
+    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Timing(Cpu(), 1.0, Steady()))
     assert held[0]
 
 
@@ -285,7 +287,7 @@ def test_float32_is_measured_exactly_and_tf32_not(monkeypatch: pytest.MonkeyPatc
     x = torch.ones(2, 2)
     with ceiling._precision_restored(Cpu()):
         for number_format in ("float32", "tf32", "bfloat16"):
-            ceiling._rate(x, x, number_format, Cpu(), 1.0, Steady())
+            ceiling._rate(x, x, number_format, Timing(Cpu(), 1.0, Steady()))
     assert seen == ["highest", "high", "highest"]
 
 

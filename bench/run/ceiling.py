@@ -10,7 +10,7 @@ import argparse
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,15 @@ COPY_BYTES = 2**30
 """Size of the copied tensor, at most a sixteenth of memory; larger than caches."""
 
 Tell = Callable[[str, int, float | None], None]
-Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Device, duration and clock of each measurement."""
+
+    device: Device
+    seconds: float
+    clock: Callable[[], float] = time.perf_counter
 
 
 def measure_ceiling(
@@ -66,7 +74,7 @@ def measure_ceiling(
     threads: int | None = None,
     copy_bytes: int | None = None,
     progress: Tell = lambda phase, steps, tps: None,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Ceiling:
     """Measure sustained rates of GPT-2's matmuls and attention, of large squares and of memory.
 
@@ -78,8 +86,9 @@ def measure_ceiling(
     TFLOP/s at 0.3 s, up to 16384 on a GPU.
     """
     start = time.perf_counter()
+    timing = Timing(device, seconds, clock)
     with _precision_restored(device):
-        rates, absent = _probe(device, seconds, clock)
+        rates, absent = _probe(timing)
         trained_in = _training_format(rates)
         matmuls: list[Matmul] = []
         for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
@@ -92,14 +101,14 @@ def measure_ceiling(
                     continue
                 for role in _roles(name, gradients=number_format == trained_in):
                     progress("ceiling", len(matmuls), None)
-                    matmuls.append(_matmul(name, role, x, w, number_format, device, seconds, clock))
+                    matmuls.append(_matmul(name, role, x, w, number_format, timing))
         longest = rates[trained_in] * LONGEST_SECONDS * seconds
-        attention = _attention(tokens, config, trained_in, longest, device, seconds, clock)
+        attention = _attention(tokens, config, trained_in, longest, timing)
     for number_format in rates.keys() - {product.number_format for product in matmuls}:
         absent[number_format] = "each matmul would take too long here"
     progress("ceiling", len(matmuls), None)
     size = copy_bytes or min(COPY_BYTES, (device.memory_bytes() or 16 * 2**30) // 16)
-    copy, update = _memory_rates(size, device, seconds, clock)
+    copy, update = _memory_rates(size, timing)
     if isinstance(attention, str):
         absent["attention"] = attention
     return Ceiling(
@@ -114,11 +123,12 @@ def measure_ceiling(
     )
 
 
-def sustained(work: Callable[[], object], device: Device, seconds: float, clock: Clock) -> float:
-    """Return the seconds per call of `work`, over blocks of `seconds` in all, synchronised at block ends.
+def sustained(work: Callable[[], object], timing: Timing) -> float:
+    """Return the seconds per call of `work`, timed in blocks that are synchronised at their ends.
 
-    Before that it runs untimed for `seconds`, so that clocks and caches are those of steady work.
+    Before that it runs untimed for as long, so that clocks and caches are those of steady work.
     """
+    device, seconds, clock = timing.device, timing.seconds, timing.clock
 
     def block(calls: int) -> Instant:
         start = Instant.now(pulse, clock)
@@ -166,13 +176,11 @@ def _matmul(
     x: torch.Tensor,
     w: torch.Tensor,
     number_format: str,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Matmul:
     """Measure a linear layer's matmul. x: (tokens, k), its input; w: (n, k), its weight."""
     a, b = _factors(role, x.to(_dtype(number_format)), w.to(_dtype(number_format)))
-    rate = _rate(a, b, number_format, device, seconds, clock)
+    rate = _rate(a, b, number_format, timing)
     m, k, n = *a.shape, b.shape[1]
     return Matmul(name=name, role=role, number_format=number_format, m=m, k=k, n=n, flops_per_second=rate)
 
@@ -189,15 +197,13 @@ def _dtype(number_format: str) -> torch.dtype:
     return torch.float32 if number_format == "tf32" else getattr(torch, number_format)
 
 
-def _rate(
-    a: torch.Tensor, b: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock
-) -> float:
+def _rate(a: torch.Tensor, b: torch.Tensor, number_format: str, timing: Timing) -> float:
     """Return the FLOP/s of a (m, k) by b (k, n) in a number format."""
-    device.set_matmul_precision("high" if number_format == "tf32" else "highest")
+    timing.device.set_matmul_precision("high" if number_format == "tf32" else "highest")
     a, b = a.to(_dtype(number_format)), b.to(_dtype(number_format))
     # Reused by each matmul, because new memory costs page faults.
     out = torch.empty(len(a), b.size(1), dtype=a.dtype, device=a.device)
-    return 2 * len(a) * b.numel() / sustained(lambda: torch.mm(a, b, out=out), device, seconds, clock)
+    return 2 * len(a) * b.numel() / sustained(lambda: torch.mm(a, b, out=out), timing)
 
 
 def _attention(
@@ -205,9 +211,7 @@ def _attention(
     config: GPT2Config,
     number_format: str,
     longest_flops: float,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Attention | str:
     """Measure one layer's causal attention with torch's default kernel; return the reason if it fails."""
     T = min(LONGEST_SEQUENCE, tokens, config.n_ctx)
@@ -216,7 +220,7 @@ def _attention(
     if flops > longest_flops:
         return "it would take too long here"
     try:
-        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, device, seconds, clock)
+        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, timing)
     except RuntimeError as error:  # such as out of memory; the matmuls' rates are kept
         return cause(error)
 
@@ -228,11 +232,10 @@ def _timed_attention(
     head_dim: int,
     flops: int,
     number_format: str,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Attention:
     """Time attention on q, k, v that are views of one tensor, as in the model."""
+    device = timing.device
     device.set_matmul_precision("highest")
     qkv = torch.randn(B, T, 3, n_head, head_dim, dtype=_dtype(number_format), device=device.torch_device)
     q, k, v = (each.transpose(1, 2).detach().requires_grad_() for each in qkv.unbind(2))
@@ -247,8 +250,8 @@ def _timed_attention(
     def training() -> None:
         held[:] = torch.autograd.grad(forward(), (q, k, v), gradient)
 
-    forward_seconds = sustained(forward, device, seconds, clock)
-    training_seconds = sustained(training, device, seconds, clock)
+    forward_seconds = sustained(forward, timing)
+    training_seconds = sustained(training, timing)
     return Attention(
         number_format=number_format,
         B=B,
@@ -272,11 +275,12 @@ def _precision_restored(device: Device) -> Iterator[None]:
         device.set_matmul_precision(before)
 
 
-def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, float], dict[str, str]]:
+def _probe(timing: Timing) -> tuple[dict[str, float], dict[str, str]]:
     """Return rough FLOP/s of each number format to measure, float32 first, and reasons against the others.
 
     bfloat16 is measured even where it is slow, to show that.
     """
+    device = timing.device
     x = torch.randn(PROBE, PROBE, device=device.torch_device)
     rates: dict[str, float] = {}
     absent: dict[str, str] = {}
@@ -290,7 +294,7 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
         except UnsupportedToggle as error:
             absent[number_format] = str(error)
             continue
-        rate = _rate(x, x, number_format, device, seconds / 10, clock)
+        rate = _rate(x, x, number_format, replace(timing, seconds=timing.seconds / 10))
         if number_format == "float16" and rate * HOPELESS < rates["float32"]:
             absent[number_format] = f"more than {HOPELESS:g} times slower than float32 here"
         else:
@@ -307,8 +311,9 @@ def _shapes(
     return layers + [("square", size, size, size) for size in quick[-2:] or SQUARES[:1]]
 
 
-def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tuple[float, float]:
+def _memory_rates(size: int, timing: Timing) -> tuple[float, float]:
     """Return bytes per second, read plus written, of copying `size` bytes and of updating them in place."""
+    device = timing.device
     # Written with differing values: the pages of torch.zeros would be one physical page.
     piece = torch.randn(2**16, device=device.torch_device)
     source = piece.repeat(max(1, size // piece.nbytes))
@@ -317,8 +322,8 @@ def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tu
         copying, updating = (lambda: torch.add(source, 1.0, out=target)), (lambda: target.add_(1.0))
     else:
         copying, updating = (lambda: target.copy_(source)), (lambda: target.mul_(1.0))
-    copy = sustained(copying, device, seconds, clock)
-    update = sustained(updating, device, seconds, clock)
+    copy = sustained(copying, timing)
+    update = sustained(updating, timing)
     return 2 * source.nbytes / copy, 2 * source.nbytes / update
 
 
