@@ -18,12 +18,12 @@ class Progress(LiveLine):
     """A bench.run.executor.Watcher that prints; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        super().__init__(self._line, console)  # redrawn rarely, because the machine is being measured
         self._title = ""
         self._state = ""
         self._start = 0.0
         self._left: float | None = None
         self._warned: set[str] = set()
+        super().__init__(self._line, console)
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"

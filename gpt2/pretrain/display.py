@@ -23,11 +23,11 @@ class Display(LiveLine):
     """A metrics sink that prints events to the terminal; use it as a context manager."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
-        super().__init__(lambda: self._line, console)
         self.steps = steps
         self._line = Text("starting")
         self._printed = 0.0
         self._recent: list[float] = []
+        super().__init__(lambda: self._line, console)
 
     def write(self, event: Event) -> None:
         if event.kind == "step":
