@@ -6,12 +6,14 @@ import io
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.text import Text
 
 WIDTHS = range(20, 10_000)
 """Accepted values of COLUMNS, the width of a terminal."""
@@ -43,6 +45,33 @@ def stderr_console() -> Console:
             self.quiet = True
 
     return Lasting(stderr=True, highlight=False)
+
+
+class LiveLine:
+    """A line on stderr that is redrawn on a terminal and not shown elsewhere; a context manager."""
+
+    def __init__(self, render: Callable[[], Text], console: Console | None = None) -> None:
+        from rich.live import Live
+
+        self._console = console or stderr_console()
+        self._live = Live(console=self._console, refresh_per_second=2, transient=True, get_renderable=render)
+
+    def __enter__(self) -> Self:
+        if self.is_drawn:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether stderr is a terminal."""
+        return self._console.is_terminal
+
+    def print(self, line: Text) -> None:
+        """Print a line that stays, above the live one."""
+        self._console.print(line, soft_wrap=True)
 
 
 def finite(value: float | None) -> float | None:

@@ -23,15 +23,17 @@ MAY_IMPORT = {
         line.partition(":")
         for line in """
 bench.cli: bench gpt2
-bench.run: bench.process bench.host bench.analysis bench.records bench.ladder bench.format bench.stats gpt2
+bench.run: bench.errors bench.process bench.host bench.analysis bench.records bench.ladder bench.format \
+  bench.stats gpt2
 bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
   gpt2.pretrain.metrics gpt2.evals.hellaswag
 bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
 bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
-bench.records: bench.ladder gpt2.config gpt2.hardware gpt2.files
-bench.ladder: gpt2.config gpt2.hardware
+bench.records: bench.errors bench.ladder gpt2.config gpt2.hardware gpt2.files
+bench.errors:
+bench.ladder: bench.errors gpt2.config gpt2.hardware
 bench.campaign: bench.campaign_parts bench.process bench.records bench.format gpt2.files gpt2.terminal
 bench.campaign_parts: gpt2.hardware
 bench.format: bench.stats gpt2.format

@@ -275,9 +275,9 @@ def test_a_machine_without_nvidia_driver_has_no_gpus(nvml: Any) -> None:
     ("changes", "complaint", "advice"),
     [
         ({"other_processes": 2}, "other processes that compute on it: 2", "CUDA_VISIBLE_DEVICES"),
-        ({"throttle_reasons": ["power cap"]}, "held down: power cap", "same power limit"),
-        ({"throttle_reasons": ["thermal (hardware)"]}, "held down: thermal (hardware)", "cool it"),
-        ({"throttle_reasons": ["application clocks"]}, "held down: application clocks", "nvidia-smi -rgc"),
+        ({"throttle_reasons": ["power cap"]}, "reduced: power cap", "same power limit"),
+        ({"throttle_reasons": ["thermal (hardware)"]}, "reduced: thermal (hardware)", "cool it"),
+        ({"throttle_reasons": ["application clocks"]}, "reduced: application clocks", "nvidia-smi -rgc"),
         ({"temperature_celsius": 84}, "84 C", "cool it"),
         ({"power_limit_watts": 500}, "power limit 500 W, by default 700 W", "-pl 700"),
         ({"sm_clock_mhz": 1000}, "1000 of 1980 MHz under load", "nvidia-smi -i 0 -rgc"),
@@ -378,7 +378,7 @@ def test_a_cpu_whose_products_are_slower_in_bfloat16_is_advised_the_ladder_in_fl
     files(root, {"proc/cpuinfo": flags})
     found = checks.bfloat16(speed, root)
     suits = "" if advised else "; ladders/cpu.yaml suits it"
-    assert (found.value, found.ok) == (f"products {value}{suits}", None)
+    assert (found.value, found.ok) == (f"matmuls {value}{suits}", None)
     assert ("ladders/cpu-float32.yaml" in found.advice) == advised
 
 
@@ -531,10 +531,8 @@ def test_costly_page_faults_come_with_their_remedies(root: Path) -> None:
     finding = doctor._judge_faults(1.3e-6, 0.5e-6)
     assert finding.ok is False
     assert finding.value == "1.30 us per 4 KiB: 65 ms for each new 206 MB tensor, 25 ms in huge pages"
-    assert (
-        "set toggles.allocator to jemalloc or tcmalloc, which keep what they have, or to thp"
-        in finding.advice
-    )
+    assert "toggles.allocator to jemalloc or tcmalloc" in finding.advice
+    assert "or to thp" in finding.advice
     assert doctor._judge_faults(0.3e-6, 0.1e-6).ok
 
 
@@ -587,7 +585,7 @@ def test_room_is_looked_for_where_a_folder_will_be_made(root: Path, monkeypatch:
     finding = doctor._disk("disk", root / "not" / "yet")
     assert asked == [root]
     assert finding.ok is False
-    assert "make room" in finding.advice
+    assert "free some space" in finding.advice
 
 
 @pytest.mark.parametrize(

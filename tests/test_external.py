@@ -25,8 +25,8 @@ from bench.process.pty_process import Program, Usage
 from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.peers.child_env import processors, variables
-from bench.run.probe import Answer, probe
+from bench.run.peers.child_env import peer_variables, processors
+from bench.run.probe import ProbeResult, probe
 from bench.run.runner import run
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_allocator
@@ -125,7 +125,7 @@ def test_jax_takes_memory_as_it_needs_it_and_compiles_into_the_rung_s_own_folder
 
 @pytest.mark.parametrize("name", ["nanogpt", "llmc", "transformers", "own"])
 def test_other_peers_are_given_no_variable_of_jax_s(name: str) -> None:
-    given = variables(Toggles(device="cuda"), PEERS[name], "/scratch/inductor")
+    given = peer_variables(Toggles(device="cuda"), PEERS[name], "/scratch/inductor")
     assert not [variable for variable in given if variable.startswith(("JAX", "XLA"))]
 
 
@@ -218,19 +218,17 @@ def test_a_peer_that_says_that_it_cannot_run_here_is_unsupported(peer) -> None:
 def test_a_program_that_is_not_there_is_unsupported(peer) -> None:
     outcome, _ = timed(peer("", command="env A=1 ./train_gpt2"))
     assert outcome.status == "unsupported"
-    assert outcome.error == (
-        "nanoGPT: ./train_gpt2 is no program here: see docs/peers.md on how to build it, or correct the "
-        "rung's command"
-    )
+    assert outcome.error is not None
+    assert "nanoGPT: ./train_gpt2 is no program" in outcome.error
+    assert "docs/peers.md" in outcome.error
 
 
 def test_a_peer_that_prints_no_progress_shows_what_it_printed_and_is_ended(peer, tmp_path: Path) -> None:
     outcome, _ = timed(peer(f"print('a model', 'of 124M', sep=chr(10))\n{SILENT}", timeout_seconds=4))
     assert outcome.status == "timeout"
-    assert outcome.error == (
-        "nanoGPT printed no progress line as docs/peers.md has them within protocol.timeout_seconds 4; "
-        "its last line: loading the data\nbefore that:\na model\nof 124M"
-    )
+    assert outcome.error is not None
+    assert "printed no progress line" in outcome.error
+    assert outcome.error.endswith("its last line: loading the data\nbefore that:\na model\nof 124M")
     assert not children_of(tmp_path / "checkout")
 
 
@@ -250,7 +248,8 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
 def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(
     peer, piece: str, ends: str
 ) -> None:
-    text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    flood = f"for _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    text = f"import sys\nprint('loading')\n{flood}"
     outcome, printed = timed(peer(text + program()))
     assert outcome.status == "ok", outcome.error
     assert printed.startswith("loading\n")
@@ -293,7 +292,7 @@ def test_a_peer_sees_one_gpu_the_first_of_the_user_s(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if visible is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert variables(Toggles(device="cuda"), PEERS["own"], None)["CUDA_VISIBLE_DEVICES"] == given
+    assert peer_variables(Toggles(device="cuda"), PEERS["own"], None)["CUDA_VISIBLE_DEVICES"] == given
 
 
 @pytest.mark.skipif(missing_allocator("jemalloc") is not None, reason="jemalloc is not here")
@@ -316,7 +315,7 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     outcome, _ = timed(peer(f"print('tokens per iteration will be: 40,960')\n{program()}"))
     assert outcome.status == "failed"
     assert outcome.error is not None
-    said = "nanoGPT: its steps are of 40,960 tokens, by its log, and the ladder says 64"
+    said = "nanoGPT: its steps are of 40,960 tokens, and the ladder says 64"
     assert outcome.error.splitlines()[0] == said
 
 
@@ -325,12 +324,12 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
 
 
 @pytest.fixture(scope="module")
-def asked() -> Answer:
+def asked() -> ProbeResult:
     return probe("cpu")
 
 
 @pytest.fixture
-def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked at once for all runs here."""
     monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)

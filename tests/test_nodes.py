@@ -25,13 +25,13 @@ from bench.process.shutdown import Stop
 from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.executor import Processes
+from bench.run.executor import Executor
 from bench.run.nodes import coordinator, rendezvous
 from bench.run.nodes.agent import Agent, NodeExit
-from bench.run.nodes.coordinator import JointTask, Team, described, verdict
+from bench.run.nodes.coordinator import DistributedTask, Team, described, verdict
 from bench.run.nodes.rendezvous import Rendezvous
 from bench.run.nodes.topology import Place, PlaceError
-from bench.run.probe import Answer
+from bench.run.probe import ProbeResult
 from gpt2.hardware.host import free_port
 
 
@@ -92,8 +92,8 @@ class Run:
         return store
 
     def agent(self, store: Memory, stop: Stop) -> Agent:
-        asked = Answer(environment=MACHINE, memory_bytes={})
-        processes = Processes(self.ladder, Options(), self.scratch, "", asked, Silent())
+        asked = ProbeResult(environment=MACHINE, memory_bytes={})
+        processes = Executor(self.ladder, Options(), self.scratch, "", asked, Silent())
         return Agent(self.ladder, at(1), store, processes, Silent(), stop)
 
     def exit_of_node_1(self, meanwhile: Callable[[Memory, Stop], object]) -> tuple[int, str]:
@@ -251,8 +251,8 @@ def test_a_node_that_node_0_counts_as_lost_ends(run: Run) -> None:
 
 def test_an_interruption_on_one_node_is_one_of_the_run(run: Run) -> None:
     def meanwhile(_: Memory, stop: Stop) -> None:
-        stop.asked = True
-        wait_for(lambda: run.team.asked)
+        stop.requested = True
+        wait_for(lambda: run.team.requested)
 
     assert run.exit_of_node_1(meanwhile)[0] == 130
     assert run.team.interrupted_by == 1
@@ -330,13 +330,13 @@ def test_what_another_node_noticed_is_among_the_warnings() -> None:
 
 
 @pytest.fixture
-def joint(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[JointTask, Memory]:
+def joint(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[DistributedTask, Memory]:
     """A task begun with node 1, and node 1's side of the store."""
     monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.3)
     monkeypatch.setattr(coordinator, "ANSWER_SECONDS", 0.3)
     node = run.come()
     run.team.gather(2)
-    return JointTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
+    return DistributedTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
 
 
 def answer(node: Memory, task: int, **outcome: Any) -> None:
@@ -344,23 +344,27 @@ def answer(node: Memory, task: int, **outcome: Any) -> None:
     node.look()
 
 
-def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
+    joint: tuple[DistributedTask, Memory],
+) -> None:
     one, node = joint
     node.look()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
     assert node.heard[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
-def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(joint: tuple[JointTask, Memory]) -> None:
+def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
+    joint: tuple[DistributedTask, Memory],
+) -> None:
     one, node = joint
-    assert not one.asked
+    assert not one.requested
     answer(node, 1, status="failed", error="killed by SIGKILL")
-    assert not one.asked
-    wait_for(lambda: one.asked)
+    assert not one.requested
+    wait_for(lambda: one.requested)
     assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
 
 
-def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     answer(node, 1, status="splendid")
     assert one.conclude(PEER).error == (
@@ -369,15 +373,15 @@ def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[JointTas
     )
 
 
-def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[JointTask, Memory]) -> None:
+def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     answer(node, 0, status="failed", error="old")
-    assert not one.asked
+    assert not one.requested
     answer(node, 1, status="ok")
     assert one.conclude(OK) == OK
 
 
-def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     node.says["over"] = "its bench run ended"
     node.look()
@@ -388,7 +392,7 @@ def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memo
 
 
 def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
-    joint: tuple[JointTask, Memory],
+    joint: tuple[DistributedTask, Memory],
 ) -> None:
     one, node = joint
     found = one.conclude(OK)
@@ -508,7 +512,7 @@ def test_a_port_in_use_is_one_clear_error() -> None:
 
 
 def test_an_address_of_another_machine_is_one_clear_error() -> None:
-    with pytest.raises(PlaceError, match="is no address of this machine, and --node-rank 0 is to be there"):
+    with pytest.raises(PlaceError, match="is no address of this machine"):
         Rendezvous(Place(nodes=2, node=0, host="192.0.2.7", port=29400))
 
 
@@ -530,7 +534,7 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
 ) -> None:
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}, {name: one, set: {world_size: 1}}]"))
     monkeypatch.setattr(
-        runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={})
+        runner, "probe", lambda *arguments, **options: ProbeResult(environment=MACHINE, memory_bytes={})
     )
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))

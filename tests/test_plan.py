@@ -101,9 +101,7 @@ def test_the_last_rung_splits_its_step_as_published(name: str, batch: int, accum
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip_and_says_what_is_missing() -> (
-    None
-):
+def test_a_plan_for_a_missing_device_compares_memory_with_the_ladder_s_chip() -> None:
     text = planned(read("t4x2"))
     assert "On T4" in text
     assert "2 GPUs" in text

@@ -15,6 +15,7 @@ import pytest
 
 from bench.analysis.schedule import Task
 from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.process.supervisor import CACHE
 from bench.process.worker_side import compile_cache, compile_cache_filled
@@ -24,21 +25,19 @@ from bench.records.record import Record, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.probe import Answer, _first_here, probe
-from bench.run.resume import ResumeError
-from bench.run.runner import MOST_ROUNDS_UNTIL, RunError, run
+from bench.run.probe import ProbeResult, _first_here, probe
+from bench.run.runner import MOST_ROUNDS_UNTIL, run
 from gpt2.config.toggles import UnsupportedToggle
-from gpt2.data.batches import DataError
 from gpt2.device import DEVICES, Cpu
 
 
 @pytest.fixture(scope="module")
-def asked() -> Answer:
+def asked() -> ProbeResult:
     return probe("cpu")
 
 
 @pytest.fixture(autouse=True)
-def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine is looked at once for all runs here; tests of the command line look anew each time."""
     monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
     monkeypatch.setattr(runner, "costly_page_faults", tuple)
@@ -136,7 +135,9 @@ def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp
 
 
 @pytest.fixture(scope="module")
-def compiled(asked: Answer, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, str], Measurement]:
+def compiled(
+    asked: ProbeResult, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, str], Measurement]:
     """A compiled rung in two rounds, by round and kind."""
     place = tmp_path_factory.mktemp("compiled")
     protocol = "repeats: 2, block_seconds: 0.01, blocks: 5, max_window_seconds: 1, ceiling_seconds: 0"
@@ -188,7 +189,8 @@ def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(
 
 @pytest.mark.slow
 def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
-    rungs = "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
+    tf32, last = "{matmul_precision: high}", "{matmul_precision: highest}"
+    rungs = f"[{{name: good}}, {{name: tf32, set: {tf32}}}, {{name: last, set: {last}}}]"
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
     assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
     assert records[1].status == "unsupported"
@@ -349,7 +351,8 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
         "import os, runpy, signal, sys, gpt2.training.train\n"
         "def batches(batches, toggles, *, rank=0):\n"
         "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), "
-        "signal.SIGKILL)\ngenuine, gpt2.training.train.micro_batches = gpt2.training.train.micro_batches, batches\n"
+        "signal.SIGKILL)\nfrom gpt2.training import train\n"
+        "genuine, train.micro_batches = train.micro_batches, batches\n"
         "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
     )
     genuine = processes.worker_command
@@ -378,7 +381,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
     write_ladder, tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match=r"cannot write to .* choose another folder with --out"):
+    with pytest.raises(BenchError, match=r"cannot write to .* choose another folder with --out"):
         run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
 
 
@@ -390,13 +393,13 @@ def test_a_folder_that_no_compiler_can_use_is_refused_before_anything_runs(
 ) -> None:
     (tmp_path / "file").touch()
     options = Options(out=tmp_path / "out", compile_cache=tmp_path / name)
-    with pytest.raises(RunError, match=reason):
+    with pytest.raises(BenchError, match=reason):
         run(load(write_ladder("[{name: a}]")), options, Silent())
 
 
 def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
-    with pytest.raises(DataError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
+    with pytest.raises(BenchError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
         run(ladder, Options(out=tmp_path / "results"), Silent())
     assert not (tmp_path / "results").exists()
 
@@ -498,7 +501,7 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         facts = {"kind": task.kind, "toggles": toggles, "measurement": measurement(speed)}
         return record(task.rung.name, task.rung.index, task.repetition, **facts)
 
-    monkeypatch.setattr(processes.Processes, "run", made_up)
+    monkeypatch.setattr(processes.Executor, "run", made_up)
     numbers = iter(range(100))
 
     def rounds(width: float) -> int:
@@ -512,7 +515,7 @@ def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b}]"))
-    with pytest.raises(RunError, match="leave out --rungs"):
+    with pytest.raises(BenchError, match="leave out --rungs"):
         run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
 
 
@@ -595,7 +598,7 @@ def test_a_run_on_another_chip_than_the_ladder_s_says_so(write_ladder, tmp_path:
         def note(self, text: str) -> None:
             notes.append(text)
 
-    with pytest.raises(ResumeError):  # before any process starts
+    with pytest.raises(BenchError):  # before any process starts
         run(load(path), Options(out=tmp_path / "out", resume=True), Noting())
     assert [note.split(", and this is ")[0] for note in notes] == [f"{path} is written for T4"]
 

@@ -22,7 +22,15 @@ import typer
 
 import bench.cli.turns
 from bench.ladder.ladder import LadderError, Rung, load
-from bench.run.turns.interleave import CONTROL, Asked, Group, Pair, groups, open_with_what_runs, seconds_left
+from bench.run.turns.interleave import (
+    CONTROL,
+    Group,
+    Pair,
+    TurnOptions,
+    groups,
+    open_with_last_that_ran,
+    seconds_left,
+)
 
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
@@ -126,7 +134,7 @@ def test_ratios_are_of_tokens_within_rounds_to_the_rung_before_and_the_last_besi
 def test_the_time_that_is_left_counts_the_starts_of_the_groups_to_come(
     rungs: list[Rung], start: int, number: int, to_come: int, seconds: float, write_ladder
 ) -> None:
-    asked = Asked(
+    asked = TurnOptions(
         ladder=load(write_ladder(RUNGS)), rungs=rungs, first=False, starts=3, rounds=2, steps=1, at_once=3
     )
     assert seconds_left(asked, start, number, to_come, warm_up=10, each=5) == seconds
@@ -135,7 +143,9 @@ def test_the_time_that_is_left_counts_the_starts_of_the_groups_to_come(
 def test_a_first_round_that_is_cut_short_is_kept_as_far_as_it_went(
     write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def cut(asked: Asked, group: Group, scratch: Path, tell: object, keep: object, to_come: int) -> None:
+    def cut(
+        asked: TurnOptions, group: Group, scratch: Path, tell: object, keep: object, to_come: int
+    ) -> None:
         group.pairs.append(Pair(rung="b", over="a", starts=[[(0.2, 0.1)]]))
         raise KeyboardInterrupt
 
@@ -221,7 +231,7 @@ def test_a_group_opens_with_the_last_rung_before_it_that_ran(
     for name, how in absent.items():
         getattr(before, how)[name] = "why"
     before.rungs, part.rungs = rungs[:2], rungs[1:3]
-    open_with_what_runs(part, [before])
+    open_with_last_that_ran(part, [before])
     assert [rung.name for rung in part.rungs] == [{1: "a"}.get(len(absent), "b"), "c"]
 
 
@@ -241,7 +251,7 @@ def test_a_reference_that_is_not_here_ends_its_group(write_ladder, tmp_path: Pat
     ladder = write_ladder("[{name: a, set: {device: mps}}, {name: b, set: {adamw: fused}}]")
     code, _, said = turns(ladder, tmp_path / "out", "--first", "--rounds", "3")
     assert code == 6
-    assert "a, which the others are held to, took no turn" in said
+    assert "a, the reference of the others, took no turn" in said
 
 
 @pytest.mark.slow

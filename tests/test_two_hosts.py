@@ -31,7 +31,8 @@ STORE = ("bench.run.nodes.rendezvous", "10.77.0.1")
 LADDER = """
 name: story
 workload: {model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64}
-protocol: {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
+protocol:
+  {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
 rungs:
   - {name: worker killed, set: {world_size: 2, threads: 1}}
   - {name: whole, set: {attention: sdpa}}

@@ -1,61 +1,45 @@
-"""Tell a person, on stderr, how a run gets on: a live line on a terminal, plain lines elsewhere."""
+"""Show the progress of a run on stderr: a live line on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
 from bench.format import NUMBER, duration, number, plain
 from bench.records.record import Record
-from gpt2.terminal import stderr_console
+from gpt2.terminal import LiveLine
 
 
-class Progress:
-    """A bench.run.runner.Watcher that prints; use it as a context manager."""
+class Progress(LiveLine):
+    """A bench.run.executor.Watcher that prints; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or stderr_console()
         self._title = ""
         self._state = ""
         self._start = 0.0
         self._left: float | None = None
         self._warned: set[str] = set()
-        # Redrawn twice a second at most: the machine is busy being measured.
-        self._live = Live(
-            console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line
-        )
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(self._line, console)
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
-        if not self._console.is_terminal:
+        if not self.is_drawn:
             left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
-            self._print(f"{self._title} ...{left}")
+            self.print(Text(f"{self._title} ...{left}"))
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self.print(Text(text))
 
     def waiting(self, what: str) -> None:
-        """Of a node that has nothing to do until another says so."""
+        """Show what a node waits for."""
         self._title, self._state, self._start, self._left = what, "", time.monotonic(), None
-        if not self._console.is_terminal:
-            self._print(what)
+        if not self.is_drawn:
+            self.print(Text(what))
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:
         speed = f", {number(tps)} tokens/s in the last block" if tps is not None else ""
@@ -68,29 +52,27 @@ class Progress:
             result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
         elif measured and record.status == "ok":
             tps = measured.tokens_per_second
-            took = measured.first_step_seconds
-            begun = f"first line after {number(measured.startup_seconds)} s"
-            first = f"first step {number(took)} s" if took is not None else begun
+            if measured.first_step_seconds is not None:
+                first = f"first step {number(measured.first_step_seconds)} s"
+            else:
+                first = f"first line after {number(measured.startup_seconds)} s"
             result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
         else:
             reason = (record.error or "").strip().splitlines()
             result = f"{record.status}: {plain(reason[0])}" if reason else record.status
-        self._print(f"{self._title}: {result}")
-        told = disturbances(record)  # each time, for these come and go
+        self.print(Text(f"{self._title}: {result}"))
+        warnings = disturbances(record)  # always shown, because they come and go
         for warning in record.warnings:
-            kind = NUMBER.sub("#", warning)  # once of a kind; the report counts them and gives the range
+            kind = NUMBER.sub("#", warning)  # each kind once; the report counts them
             if kind not in self._warned:
                 self._warned.add(kind)
-                told.append(warning)
-        for warning in told:
-            self._print(f"  warning: {plain(warning)}")
-
-    def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+                warnings.append(warning)
+        for warning in warnings:
+            self.print(Text(f"  warning: {plain(warning)}"))
 
     def _line(self) -> Text:
         if not self._title:
-            return Text("looking at the machine and the data")
+            return Text("checking the machine and the data")
         elapsed = time.monotonic() - self._start
         left = f", about {duration(max(0.0, self._left - elapsed))} left" if self._left is not None else ""
         state = f": {self._state}" if self._state else ""

@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Protocol
 from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -40,7 +41,7 @@ Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "int
 
 
 class Outcome(Plain):
-    """What a worker reports to the runner."""
+    """How a process ended: what a worker writes to its file, and what the runner adds to it."""
 
     status: Status
     error: str | None = None
@@ -51,9 +52,14 @@ class Outcome(Plain):
     """Values of toggles that the process chose: threads, rows of the embedding, nodes."""
     warnings: list[str] = Field(default_factory=list)
     interrupted_late: bool = False
-    """See Record, also for the next two fields."""
+    """As in Record; so are the fields that follow."""
     not_begun: str | None = None
     other_work_cores: Amount | None = None
+    exit_code: int | None = None
+    process_seconds: Amount | None = None
+    before: State | None = None
+    during: State | None = None
+    after: State | None = None
     ceiling: Ceiling | None = None
     """Result of a process that measures the ceiling and nothing else."""
     peer_version: str | None = None
@@ -230,7 +236,7 @@ class Record(Plain):
         return self.kind, self.rung_index, self.repetition
 
 
-class RecordError(Exception):
+class RecordError(BenchError):
     """A results file that cannot be read; the message names file and line."""
 
 

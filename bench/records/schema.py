@@ -98,10 +98,10 @@ def toggles_page() -> str:
 
 TOGGLES_INTRODUCTION = """# Toggles
 
-What a rung of a [ladder](ladder-format.md) may switch. `python -m bench.records.schema` writes this page from
-`gpt2/config/toggles.py`. Initial weights and the batch of each step depend on the seed alone, and a rung whose losses
-leave the baseline's by more than its number format explains is marked `loss differs`. A value that changes the maths
-makes a rung another training: it is marked `changed`, and never called the fastest.
+What a rung of a [ladder](ladder-format.md) may switch. `python -m bench.records.schema` writes this page
+from `gpt2/config/toggles.py`. Initial weights and the batch of each step depend on the seed alone, and a rung
+whose losses leave the baseline's by more than its number format explains is marked `loss differs`. A value
+that changes the maths makes a rung another training: it is marked `changed`, and never called the fastest.
 """
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -29,6 +29,13 @@ class Report:
     """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
+
+    def of(self, boards: Sequence[Scoreboard]) -> Report:
+        """The same report with some of its runs only; tables over several runs stay as they are."""
+        kept = [
+            (board, tables) for board, tables in zip(self.boards, self.runs, strict=True) if board in boards
+        ]
+        return replace(self, boards=[board for board, _ in kept], runs=[tables for _, tables in kept])
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""

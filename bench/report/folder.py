@@ -65,7 +65,7 @@ def climbs(board: Scoreboard) -> bool:
 
 
 def _index(report: Report, shown: Sequence[Scoreboard]) -> str:
-    pictures = dict(zip(map(id, report.boards), stems(report.boards), strict=True))
+    pictures = dict(zip(map(id, shown), stems(shown), strict=True))
     lines = ["# Results", "", "The fastest run of each machine that trains GPT-2 124M or another model.", ""]
     lines += ["| machine | model | fastest rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]

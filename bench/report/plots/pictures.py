@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 
 from bench.analysis.scoreboard import Scoreboard
+from bench.report.folder import stems
 from bench.report.plots.boards import hardware, summary
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.machine import block_times
@@ -72,15 +72,6 @@ def _of_all(boards: Sequence[Scoreboard]) -> Iterator[tuple[str, Figure]]:
             yield name, figure
 
 
-def _stems(boards: Sequence[Scoreboard]) -> list[str]:
-    """First parts of files' names: machine and ladder; for a second run of these also its start."""
-    stems: list[str] = []
-    for board in boards:
-        stem = f"{board.environment.machine}-{board.file_name}"
-        stems.append(f"{stem}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if stem in stems else stem)
-    return stems
-
-
 def draw(boards: Sequence[Scoreboard], out: Path) -> list[Path]:
     """Draw all pictures of these runs into out/plots; returns the files. Raises OSError."""
     folder = out / "plots"
@@ -89,7 +80,7 @@ def draw(boards: Sequence[Scoreboard], out: Path) -> list[Path]:
     for paper in THEMES:
         suffix = "" if paper == "light" else f"-{paper}"
         with theme(paper):
-            for board, stem in zip(boards, _stems(boards), strict=True):
+            for board, stem in zip(boards, stems(boards), strict=True):
                 for name, figure in _of_a_run(board, tuple(OF_A_RUN)):
                     files += save(figure, folder / f"{stem}-{name}{suffix}")
             for name, figure in _of_all(boards):
