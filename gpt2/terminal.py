@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.text import Text
 
 WIDTHS = range(20, 10_000)
@@ -48,13 +48,13 @@ def stderr_console() -> Console:
 
 
 class LiveLine:
-    """A line on stderr that is redrawn on a terminal and not shown elsewhere; a context manager."""
+    """What is redrawn on stderr on a terminal, and not shown elsewhere; a context manager."""
 
-    def __init__(self, render: Callable[[], Text], console: Console | None = None) -> None:
+    def __init__(self, render: Callable[[], RenderableType], console: Console | None = None) -> None:
         from rich.live import Live
 
-        self._console = console or stderr_console()
-        self._live = Live(console=self._console, refresh_per_second=2, transient=True, get_renderable=render)
+        self.console = console or stderr_console()
+        self._live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=render)
 
     def __enter__(self) -> Self:
         if self.is_drawn:
@@ -67,11 +67,11 @@ class LiveLine:
     @property
     def is_drawn(self) -> bool:
         """Whether stderr is a terminal."""
-        return self._console.is_terminal
+        return self.console.is_terminal
 
     def print(self, line: Text) -> None:
         """Print a line that stays, above the live one."""
-        self._console.print(line, soft_wrap=True)
+        self.console.print(line, soft_wrap=True)
 
 
 def finite(value: float | None) -> float | None:

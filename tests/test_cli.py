@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rich.console import Console
-from samples import record
+from samples import measurement, record
 from typer.testing import CliRunner
 
 from bench.cli.main import app
@@ -325,6 +325,27 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     assert process.wait(timeout=30) == 0
     assert b"round 1/1  a: starting" in seen
     assert b"tokens/s, first step" in seen
+
+
+def test_the_block_on_a_terminal_grows_by_a_row_for_each_rung_with_its_gain_so_far() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=100, height=30)) as progress:
+        for repetition in (1, 2):
+            progress.finished(record(repetition=repetition))
+            progress.finished(record("SDPA", 1, repetition, measurement=measurement(2000.0)))
+        progress.finished(record("too large", 2, status="out_of_memory", error="no room"))
+    last = out.getvalue().split("baseline")[-1]
+    assert "2,000 tokens/s  2.00x" in last
+    assert "out_of_memory: no room" in last
+    assert out.getvalue().count("round") == 0  # no line for each process stays above it
+
+
+def test_without_a_terminal_each_process_is_a_line() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        progress.finished(record())
+        progress.finished(record(repetition=2))
+    assert len(out.getvalue().splitlines()) == 2
 
 
 def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None:

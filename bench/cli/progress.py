@@ -1,17 +1,21 @@
-"""Show the progress of a run on stderr: a live line on a terminal, plain lines elsewhere."""
+"""Show the progress of a run on stderr: a growing block on a terminal, elsewhere a line for each process."""
 
 from __future__ import annotations
 
 import time
+from statistics import geometric_mean
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.text import Text
 
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
-from bench.format import NUMBER, duration, number, plain
-from bench.records.record import Record
+from bench.format import NUMBER, duration, number, plain, times
+from bench.records.record import RUNGS, Record
+from bench.report.screen import bar
 from gpt2.terminal import LiveLine
+
+NAME_COLUMNS, BAR_COLUMNS = 28, 20
 
 
 class Progress(LiveLine):
@@ -21,16 +25,16 @@ class Progress(LiveLine):
         self._title = ""
         self._state = ""
         self._start = 0.0
+        self._begun = time.monotonic()
         self._left: float | None = None
         self._warned: set[str] = set()
-        super().__init__(self._line, console)
+        self._rungs: dict[str, list[Record]] = {}
+        """Records of each rung so far, in the ladder's order; for the block on a terminal."""
+        super().__init__(self._block, console)
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
-        if not self.is_drawn:
-            left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
-            self.print(Text(f"{self._title} ...{left}"))
 
     def note(self, text: str) -> None:
         self.print(Text(text))
@@ -46,21 +50,12 @@ class Progress(LiveLine):
         self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
-        measured = record.measurement
-        if record.ceiling:
-            best = record.ceiling.best
-            result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
-        elif measured and record.status == "ok":
-            tps = measured.tokens_per_second
-            if measured.first_step_seconds is not None:
-                first = f"first step {number(measured.first_step_seconds)} s"
-            else:
-                first = f"first line after {number(measured.startup_seconds)} s"
-            result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
-        else:
-            reason = (record.error or "").strip().splitlines()
-            result = f"{record.status}: {plain(reason[0])}" if reason else record.status
-        self.print(Text(f"{self._title}: {result}"))
+        if record.kind in RUNGS:
+            self._rungs.setdefault(record.rung, []).append(record)
+        if not self.is_drawn or (record.kind not in RUNGS and record.status != "ok"):
+            left = self._seconds_left()
+            after = f"; about {duration(left)} left" if left is not None else ""
+            self.print(Text(f"{self._title}: {_result(record)}{after}"))
         warnings = disturbances(record)  # always shown, because they come and go
         for warning in record.warnings:
             kind = NUMBER.sub("#", warning)  # each kind once; the report counts them
@@ -70,10 +65,59 @@ class Progress(LiveLine):
         for warning in warnings:
             self.print(Text(f"  warning: {plain(warning)}"))
 
+    def _seconds_left(self) -> float | None:
+        return None if self._left is None else max(0.0, self._left - (time.monotonic() - self._start))
+
+    def _block(self) -> Group:
+        """The rungs measured so far, and what runs now."""
+        room = max(3, self.console.height - 4)
+        rows = [(name, *_so_far(records)) for name, records in self._rungs.items()]
+        lines, before = [], None
+        for name, speed, words in rows:
+            gain = f"  {times(speed / before)}" if speed and before else ""
+            told = f"{number(speed):>10} tokens/s{gain}" if speed else f"  {words}"
+            lines.append(
+                Text(f"{name[:NAME_COLUMNS]:<{NAME_COLUMNS}}{told}", overflow="ellipsis", no_wrap=True)
+            )
+            before = speed or before
+        return Group(*lines[-room:], self._line())
+
     def _line(self) -> Text:
         if not self._title:
             return Text("checking the machine and the data")
-        elapsed = time.monotonic() - self._start
-        left = f", about {duration(max(0.0, self._left - elapsed))} left" if self._left is not None else ""
+        now = time.monotonic()
+        left = self._seconds_left()
         state = f": {self._state}" if self._state else ""
-        return Text(f"{self._title}{state} ({duration(elapsed)}{left})", overflow="ellipsis", no_wrap=True)
+        text = f"{self._title}{state} ({duration(now - self._start)}"
+        if left is not None:
+            passed = now - self._begun
+            text += f", about {duration(left)} left)  {bar(passed / (passed + left + 1e-9), BAR_COLUMNS)}"
+        else:
+            text += ")"
+        return Text(text, overflow="ellipsis", no_wrap=True)
+
+
+def _result(record: Record) -> str:
+    measured = record.measurement
+    if record.ceiling:
+        best = record.ceiling.best
+        return f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
+    if measured and record.status == "ok":
+        tps = measured.tokens_per_second
+        if measured.first_step_seconds is not None:
+            first = f"first step {number(measured.first_step_seconds)} s"
+        else:
+            first = f"first line after {number(measured.startup_seconds)} s"
+        return f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
+    reason = (record.error or "").strip().splitlines()
+    return f"{record.status}: {plain(reason[0])}" if reason else record.status
+
+
+def _so_far(records: list[Record]) -> tuple[float | None, str]:
+    """Mean tokens per second over the rounds so far, or why there are none."""
+    speeds = [
+        tps
+        for r in records
+        if r.status == "ok" and r.measurement and (tps := r.measurement.tokens_per_second)
+    ]
+    return (geometric_mean(speeds), "") if speeds else (None, _result(records[-1]))

@@ -218,7 +218,7 @@ def _fields(board: Scoreboard) -> list[_Field]:
         _Field("rung", [plain(row.rung) for row in rows], None, left=True),
         _Field("tokens/s", cells(lambda row: f"{aligned[row.index]:<{full}}" if row.tps else ""), None),
         _Field(
-            "", cells(lambda row: _bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
+            "", cells(lambda row: bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
         ),
         _Field(
             "over before",
@@ -392,8 +392,9 @@ def _cut(text: str, room: int) -> str:
     return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
 
 
-def _bar(share: float) -> str:
-    whole, part = divmod(round(8 * BAR_COLUMNS * share), 8)
+def bar(share: float, columns: int = BAR_COLUMNS) -> str:
+    """A bar of whole and partial blocks; a share of 1 is as long as `columns`."""
+    whole, part = divmod(round(8 * columns * share), 8)
     return "█" * whole + (EIGHTHS[part] if part else "")
 
 
