@@ -152,7 +152,7 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
             nodes["cut"] = come_back(leader, hosts, place)
             nodes["cut"].training("cable cut")
             hosts.cut()
-            leader.wait_to_say("alone ...")
+            leader.wait_to_say("cable cut: ")
             hosts.mend()
             nodes["interrupted"] = come_back(leader, hosts, place)
             nodes["interrupted"].training("interrupted")
