@@ -52,8 +52,6 @@ class Arrivals:
         elif self._settling:
             self._settle(self._settling, line)
         elif self._is_warm(line):
-            interval = line.step - before.step
-            self.block_steps = self._block_steps(line.at - before.at, interval, interval)
             self._settling = line
 
     def _is_warm(self, line: Line) -> bool:
@@ -63,16 +61,18 @@ class Arrivals:
 
     def _block_steps(self, seconds: float, steps: int, interval: int) -> int:
         """As many as take about a block's seconds, in whole intervals between two lines."""
-        lines = self._protocol.block_seconds * steps / max(seconds, 1e-6) / interval
+        lines = self._protocol.block_seconds * steps / seconds / interval
         return interval * max(1, round(lines))
 
     def _settle(self, start: Line, line: Line) -> None:
-        """One block more, untimed: clocks settle, and one step alone is a poor measure of many."""
-        assert self.block_steps
-        steps = line.step - start.step
-        if steps >= self.block_steps:
+        """One block more, untimed: clocks settle, and one step alone is a poor measure of many.
+
+        It lasts as long as a block, and not as many steps as one would seem to have: of two lines that came
+        together, because this process was busy or had to wait, the second seems to have taken no time.
+        """
+        if line.at - start.at >= self._protocol.block_seconds:
             interval = line.step - self.lines[-2].step
-            self.block_steps = self._block_steps(line.at - start.at, steps, interval)
+            self.block_steps = self._block_steps(line.at - start.at, line.step - start.step, interval)
             self._begin(line)
 
     def _begin(self, line: Line) -> None:
