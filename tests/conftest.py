@@ -9,11 +9,16 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from bench.run.probe import Answer
+
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data"
+
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -24,6 +29,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # a port where nothing listens: refused at once
     return cache
+
+
+@pytest.fixture(scope="session")
+def asked() -> Answer:
+    """What a run asks of this machine before it begins, by a process that imports torch: once for all."""
+    from bench.run.probe import probe
+
+    return probe("cpu")
+
+
+@pytest.fixture
+def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process do not look at the machine; those of the command line do each time."""
+    from bench.run import runner
+
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
+    monkeypatch.setattr(runner, "costly_page_faults", tuple)
 
 
 @pytest.fixture(scope="session")

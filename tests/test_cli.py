@@ -9,7 +9,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -18,6 +17,7 @@ import pytest
 from rich.console import Console
 from samples import record
 from typer.testing import CliRunner
+from waiting import PATIENCE, held, holding
 
 from bench.cli.main import app
 from bench.cli.progress import Progress
@@ -26,7 +26,7 @@ from bench.records.record import append, read
 ROOT = Path(__file__).parent.parent
 
 
-def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", *map(str, arguments)]
     wide = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
@@ -161,22 +161,20 @@ def test_a_rung_that_fails_makes_exit_code_6_unless_allowed(
 
 
 def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path: Path) -> None:
-    ladder = write_ladder("[{name: a}, {name: b}]", repeats=50)
+    ladder = write_ladder("[{name: a}, {name: b}]")
     command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not any(
-        f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")
-    ):
-        time.sleep(0.2)
-    time.sleep(1.0)  # into the next process: what has ended by then stands
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    environ = {**os.environ, **holding(tmp_path, "b")}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environ
+    )
+    with held(process, "b"):
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
     assert "tokens/s" in error
     assert " a " in out
     (file,) = (tmp_path / "out").rglob("*.jsonl")
-    assert read(file)[0][-1].status == "interrupted"
+    assert [(record.rung, record.status) for record in read(file)[0]] == [("a", "ok"), ("b", "interrupted")]
 
 
 def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
@@ -316,13 +314,13 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT, env=environ)
     os.close(theirs)
     seen = b""
-    while select.select([ours], [], [], 100)[0]:
+    while select.select([ours], [], [], PATIENCE)[0]:
         try:
             chunk = os.read(ours, 4096)
         except OSError:  # the other end is closed
             break
         seen += chunk
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert b"round 1/1  a: starting" in seen
     assert b"tokens/s, first step" in seen
 

@@ -26,11 +26,9 @@ from bench.ladder.peers import PEERS
 from bench.process import pty_process as foreign
 from bench.process.pty_process import Program, Usage
 from bench.records.record import Outcome, Record, read
-from bench.run import runner
 from bench.run.command import Options
 from bench.run.peers import external
 from bench.run.peers.child_env import processors, variables
-from bench.run.probe import Answer, probe
 from bench.run.runner import run
 from gpt2.hardware.host import missing_allocator
 from gpt2.toggles import Toggles
@@ -381,18 +379,6 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
 
 # --- in a run
 # -----------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def asked() -> Answer:
-    return probe("cpu")
-
-
-@pytest.fixture
-def quick_start(asked: Answer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is looked at once for all runs here."""
-    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
-    monkeypatch.setattr(runner, "costly_page_faults", tuple)
 
 
 def ran(ladder: Path, out: Path) -> list[Record]:
