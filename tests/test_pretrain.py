@@ -17,11 +17,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from longruns import ROOT, TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
+from typer.testing import CliRunner
 from waiting import until
 
 from gpt2 import longrun, parallel, pretrain
 from gpt2.cache import DataError
 from gpt2.checkpoint import CheckpointError, folders, read
+from gpt2.cli import app
 from gpt2.feed import Data, Source, open_data
 from gpt2.guard import TrainingStopped
 from gpt2.metrics import Event, Files, Kind, TensorBoard
@@ -614,12 +616,13 @@ def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> Non
     ],
 )
 def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, tmp_path: Path
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = command("train", *arguments, "--out", tmp_path / "run")
-    _, err = process.communicate()
-    assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
-    assert said in err
+    for name, value in environment(load("tiny").toggles).items():
+        monkeypatch.setenv(name, value)  # else it would begin anew, in place of this process
+    done = CliRunner().invoke(app, ["train", *arguments, "--out", str(tmp_path / "run")])
+    assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert said in done.stderr
     assert not (tmp_path / "run").exists()
 
 

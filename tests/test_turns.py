@@ -254,10 +254,18 @@ def test_a_group_opens_with_the_last_rung_before_it_that_ran(
     assert [rung.name for rung in part.rungs] == [{1: "a"}.get(len(absent), "b"), "c"]
 
 
-def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(write_ladder, tmp_path: Path) -> None:
-    ladder = write_ladder(
-        "[{name: a}, {name: b, set: {device: mps}}, {name: c, set: {device: cpu, adamw: fused}}]"
-    )
+def test_a_rung_that_is_not_here_between_two_groups_costs_no_comparison(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text(TRAINER)
+    monkeypatch.setenv("CHECKOUT", str(tmp_path))
+    theirs = "peer: own, model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
+    rungs = [
+        "{name: a, set: {device: cpu}}",
+        f"{{name: b, external: {{{theirs}, folder: $NOWHERE}}}}",
+        f"{{name: c, external: {{{theirs}, folder: $CHECKOUT}}}}",
+    ]
+    ladder = write_ladder(f"[{', '.join(rungs)}]")
     code, shown, _ = turns(ladder, tmp_path / "out", "--at-once", "3", "--rounds", "2", "--starts", "1")
     assert code == 0, shown
     pairs = [
