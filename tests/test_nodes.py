@@ -17,6 +17,7 @@ from typing import Any
 import psutil
 import pytest
 from samples import MACHINE
+from test_runner import GOOD, instead_of_workers
 from waiting import PATIENCE, Sleepless, is_gone, until
 
 from bench.analysis.schedule import Task
@@ -554,6 +555,7 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     monkeypatch.setattr(
         runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={})
     )
+    instead_of_workers(monkeypatch, GOOD)
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))
     path = runner.run(ladder, options, Silent()).path

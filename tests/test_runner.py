@@ -58,17 +58,23 @@ class Silent:
     def finished(self, record: Record) -> None: ...
 
 
+def instead_of_workers(monkeypatch: pytest.MonkeyPatch, script: str) -> None:
+    """Have a run start this program, or GOOD for a rung `good`, and not the worker that its record names."""
+    genuine = processes.supervise
+
+    def supervise(argv: list[str], *rest):
+        return genuine([sys.executable, "-c", GOOD if "good" in argv else script], *rest)
+
+    monkeypatch.setattr(processes, "supervise", supervise)
+
+
 def run_with(
     write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
 ) -> list[Record]:
     """Run a ladder; with `script`, every worker is that Python program instead, or GOOD for a rung `good`."""
     ladder = load(write_ladder(rungs, **protocol))
     if monkeypatch:
-
-        def command(ladder, task, options, part=None):
-            return ["-c", GOOD if task.rung.name == "good" else script]
-
-        monkeypatch.setattr(processes, "worker_command", command)
+        instead_of_workers(monkeypatch, script)
     result = run(ladder, Options(out=tmp_path / "results"), Silent())
     records, warnings = read(result.path)
     assert warnings == []
