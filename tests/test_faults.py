@@ -102,7 +102,7 @@ def test_a_worker_that_hangs_is_ended_at_the_time_limit_with_all_its_ranks(
 ) -> None:
     path = write_ladder("[{name: two, set: {world_size: 2}}]", timeout_seconds=45)
     process = start(path, tmp_path, hold="two")  # and nobody lets it go on
-    ranks = until(lambda: len(found := workers(process, "two")) == 2 and found)
+    ranks = until(lambda: found if len(found := workers(process, "two")) == 2 else None)
     assert finish(process)[0] == 6
     assert ended(ranks)
     assert results(tmp_path)[1][0].status == "timeout"

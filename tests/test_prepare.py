@@ -308,7 +308,7 @@ from pathlib import Path
 import gpt2.encode
 from gpt2.prepare import prepare
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background process is born without
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
     gpt2.encode.BATCH_CHARS = 3000
     for progress in prepare(sys.argv[1], Path(sys.argv[2]), shard_tokens=1500, processes=int(sys.argv[3])):
         print(progress.tokens, flush=True)

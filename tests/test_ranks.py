@@ -89,8 +89,9 @@ class Steered:
         genuine = subprocess.Popen
 
         def started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-            self.started.append(genuine(*arguments, **options))
-            return self.started[-1]
+            rank: subprocess.Popen[bytes] = genuine(*arguments, **options)
+            self.started.append(rank)
+            return rank
 
         monkeypatch.setattr(ranks, "time", self)
         monkeypatch.setattr(ranks, "subprocess", SimpleNamespace(Popen=started, PIPE=subprocess.PIPE))

@@ -45,7 +45,7 @@ def await_gone(*pids: int) -> None:
 
 def said_in(path: Path) -> str:
     """What a process has written into this file, once it has."""
-    return until(lambda: path.exists() and path.read_text())
+    return until(lambda: path.read_text() if path.exists() else None)
 
 
 class Clock:
