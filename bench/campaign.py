@@ -31,7 +31,7 @@ from bench.format import duration, number, plain
 from bench.process.shutdown import Stop, stoppable
 from bench.process.supervisor import end_marked
 from bench.records.record import RecordError, read
-from gpt2.lock import Locked, alone
+from gpt2.files.lock import Locked, exclusive
 from gpt2.terminal import stderr_console, use_streams
 
 MARK = "BENCH_CAMPAIGN"
@@ -70,7 +70,7 @@ def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
-    with alone(folder), stoppable() as stop:
+    with exclusive(folder), stoppable() as stop:
         end_marked(str(folder), MARK)  # what a campaign that was killed has left at work
         outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
         if not stop.asked:

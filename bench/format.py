@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.stats import Estimate
-from gpt2.figures import duration, number
+from gpt2.format import duration, number
 
 DASH = "-"
 GIB = 2**30

@@ -21,9 +21,9 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.cache import DataError, cache_dir, remembered, replacing, samples
-from gpt2.files import POINTER, kind_of
-from gpt2.shards import HEADER_BYTES, TOKEN, is_whole, shard_header
+from gpt2.files.cache import DataError, cache_dir, cached_facts, replacing, samples
+from gpt2.files.listing import POINTER, kind_of
+from gpt2.files.shard_format import HEADER_BYTES, TOKEN, is_whole, shard_header
 
 if TYPE_CHECKING:
     import tiktoken
@@ -101,7 +101,9 @@ def end_of_text_written(path: Path) -> str | None:
     """Return a warning where a text file contains <|endoftext|> as text, as if to separate documents; else
     None.
     """
-    count = remembered([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})["count"]
+    count = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})[
+        "count"
+    ]
     if not count:
         return None
     return (

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.device import find
-from gpt2.metrics import Event
-from gpt2.pretrain import Leg, Place
-from gpt2.run import Run, build
+from gpt2.pretrain.config import Run, build
+from gpt2.pretrain.metrics import Event
+from gpt2.pretrain.session import Session, SessionOptions
 
 ROOT = Path(__file__).parent.parent
 TIMING = ("seconds", "elapsed_seconds", "tps", "mfu", "peak_memory_bytes", "wait_seconds")
@@ -33,12 +33,12 @@ def tiny_run(*, steps: int = 12, toggles: dict[str, Any] | None = None, **change
     return build(content, "test")
 
 
-def leg(run: Run, folder: Path, **place: Any) -> Leg:
-    return Leg(run, Place(folder=folder, **place), find(run.toggles))
+def session(run: Run, folder: Path, **place: Any) -> Session:
+    return Session(run, SessionOptions(folder=folder, **place), find(run.toggles))
 
 
 def events(run: Run, folder: Path, **place: Any) -> list[Event]:
-    return list(leg(run, folder, **place))
+    return list(session(run, folder, **place))
 
 
 def learned(found: list[Event]) -> list[dict[str, Any]]:
@@ -49,8 +49,8 @@ def learned(found: list[Event]) -> list[dict[str, Any]]:
 
 def broken_off(run: Run, folder: Path, after: int) -> list[Event]:
     """The events of a leg that is asked to end once `after` steps were taken."""
-    it, found = leg(run, folder), []
-    last = "val" if it.looks.due(after - 1) else "step"
+    it, found = session(run, folder), []
+    last = "val" if it.evaluations.due(after - 1) else "step"
     for event in it:
         found.append(event)
         if (event.kind, event.step) == (last, after - 1):  # heeded in the step that comes next

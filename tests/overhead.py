@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from bench.ladder.ladder import Protocol
 from bench.stats import paired_ratio
-from gpt2.stages import environment
-from gpt2.toggles import Toggles
-from gpt2.workload import PRESETS, Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS, Workload
+from gpt2.training.stages import environment
 
 
 def main() -> None:
@@ -43,9 +43,9 @@ def main() -> None:
     from bench.host.environment import describe
     from bench.process.worker_side import Progress
     from bench.run.measure import Waiting, measure
-    from gpt2.data import Batches, open_corpus
+    from gpt2.data.batches import Batches, open_corpus
     from gpt2.device import Cpu
-    from gpt2.train import micro_batches, train
+    from gpt2.training.train import micro_batches, train
 
     device = Cpu()
     corpus = open_corpus("synthetic", vocab_size=config.vocab_size, seed=workload.seed)

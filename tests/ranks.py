@@ -20,10 +20,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 from gpt2.hardware.host import free_port
-from gpt2.stages import environment
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.training.stages import environment
 
 HERE = Path(__file__).parent
 PATIENCE = 120.0
@@ -104,11 +104,11 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
     import torch
     from trainings import start
 
-    from gpt2.gradients import gradient_difference
-    from gpt2.ops import profile
-    from gpt2.parallel import ranks_agree, whole
-    from gpt2.proofs import prove
-    from gpt2.seen import Seen
+    from gpt2.proofs.evidence import StepEvidence
+    from gpt2.proofs.gradients import gradient_difference
+    from gpt2.proofs.profiler import profile
+    from gpt2.proofs.prove import prove
+    from gpt2.training.distributed import full_tensor, ranks_agree
 
     torch.compiler.reset()
     torch._dynamo.utils.counters.clear()
@@ -122,7 +122,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         "losses": [loss for loss, _ in found],
         "grad_norms": [norm for _, norm in found],
         "ranks_agree": ranks_agree(training.model, toggles.processes),
-        "optimizer_bytes": 2 * 4 * Seen(training, []).optimizer_elements,
+        "optimizer_bytes": 2 * 4 * StepEvidence(training, []).optimizer_elements,
         "graph_breaks": sum(torch._dynamo.utils.counters["graph_break"].values()),
         "graphs": torch._dynamo.utils.counters["aot_autograd"]["total"],
         "gradient_buffers": len(
@@ -130,7 +130,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
         ),
     }
     if question.get("weights"):
-        result["weights"] = [whole(p.detach()).flatten().tolist() for p in training.model.parameters()]
+        result["weights"] = [full_tensor(p.detach()).flatten().tolist() for p in training.model.parameters()]
     if question.get("proofs"):
         findings = prove(training, profile(lambda: next(training), training.device))
         result["proofs"] = {
@@ -145,7 +145,7 @@ def answer(question: dict[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     from gpt2.device import Cpu
-    from gpt2.parallel import process_group
+    from gpt2.training.distributed import process_group
 
     with process_group(Toggles(world_size=int(sys.argv[1])), Cpu()):
         for line in sys.stdin:

@@ -9,8 +9,8 @@ from bench.ladder.ladder import Protocol
 from bench.records.machine import Environment
 from bench.records.measurement import Measurement, Rank
 from bench.records.record import Record, ToggleValues
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 MACHINE = Environment(
     chip="NVIDIA H100 80GB HBM3",

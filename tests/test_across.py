@@ -23,8 +23,8 @@ from bench.report.cross_run import hardware, mfu_context, number_formats, overvi
 from bench.report.published import tables as published_tables
 from bench.report.single_run import tables as board_tables
 from bench.report.table import Table
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 PUBLISHED = ROOT / "results" / "published"
 POST = read_published(PUBLISHED / "jjschwartz-2024.jsonl")

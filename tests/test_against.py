@@ -19,7 +19,7 @@ from bench.report.export import frame
 from bench.report.peers import against, peers
 from bench.report.plots.pictures import pictures
 from bench.report.single_run import tables
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 WITHOUT: dict[str, Any] = {
     "first_step_seconds": None,

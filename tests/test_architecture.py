@@ -14,40 +14,49 @@ from typing import get_args, get_type_hints
 
 import pytest
 
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent
 MAY_IMPORT = {
-    "bench.cli": ("bench", "gpt2"),
-    "bench.run": (
-        *("bench.process", "bench.host", "bench.analysis", "bench.records", "bench.ladder", "bench.format"),
-        *("bench.stats", "gpt2"),
-    ),
-    "bench.report": (
-        *("bench.analysis", "bench.records", "bench.ladder", "bench.format", "bench.stats", "gpt2.toggles"),
-        *("gpt2.workload", "gpt2.metrics", "gpt2.hellaswag", "gpt2.strict_json", "gpt2.yaml_files"),
-    ),
-    "bench.analysis": (
-        *("bench.records", "bench.ladder", "bench.format", "bench.stats", "gpt2.toggles", "gpt2.workload"),
-        *("gpt2.tolerances", "gpt2.strict_json"),
-    ),
-    "bench.process": ("bench.host", "bench.records", "bench.format", "gpt2.hardware", "gpt2.signals"),
-    "bench.host": ("bench.records", "bench.ladder", "bench.format", "gpt2"),
-    "bench.records": ("bench.ladder", "gpt2.lock", "gpt2.toggles", "gpt2.workload", "gpt2.peaks"),
-    "bench.ladder": ("gpt2.toggles", "gpt2.workload", "gpt2.peaks", "gpt2.validation", "gpt2.yaml_files"),
-    "bench.campaign": (
-        *(
-            "bench.campaign_parts",
-            "bench.process",
-            "bench.records",
-            "bench.format",
-            "gpt2.lock",
-            "gpt2.terminal",
-        ),
-    ),
-    "bench.campaign_parts": ("gpt2.hardware.host",),
-    "bench.format": ("bench.stats", "gpt2.figures"),
-    "bench.stats": (),
+    name: imports.split()
+    for name, _, imports in (
+        line.partition(":")
+        for line in """
+bench.cli: bench gpt2
+bench.run: bench.process bench.host bench.analysis bench.records bench.ladder bench.format bench.stats gpt2
+bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
+  gpt2.pretrain.metrics gpt2.evals.hellaswag
+bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
+bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
+bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
+  gpt2.provenance
+bench.records: bench.ladder gpt2.config gpt2.hardware gpt2.files
+bench.ladder: gpt2.config gpt2.hardware
+bench.campaign: bench.campaign_parts bench.process bench.records bench.format gpt2.files gpt2.terminal
+bench.campaign_parts: gpt2.hardware
+bench.format: bench.stats gpt2.format
+bench.stats:
+gpt2.cli: gpt2
+gpt2.pretrain: gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files gpt2.config \
+  gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
+gpt2.proofs: gpt2.training gpt2.model gpt2.device gpt2.config gpt2.hardware
+gpt2.evals: gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
+gpt2.interop: gpt2.model gpt2.data gpt2.files gpt2.config
+gpt2.training: gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
+gpt2.model: gpt2.config gpt2.hardware
+gpt2.device: gpt2.config gpt2.hardware gpt2.prefetch
+gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
+gpt2.text: gpt2.files
+gpt2.config:
+gpt2.hardware:
+gpt2.files:
+gpt2.format:
+gpt2.prefetch:
+gpt2.provenance:
+gpt2.signals:
+gpt2.terminal:
+""".strip().splitlines()
+    )
 }
 """By package or leaf, what it may import besides itself."""
 ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
@@ -55,37 +64,13 @@ ENTRY_POINTS = ("bench.worker", "bench.external", "bench.ceiling")
 LOADS_TORCH = (
     *("bench.ceiling", "bench.cli.dry_run", "bench.host.environment", "bench.host.feasibility"),
     *("bench.run.aggregate", "bench.run.ceiling", "bench.run.measure"),
-    *(
-        "gpt2.attention",
-        "gpt2.bias_gradients",
-        "gpt2.bias_kernels",
-        "gpt2.brgemm",
-        "gpt2.breakdown",
-        "gpt2.convert",
-    ),
-    *("gpt2.device", "gpt2.evaluate"),
-    *("gpt2.float8", "gpt2.functions", "gpt2.fused_loss", "gpt2.generate", "gpt2.gradients", "gpt2.llmc"),
-    *("gpt2.kernel_libraries", "gpt2.longrun", "gpt2.looks", "gpt2.loss_kernel"),
-    *(
-        "gpt2.memory",
-        "gpt2.model",
-        "gpt2.ops",
-        "gpt2.optimizer",
-        "gpt2.parallel",
-        "gpt2.pretrain",
-        "gpt2.products",
-    ),
-    *(
-        "gpt2.proofs",
-        "gpt2.scoring",
-        "gpt2.seen",
-        "gpt2.state",
-        "gpt2.step_graph",
-        "gpt2.train",
-        "gpt2.weight_files",
-    ),
+    *("gpt2.device", "gpt2.evals", "gpt2.interop", "gpt2.model", "gpt2.proofs", "gpt2.training"),
+    *("gpt2.pretrain.checkpoint_tensors", "gpt2.pretrain.evaluations", "gpt2.pretrain.rank_main"),
+    "gpt2.pretrain.session",
 )
 """Modules and packages; no other loads torch when it is imported, so that every command starts quickly."""
+TORCH_FREE = ("gpt2.training.stages", "gpt2.training.reexec", "gpt2.evals.hellaswag")
+"""Modules of such packages that commands import nevertheless before they know whether torch is needed."""
 LOADS_MATPLOTLIB = ("bench.report.page", "bench.report.plots")
 
 
@@ -124,7 +109,7 @@ def test_packages_import_only_what_lies_below_them() -> None:
         if own is not None:
             wrong = [each for each in imports if not within(each, [own, *MAY_IMPORT[own]])]
             assert not wrong, f"{name} imports {', '.join(sorted(wrong))}"
-        elif name.startswith("bench."):
+        elif "." in name:
             assert name in ENTRY_POINTS, f"{name} is of no package"
 
 
@@ -210,7 +195,7 @@ def test_the_trainer_never_imports_the_harness() -> None:
 
 
 def test_the_trainer_holds_no_clock() -> None:
-    for name in ("train.py", "model.py", "toggles.py", "stages.py"):
+    for name in ("training/train.py", "training/stages.py", "model/model.py", "config/toggles.py"):
         assert not imported(ROOT / "gpt2" / name) & {"time", "datetime", "logging"}, name
 
 
@@ -231,6 +216,7 @@ def test_only_what_trains_loads_torch_and_only_what_draws_matplotlib() -> None:
     )
     for library, exempt in {"torch": LOADS_TORCH, "matplotlib": (*LOADS_MATPLOTLIB, *LOADS_TORCH)}.items():
         free = [name for name in modules() if not within(name, exempt) and name not in entry]
+        free += TORCH_FREE
         command = [sys.executable, "-c", program, library, *free]
         done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
         assert done.returncode == 0, done.stderr
@@ -256,7 +242,7 @@ def test_a_report_loads_no_torch_from_start_to_end(tmp_path: Path) -> None:
 
 def test_train_asks_for_no_toggle_of_its_own() -> None:
     """Every optimisation is a branch of a stage, not of the loop."""
-    tree = ast.parse((ROOT / "gpt2" / "train.py").read_text())
+    tree = ast.parse((ROOT / "gpt2" / "training" / "train.py").read_text())
     for node in ast.walk(tree):
         if isinstance(node, ast.If | ast.IfExp):
             assert "toggles" not in ast.dump(node.test), ast.unparse(node.test)
@@ -355,7 +341,7 @@ def test_nothing_imports_an_undeclared_package() -> None:
     provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
     declared.add(
         "cut_cross_entropy"
-    )  # PyPI's has no exact form; gpt2.kernel_libraries tells how to install GitHub's
+    )  # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

@@ -10,7 +10,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import exit_code
 from bench.records.measurement import Proof
 from bench.stats import Estimate, Verdict
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 FIRST = Toggles(device="cuda")
 BF16 = replace(FIRST, autocast="bfloat16")

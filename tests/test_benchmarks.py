@@ -15,11 +15,11 @@ from shown import to_markdown
 
 from bench.analysis.select import load_boards
 from bench.records.record import append
-from gpt2.data import Batches, open_corpus
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
+from gpt2.data.batches import Batches, open_corpus
 from gpt2.device import Cpu
-from gpt2.toggles import Toggles
-from gpt2.train import micro_batches, train
-from gpt2.workload import Workload
+from gpt2.training.train import micro_batches, train
 
 pytestmark = pytest.mark.slow
 

@@ -21,15 +21,15 @@ from torch import Tensor
 from trainings import FOUR, assert_trains_alike
 from trainings import start_on_a_cpu as start
 
-from gpt2 import bias_gradients
-from gpt2.bias_gradients import BiasedGelu, BiasedSplit, rows_per_program
+from gpt2.config.toggles import UnsupportedToggle
+from gpt2.config.tolerances import GRADIENT_TOLERANCE
 from gpt2.device import find
-from gpt2.gradients import gradient_difference
-from gpt2.model import PRESETS, Block
-from gpt2.ops import profile
-from gpt2.proofs import prove
-from gpt2.toggles import UnsupportedToggle
-from gpt2.tolerances import GRADIENT_TOLERANCE
+from gpt2.model import bias_gradients
+from gpt2.model.bias_gradients import BiasedGelu, BiasedSplit, rows_per_program
+from gpt2.model.model import PRESETS, Block
+from gpt2.proofs.gradients import gradient_difference
+from gpt2.proofs.profiler import profile
+from gpt2.proofs.prove import prove
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 

@@ -13,11 +13,11 @@ from trainings import FOUR, start
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import Record
 from bench.report.single_run import WORK, spent
-from gpt2.breakdown import KINDS, breakdown
+from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
-from gpt2.ops import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
-from gpt2.ops import record as record_step
-from gpt2.toggles import Toggles
+from gpt2.proofs.breakdown import KINDS, breakdown
+from gpt2.proofs.profiler import attention_kernel_kind, is_matmul_kernel, ops_of, recorded
+from gpt2.proofs.profiler import record as record_step
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gpt2 import native
-from gpt2.brgemm import BrgemmAttention
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import check
 from gpt2.device.cpu import Cpu
 from gpt2.hardware import host
-from gpt2.model import by_heads
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.model import cpp_build
+from gpt2.model.brgemm import BrgemmAttention
+from gpt2.model.model import by_heads
 
 kernel = pytest.mark.skipif(bool(host.missing_brgemm("float32")), reason=str(host.missing_brgemm("float32")))
 narrow_kernel = pytest.mark.skipif(
@@ -125,7 +125,7 @@ def test_compiled_code_calls_it_with_gradients_of_any_layout() -> None:
 @kernel
 def test_it_is_compiled_once_for_a_machine_and_kept(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
-    build = native.library.__wrapped__
+    build = cpp_build.library.__wrapped__
     build()
     (made,) = (tmp_path / "new").iterdir()
     when = made.stat().st_mtime_ns
@@ -152,7 +152,7 @@ def test_a_compiler_that_fails_is_told_of_in_one_line_and_leaves_nothing(tmp_pat
     with pytest.raises(
         UnsupportedToggle, match=r"cannot compile attention.cpp: x.cpp:1: error: no such header; choose"
     ):
-        native.library.__wrapped__()
+        cpp_build.library.__wrapped__()
     assert list((tmp_path / "cache").iterdir()) == []
 
 
@@ -163,7 +163,7 @@ def test_what_the_library_refuses_is_an_error_and_not_the_end_of_the_process(mon
         def attention_float32(*arguments: object) -> bytes:
             return b"could not generate a kernel"
 
-    monkeypatch.setattr("gpt2.brgemm.library", lambda: Refuses)
+    monkeypatch.setattr("gpt2.model.brgemm.library", lambda: Refuses)
     with pytest.raises(RuntimeError, match="attention: brgemm: could not generate a kernel"):
         BrgemmAttention.apply(qkv_of(1, 8, 1, 16))
 
@@ -192,12 +192,12 @@ def test_a_compiler_that_is_killed_and_a_folder_that_takes_nothing_are_told_of(
     with pytest.raises(
         UnsupportedToggle, match=r"cannot compile attention.cpp: it ended with exit code -9; choose"
     ):
-        native.library.__wrapped__()
+        cpp_build.library.__wrapped__()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cxx"))
     with pytest.raises(
         UnsupportedToggle, match=r"exists.*; set TORCHINDUCTOR_CACHE_DIR to a folder that can be"
     ):
-        native.library.__wrapped__()
+        cpp_build.library.__wrapped__()
 
 
 @kernel
@@ -206,7 +206,7 @@ def test_a_library_that_cannot_be_loaded_is_named(compiler) -> None:
     with pytest.raises(
         UnsupportedToggle, match=r"cannot load .*cache/attention-\w+.so: .*; delete it, or see that"
     ):
-        native.library.__wrapped__()
+        cpp_build.library.__wrapped__()
 
 
 def test_a_cpu_without_the_units_is_refused_with_what_to_choose(monkeypatch) -> None:

@@ -18,7 +18,7 @@ from bench import campaign
 from bench.campaign import Outcome, archive, carry_out, earlier
 from bench.campaign_parts import KINDS, Part, report
 from bench.ladder.ladder import load
-from gpt2.lock import Locked, alone
+from gpt2.files.lock import Locked, exclusive
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +229,7 @@ def test_what_a_killed_campaign_left_at_work_is_ended_by_the_next(tmp_path: Path
 
 def test_a_folder_has_one_campaign_at_a_time(tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
-    with alone(tmp_path), pytest.raises(Locked):
+    with exclusive(tmp_path), pytest.raises(Locked):
         carry_out([], tmp_path, 1)
 
 
@@ -253,7 +253,7 @@ def test_the_archive_holds_all_but_checkpoints_and_compiled_code(tmp_path: Path)
 
 @pytest.mark.parametrize("device", KINDS)
 def test_every_ladder_and_training_of_a_campaign_is_there_and_holds(device: str, tmp_path: Path) -> None:
-    from gpt2 import run
+    from gpt2.pretrain import config
 
     parts = KINDS[device](tmp_path, None)
     assert len({each.name for each in parts}) == len(parts)
@@ -265,7 +265,7 @@ def test_every_ladder_and_training_of_a_campaign_is_there_and_holds(device: str,
             (ladder,) = [word for word in each.command if word.startswith("ladders/")]
             load(ROOT / ladder, sets)
         elif "train" in each.command:
-            run.load(each.command[each.command.index("train") + 1], sets)
+            config.load(each.command[each.command.index("train") + 1], sets)
 
 
 def test_parts_of_one_ladder_keep_their_results_apart(tmp_path: Path) -> None:

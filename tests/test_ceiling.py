@@ -18,9 +18,9 @@ from bench.run.ceiling import measure_ceiling, sustained
 from bench.run.command import MOST_TOKENS, ceiling_command
 from bench.run.roofline import measure
 from bench.run.runner import RunError
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS, GPT2Config
 from gpt2.device import Cpu, Device, PeakMemory
-from gpt2.toggles import Toggles
-from gpt2.workload import PRESETS, GPT2Config
 
 SMALL = GPT2Config(n_layer=1, n_head=1, n_embd=16, n_ctx=8, vocab_size=61)
 

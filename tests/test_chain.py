@@ -22,8 +22,8 @@ from bench.report.assembly import assemble
 from bench.report.comparison import chained as table_of
 from bench.report.export import frame
 from bench.report.page import page
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 CPU, MPS, CUDA = (Toggles(device=device) for device in ("cpu", "mps", "cuda"))
 BF16 = replace(CUDA, autocast="bfloat16")

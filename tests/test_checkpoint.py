@@ -11,19 +11,29 @@ import torch
 from safetensors import safe_open
 from trainings import FAST, WORKLOAD, start
 
-from gpt2 import state
-from gpt2.checkpoint import FACTS, CheckpointError, Saved, Shape, folders, newest, prune, read, step_folder
-from gpt2.model import build
-from gpt2.toggles import Toggles
-from gpt2.train import Training
-from gpt2.workload import PRESETS
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS
+from gpt2.model.model import build
+from gpt2.pretrain import checkpoint_tensors
+from gpt2.pretrain.checkpoint import (
+    FACTS,
+    CheckpointError,
+    Saved,
+    Shape,
+    folders,
+    newest,
+    prune,
+    read,
+    step_folder,
+)
+from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 FUSED = Toggles(adamw="fused", micro_batch_size=2)
 
 
 def saved_of(training: Training, **more: object) -> Saved:
-    facts = {"updates": state.updates(training), "tokens": training.number * 128, **more}
+    facts = {"updates": checkpoint_tensors.updates(training), "tokens": training.number * 128, **more}
     return Saved(shape=Shape.of(training.model.config), step=training.number, **facts)  # type: ignore[arg-type]
 
 
@@ -66,21 +76,21 @@ def test_what_is_saved_under_some_toggles_is_restored_bit_for_bit_under_others(
     before: Toggles, after: Toggles, tmp_path: Path
 ) -> None:
     first = trained(before)
-    state.save(tmp_path / "c", first, saved_of(first))
+    checkpoint_tensors.save(tmp_path / "c", first, saved_of(first))
     second = start(after)
-    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    checkpoint_tensors.restore(tmp_path / "c", read(tmp_path / "c"), second)
     expected, found = logical(first), logical(second)
     assert expected.keys() == found.keys()
     assert [name for name in expected if not torch.equal(expected[name], found[name])] == []
-    assert (second.number, state.updates(second)) == (3, 3)
+    assert (second.number, checkpoint_tensors.updates(second)) == (3, 3)
     assert torch.isfinite(next(second).loss)
 
 
 def test_copies_of_the_weights_are_those_of_what_was_restored(tmp_path: Path) -> None:
     first = trained(FUSED)
-    state.save(tmp_path / "c", first, saved_of(first))
+    checkpoint_tensors.save(tmp_path / "c", first, saved_of(first))
     second = start(FAST)
-    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    checkpoint_tensors.restore(tmp_path / "c", read(tmp_path / "c"), second)
     copies = second.optimizer.copies  # type: ignore[attr-defined]
     assert copies
     assert all(torch.equal(weight.bfloat16(), copy) for weight, copy in copies.items())
@@ -88,7 +98,7 @@ def test_copies_of_the_weights_are_those_of_what_was_restored(tmp_path: Path) ->
 
 def test_tensors_have_the_plain_model_s_names_and_shapes(tmp_path: Path) -> None:
     training = trained(replace(COMPILED, vocab_multiple=64))
-    state.save(tmp_path / "c", training, saved_of(training))
+    checkpoint_tensors.save(tmp_path / "c", training, saved_of(training))
     (file,) = (tmp_path / "c").glob("*.safetensors")
     with safe_open(file, framework="pt") as opened:
         shapes = {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
@@ -100,10 +110,10 @@ def test_tensors_have_the_plain_model_s_names_and_shapes(tmp_path: Path) -> None
 
 def test_weights_of_a_checkpoint_give_the_logits_of_the_training_that_it_is_of(tmp_path: Path) -> None:
     training = trained(PADDED)
-    state.save(tmp_path / "c", training, saved_of(training))
-    config, weights = state.weights(tmp_path / "c")
+    checkpoint_tensors.save(tmp_path / "c", training, saved_of(training))
+    config, weights = checkpoint_tensors.weights(tmp_path / "c")
     plain = build(config, 0, torch.device("cpu"))
-    state.load_weights(plain, weights)
+    checkpoint_tensors.load_weights(plain, weights)
     tokens = torch.arange(40).view(2, 20)
     with torch.no_grad():
         torch.testing.assert_close(plain.logits(tokens), training.model.logits(tokens)[..., :509])
@@ -112,8 +122,8 @@ def test_weights_of_a_checkpoint_give_the_logits_of_the_training_that_it_is_of(t
 def test_weights_alone_are_written_as_they_are_read(tmp_path: Path) -> None:
     plain = build(PRESETS["tiny"], 5, torch.device("cpu"))
     mine = {name: parameter.detach() for name, parameter in plain.named_parameters()}
-    state.save_weights(tmp_path / "w", PRESETS["tiny"], mine)
-    config, weights = state.weights(tmp_path / "w")
+    checkpoint_tensors.save_weights(tmp_path / "w", PRESETS["tiny"], mine)
+    config, weights = checkpoint_tensors.weights(tmp_path / "w")
     assert config == PRESETS["tiny"]
     assert all(torch.equal(mine[name], weights[name]) for name in mine)
 
@@ -121,22 +131,22 @@ def test_weights_alone_are_written_as_they_are_read(tmp_path: Path) -> None:
 def test_a_large_checkpoint_is_written_in_several_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "FILE_BYTES", 100_000)
+    monkeypatch.setattr(checkpoint_tensors, "FILE_BYTES", 100_000)
     training = trained(FUSED)
-    state.save(tmp_path / "c", training, saved_of(training))
+    checkpoint_tensors.save(tmp_path / "c", training, saved_of(training))
     assert len(list((tmp_path / "c").glob("*.safetensors"))) > 3
     second = start(FUSED)
-    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    checkpoint_tensors.restore(tmp_path / "c", read(tmp_path / "c"), second)
     expected, found = logical(training), logical(second)
     assert all(torch.equal(expected[name], found[name]) for name in expected)
 
 
 def test_a_training_begins_from_a_checkpoint_s_weights_at_its_first_step(tmp_path: Path) -> None:
     first = trained(FUSED)
-    state.save(tmp_path / "c", first, saved_of(first))
+    checkpoint_tensors.save(tmp_path / "c", first, saved_of(first))
     second = start(PADDED)
-    state.begin_from(tmp_path / "c", second)
-    assert (second.number, state.updates(second)) == (0, 0)
+    checkpoint_tensors.begin_from(tmp_path / "c", second)
+    assert (second.number, checkpoint_tensors.updates(second)) == (0, 0)
     assert torch.equal(second.model.wte.weight[:509], first.model.wte.weight)
     assert not second.model.wte.weight[509:].any()
 
@@ -144,7 +154,7 @@ def test_a_training_begins_from_a_checkpoint_s_weights_at_its_first_step(tmp_pat
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
     training = trained(FUSED, steps=1)
-    state.save(tmp_path / "step-00000001", training, saved_of(training))
+    checkpoint_tensors.save(tmp_path / "step-00000001", training, saved_of(training))
     return tmp_path / "step-00000001"
 
 
@@ -191,7 +201,7 @@ def test_tensors_that_are_none_are_refused_in_one_line(kept: Path) -> None:
     junk = b"\xff" * content["files"][file.name]
     file.write_bytes(junk)
     with pytest.raises(CheckpointError, match="cannot be read") as raised:
-        state.restore(kept, read(kept), start(FUSED))
+        checkpoint_tensors.restore(kept, read(kept), start(FUSED))
     assert "\n" not in str(raised.value)
 
 
@@ -199,7 +209,7 @@ def test_another_model_is_refused_by_what_differs(kept: Path, monkeypatch: pytes
     wider = replace(PRESETS["tiny"], n_embd=128)
     monkeypatch.setitem(PRESETS, "tiny", wider)
     with pytest.raises(CheckpointError, match="another model: n_embd 64, not 128"):
-        state.restore(kept, read(kept), start(FUSED, WORKLOAD))
+        checkpoint_tensors.restore(kept, read(kept), start(FUSED, WORKLOAD))
 
 
 def test_reading_runs_no_code(kept: Path) -> None:
@@ -209,14 +219,14 @@ def test_reading_runs_no_code(kept: Path) -> None:
 
     for name in (".metadata", "__0_0.distcp", "model.bin"):  # where torch's own format keeps pickles
         (kept / name).write_bytes(pickle.dumps(Bomb()))
-    state.restore(kept, read(kept), start(FUSED))
+    checkpoint_tensors.restore(kept, read(kept), start(FUSED))
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path: Path) -> None:
     training = trained(FUSED, steps=1)
     for step, loss in ((10, 3.0), (20, 2.0), (30, 2.5), (40, 2.6), (50, None)):
         saved = replace(saved_of(training), step=step, val_loss=loss)
-        state.save(step_folder(tmp_path, step), training, saved)
+        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
     prune(tmp_path, keep=2)
     assert [read(each).step for each in folders(tmp_path)] == [20, 40, 50]
 
@@ -238,7 +248,7 @@ def test_of_a_run_s_folder_the_newest_checkpoint_is_meant(kept: Path, tmp_path: 
 def test_a_damaged_old_checkpoint_is_in_nobody_s_way(tmp_path: Path) -> None:
     training = trained(FUSED, steps=1)
     for step in (10, 20, 30):
-        state.save(
+        checkpoint_tensors.save(
             step_folder(tmp_path, step), training, replace(saved_of(training), step=step, val_loss=3.0)
         )
     (file,) = step_folder(tmp_path, 10).glob("*.safetensors")
@@ -256,7 +266,7 @@ def test_what_was_being_written_is_no_checkpoint(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_line_and_leaves_no_half_checkpoint(small_disk: Path) -> None:
     training = trained(FUSED, steps=1)
     with pytest.raises(CheckpointError, match="No space left on device") as raised:
-        state.save(small_disk / "step-00000001", training, saved_of(training))
+        checkpoint_tensors.save(small_disk / "step-00000001", training, saved_of(training))
     assert "\n" not in str(raised.value)
     assert list(small_disk.iterdir()) == []
 
@@ -265,16 +275,16 @@ def test_steps_passed_over_are_no_updates(tmp_path: Path) -> None:
     training = start(FUSED)
     training.accept = lambda loss, norm: False
     next(training)
-    assert (training.number, state.updates(training)) == (1, 0)
+    assert (training.number, checkpoint_tensors.updates(training)) == (1, 0)
     training.accept = None
     next(training)
-    assert (training.number, state.updates(training)) == (2, 1)
+    assert (training.number, checkpoint_tensors.updates(training)) == (2, 1)
 
 
 def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path) -> None:
     training = trained(FUSED, steps=1)
     for step in (10, 20, 30):
-        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+        checkpoint_tensors.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
     copies = [tmp_path / "step-best", tmp_path / "step-00000030-backup", tmp_path / "step-00000010 (copy)"]
     for copy in copies:
         shutil.copytree(tmp_path / "step-00000010", copy)
@@ -286,7 +296,7 @@ def test_copies_of_a_checkpoint_by_other_names_are_the_user_s_own(tmp_path: Path
 def test_the_newest_is_that_of_the_most_steps_however_long_its_name(tmp_path: Path) -> None:
     training = trained(FUSED, steps=1)
     for step in (99_999_999, 100_000_000):
-        state.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
+        checkpoint_tensors.save(step_folder(tmp_path, step), training, replace(saved_of(training), step=step))
     assert [read(each).step for each in folders(tmp_path)] == [99_999_999, 100_000_000]
 
 
@@ -311,7 +321,7 @@ def test_where_a_run_changed_its_validation_the_best_of_each_stays(
     ):
         loss = None if data == {"validation": None} else loss
         saved = replace(saved_of(training), step=step, val_loss=loss, data=data or {})
-        state.save(step_folder(tmp_path, step), training, saved)
+        checkpoint_tensors.save(step_folder(tmp_path, step), training, saved)
     prune(tmp_path, keep=1)
     assert [read(each).step for each in folders(tmp_path)] == (
         [20, 50] if now["validation"] is None else [20, 40, 50]

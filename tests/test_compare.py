@@ -16,8 +16,8 @@ from bench.records.record import External, RecordError, append
 from bench.report.comparison import compared as table_of
 from bench.report.table import Table
 from bench.stats import independent_ratio
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 CUDA = Toggles(device="cuda")
 BF16 = replace(CUDA, autocast="bfloat16")

@@ -19,16 +19,23 @@ import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from gpt2 import convert
-from gpt2.convert import ConvertError, ConvertWarning, read, write_huggingface, write_llmc, write_nanogpt
-from gpt2.model import GPT2, GPT2Config, build
+from gpt2.data.tokenizer_files import other_vocabulary, write_tokenizer
+from gpt2.interop import convert
+from gpt2.interop.convert import (
+    ConvertError,
+    ConvertWarning,
+    read,
+    write_huggingface,
+    write_llmc,
+    write_nanogpt,
+)
+from gpt2.interop.weight_files import shapes
+from gpt2.model.model import GPT2, GPT2Config, build
 from gpt2.text import gpt2_encoding
-from gpt2.tokenizer_files import other_vocabulary, write_tokenizer
-from gpt2.weight_files import shapes
 
 SMALL = GPT2Config(n_layer=3, n_head=2, n_embd=32, n_ctx=48, vocab_size=301)
 CPU = torch.device("cpu")
-pytestmark = pytest.mark.filterwarnings("ignore::gpt2.convert.ConvertWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::gpt2.interop.convert.ConvertWarning")
 
 
 def sized(vocab_size: int) -> GPT2Config:

@@ -22,9 +22,9 @@ import pytest
 import standin_hub
 import streams
 
-from gpt2 import readers
-from gpt2.cache import DataError
-from gpt2.corpora import Documents, Piece, has_validation, open_documents
+from gpt2.data.corpora import readers
+from gpt2.data.corpora.sources import Documents, Piece, has_validation, open_documents
+from gpt2.files.cache import DataError
 
 TEXTS = streams.documents(400)
 
@@ -264,9 +264,9 @@ def test_without_a_network_the_hub_is_not_reachable_and_files_are_the_way(
 ON_HUB = """
 import json, sys
 from pathlib import Path
-from gpt2.corpora import open_documents
-from gpt2.index import read_index
-from gpt2.prepare import prepare
+from gpt2.data.corpora.sources import open_documents
+from gpt2.data.index import read_index
+from gpt2.data.corpora.prepare import prepare
 
 documents = open_documents("fineweb-edu")
 texts, state = [], None

@@ -8,9 +8,9 @@ import pytest
 import torch
 from trainings import FOUR, start
 
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import Cuda
-from gpt2.parallel import process_group
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.training.distributed import process_group
 
 
 class Counters:
@@ -62,7 +62,7 @@ def test_a_gpu_gives_back_what_its_allocator_keeps_unused(monkeypatch: pytest.Mo
     Turing.install(monkeypatch)
     given: list[str] = []
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append("all"))
-    Cuda().give_back()
+    Cuda().release_memory()
     assert given == ["all"]
 
 
@@ -79,7 +79,7 @@ def test_a_gpu_gives_back_once_after_the_first_step_and_only_what_was_compiled(
     given: list[int] = []
     training = start(replace(FOUR, compile=compile))
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append(training.number))
-    monkeypatch.setattr(training.device, "give_back", device.give_back)
+    monkeypatch.setattr(training.device, "give_back", device.release_memory)
     for _ in range(3):
         next(training)
     assert given == [0] * times

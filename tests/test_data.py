@@ -12,13 +12,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2 import cache, shards
-from gpt2.data import Batches, Corpus, DataError, open_corpus
-from gpt2.documents import in_new_order
-from gpt2.shards import Shards, shard_header
+from gpt2.config.toggles import Toggles
+from gpt2.data import shards
+from gpt2.data.batches import Batches, Corpus, DataError, open_corpus
+from gpt2.data.documents import in_new_order
+from gpt2.data.shards import Shards
+from gpt2.files import cache
+from gpt2.files.shard_format import MAGIC, shard_header
 from gpt2.text import tokenise
-from gpt2.toggles import Toggles
-from gpt2.train import micro_batches
+from gpt2.training.train import micro_batches
 
 V = 50257
 
@@ -292,7 +294,7 @@ def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None
         return {}
 
     with pytest.raises(DataError, match=r"a\.txt changed while it was read"):
-        cache.remembered([path], "test", read)
+        cache.cached_facts([path], "test", read)
 
 
 def test_what_was_read_is_read_again_only_after_a_change(
@@ -307,9 +309,9 @@ def test_what_was_read_is_read_again_only_after_a_change(
     path = tmp_path / "a.txt"
     path.write_text("before")
     in_an_hour(monkeypatch)
-    assert [cache.remembered([path], "test", read)["count"] for _ in range(3)] == [1, 1, 1]
+    assert [cache.cached_facts([path], "test", read)["count"] for _ in range(3)] == [1, 1, 1]
     path.write_text("after!")
-    assert cache.remembered([path], "test", read)["count"] == 2
+    assert cache.cached_facts([path], "test", read)["count"] == 2
 
 
 def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_next_change(
@@ -318,7 +320,7 @@ def test_what_was_just_written_is_not_remembered_for_its_clock_may_not_tell_the_
     path = tmp_path / "a.txt"
     path.write_text("before")
     readings = iter(range(9))
-    assert [cache.remembered([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [
+    assert [cache.cached_facts([path], "test", lambda: {"n": next(readings)})["n"] for _ in range(3)] == [
         0,
         1,
         2,
@@ -465,7 +467,7 @@ def test_a_meta_pkl_that_says_no_vocabulary_is_no_proof_and_runs_no_code(
     assert not (tmp_path / "ran").exists()
 
 
-def header(magic: int = shards.MAGIC, version: int = 1, tokens: int = 100) -> bytes:
+def header(magic: int = MAGIC, version: int = 1, tokens: int = 100) -> bytes:
     ints = np.zeros(256, dtype="<i4")
     ints[:3] = magic, version, tokens
     return ints.tobytes()

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import DEVICES, Cpu, DeviceError, Xla
 from gpt2.hardware.host import named_by
-from gpt2.parallel import process_group
-from gpt2.stages import environment
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.training.distributed import process_group
+from gpt2.training.stages import environment
 
 MIB = 2**20
 

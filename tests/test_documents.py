@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpt2.data import Batches, DataError, open_corpus
-from gpt2.documents import SEPARATOR, FirstTokens, ShuffledDocuments, in_new_order, open_validation
-from gpt2.shards import Shards, shard_header
-from gpt2.synthetic import Synthetic
+from gpt2.data.batches import Batches, DataError, open_corpus
+from gpt2.data.documents import SEPARATOR, FirstTokens, ShuffledDocuments, in_new_order, open_validation
+from gpt2.data.shards import Shards
+from gpt2.data.synthetic import Synthetic
+from gpt2.files.shard_format import shard_header
 
 V = 50257
 

@@ -8,10 +8,10 @@ from bench.host.environment import describe, highest_cpu_mhz
 from bench.host.telemetry import variables
 from bench.records.machine import Environment
 from bench.run.worker import _peak_flops
-from gpt2.code import code_hash
+from gpt2.config.toggles import Toggles
 from gpt2.device import Cpu
 from gpt2.hardware.host import usable_cores
-from gpt2.toggles import Toggles
+from gpt2.provenance import code_hash
 
 
 @pytest.fixture
@@ -105,10 +105,11 @@ def test_where_a_user_keeps_something_is_never_recorded(
 
 
 @pytest.mark.parametrize(
-    "source", ["gpt2/train.py", "gpt2/device/cpu.py", "gpt2/attention.cpp", "bench/run/runner.py"]
+    "source",
+    ["gpt2/training/train.py", "gpt2/device/cpu.py", "gpt2/model/attention.cpp", "bench/run/runner.py"],
 )
 def test_the_hash_of_the_code_changes_with_any_source(source: str, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("gpt2.code.ROOT", tmp_path)
+    monkeypatch.setattr("gpt2.provenance.ROOT", tmp_path)
     (tmp_path / source).parent.mkdir(parents=True)
     (tmp_path / source).write_text("x = 1;")
     before = code_hash()

@@ -30,8 +30,8 @@ from bench.run.command import Options
 from bench.run.peers import external
 from bench.run.peers.child_env import processors, variables
 from bench.run.runner import run
+from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_allocator
-from gpt2.toggles import Toggles
 
 Timed = Callable[..., tuple[Outcome, str]]
 

@@ -15,7 +15,7 @@ from bench.host import feasibility as foresight
 from bench.host.feasibility import HOPELESS, check_time, product_rate
 from bench.ladder.ladder import Ladder, load
 from bench.run import worker
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 BFLOAT16_UNITS = torch.ops.mkldnn._is_mkldnn_bf16_supported()
 """Whether oneDNN has kernels for it here."""

@@ -12,7 +12,7 @@ from samples import measurement, record
 
 from bench.analysis.scoreboard import scoreboard
 from bench.report.export import to_csv, to_json
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 CUDA = Toggles(device="cuda")
 BOARD = scoreboard(

@@ -1,4 +1,4 @@
-"""What gpt2.functions, gpt2.products and gpt2.optimizer write out, against what torch derives."""
+"""What gpt2.model.autograd, gpt2.model.tuned_linear and gpt2.training.optimizer write out, against what torch derives."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 from trainings import FAST, FOUR, WORKLOAD, start
 
-from gpt2 import products
-from gpt2.attention import BlockAttention
-from gpt2.functions import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
-from gpt2.optimizer import CompiledAdamW, clip_gradients
+from gpt2.model import tuned_linear
+from gpt2.model.attention import BlockAttention
+from gpt2.model.autograd import CrossEntropy, SigmoidGelu, TiedEmbedding, chunked_cross_entropy
+from gpt2.training.optimizer import CompiledAdamW, clip_gradients
 
 
 def with_gradients(function: Callable[..., Tensor], *inputs: Tensor) -> list[Tensor]:
@@ -69,7 +69,7 @@ def test_a_linear_layer_by_tuned_products_is_torchs(bias: bool) -> None:
     inputs = (x, weight, b) if bias else (x, weight)
 
     def tuned(x: Tensor, weight: Tensor, b: Tensor | None = None) -> Tensor:
-        return products.TunedLinear.apply(x, weight, b)
+        return tuned_linear.TunedLinear.apply(x, weight, b)
 
     assert_alike(with_gradients(tuned, *inputs), with_gradients(F.linear, *inputs))
 
@@ -104,7 +104,7 @@ def test_in_bfloat16_gradients_of_attention_by_blocks_err_less_than_twice_as_muc
 def test_a_product_shared_out_is_the_whole_product(side: str, parts: int) -> None:
     a, b, bias = torch.randn(13, 5), torch.randn(6, 5).t(), torch.randn(6)
     out = torch.full((13, 6), float("nan"))
-    products._arranged(f"{side} in {parts}", a, b, bias, out)
+    tuned_linear._arranged(f"{side} in {parts}", a, b, bias, out)
     torch.testing.assert_close(out, torch.addmm(bias, a, b))
 
 

@@ -20,15 +20,15 @@ from torch import Tensor
 from trainings import FOUR, WORKLOAD, assert_trains_alike
 from trainings import start_on_a_cpu as start
 
-from gpt2 import fused_loss
-from gpt2.fused_loss import FusedCrossEntropy
-from gpt2.gradients import gradient_difference
-from gpt2.memory import estimate
-from gpt2.model import PRESETS, build
-from gpt2.ops import profile
-from gpt2.proofs import prove
-from gpt2.toggles import Toggles
-from gpt2.tolerances import GRADIENT_TOLERANCE
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import GRADIENT_TOLERANCE
+from gpt2.model import fused_loss
+from gpt2.model.fused_loss import FusedCrossEntropy
+from gpt2.model.model import PRESETS, build
+from gpt2.proofs.gradients import gradient_difference
+from gpt2.proofs.profiler import profile
+from gpt2.proofs.prove import prove
+from gpt2.training.memory_estimate import estimate
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 

@@ -15,11 +15,11 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 from trainings import FOUR, every_value, start
 
-from gpt2.convert import write_huggingface
-from gpt2.generate import Reader, generate, probabilities, stream_text
-from gpt2.model import GPT2, PRESETS, build
+from gpt2.config.toggles import Toggles
+from gpt2.evals.generate import Reader, generate, probabilities, stream_text
+from gpt2.interop.convert import write_huggingface
+from gpt2.model.model import GPT2, PRESETS, build
 from gpt2.text import encoded, gpt2_encoding
-from gpt2.toggles import Toggles
 
 CPU = torch.device("cpu")
 TINY = PRESETS["tiny"]
@@ -139,7 +139,7 @@ def test_greedy_output_is_that_of_transformers_for_the_same_weights(tmp_path: Pa
 
 
 def test_the_likeliest_of_weights_from_transformers_is_theirs(tmp_path: Path) -> None:
-    from gpt2.convert import read
+    from gpt2.interop.convert import read
 
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"vocab_size": 300, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 3}

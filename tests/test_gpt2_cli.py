@@ -14,10 +14,10 @@ import streams
 import torch
 from longruns import command
 
-from gpt2.checkpoint import folders
-from gpt2.checkpoint import read as read_checkpoint
-from gpt2.metrics import read
-from gpt2.run import PROMPTS
+from gpt2.pretrain.checkpoint import folders
+from gpt2.pretrain.checkpoint import read as read_checkpoint
+from gpt2.pretrain.config import PROMPTS
+from gpt2.pretrain.metrics import read
 
 SMALL = [
     "--set",
@@ -210,12 +210,12 @@ def test_a_model_goes_on_with_a_prompt_and_the_same_seed_writes_the_same(trained
 
 
 def test_a_model_goes_to_transformers_and_back_unchanged(trained: Path, tmp_path: Path) -> None:
-    from gpt2 import state
+    from gpt2.pretrain import checkpoint_tensors
 
     done("export", trained, tmp_path / "hf")
     done("import", tmp_path / "hf", tmp_path / "back")
-    (config, mine) = state.weights(folders(trained / "checkpoints")[-1])
-    (again, theirs) = state.weights(tmp_path / "back")
+    (config, mine) = checkpoint_tensors.weights(folders(trained / "checkpoints")[-1])
+    (again, theirs) = checkpoint_tensors.weights(tmp_path / "back")
     assert config == again
     assert all((mine[name] == theirs[name]).all() for name in mine)
 
@@ -310,12 +310,12 @@ def test_tensorboard_and_wandb_are_written_to_where_asked(trained: Path, tmp_pat
 
 @pytest.mark.parametrize("command", [["sample"], ["eval", "--hellaswag"]])
 def test_of_a_model_that_reads_no_text_none_is_asked_for(command: list[str], tmp_path: Path) -> None:
-    from gpt2 import state
-    from gpt2.model import build
-    from gpt2.workload import PRESETS
+    from gpt2.config.workload import PRESETS
+    from gpt2.model.model import build
+    from gpt2.pretrain import checkpoint_tensors
 
     model = build(PRESETS["tiny"], 0, torch.device("cpu"))
-    state.save_weights(
+    checkpoint_tensors.save_weights(
         tmp_path / "tiny", PRESETS["tiny"], {n: p.detach() for n, p in model.named_parameters()}
     )
     _, err = done(command[0], tmp_path / "tiny", *command[1:], code=2)
@@ -327,9 +327,9 @@ def test_of_a_model_that_reads_no_text_none_is_asked_for(command: list[str], tmp
 @pytest.fixture(scope="module")
 def padded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder of transformers whose vocabulary was padded, and whose last row is the likeliest by far."""
-    from gpt2.convert import ConvertWarning, write_huggingface
-    from gpt2.model import build
-    from gpt2.workload import GPT2Config
+    from gpt2.config.workload import GPT2Config
+    from gpt2.interop.convert import ConvertWarning, write_huggingface
+    from gpt2.model.model import build
 
     config = GPT2Config(n_layer=1, n_head=2, n_embd=16, n_ctx=16, vocab_size=50304)
     weights = {name: each.detach() for name, each in build(config, 0, torch.device("cpu")).named_parameters()}
@@ -366,12 +366,12 @@ def test_a_model_with_a_tokenizer_of_its_own_takes_no_text(padded: Path, tmp_pat
 
 
 def test_a_model_that_gives_no_finite_loss_is_not_judged(padded: Path, tmp_path: Path) -> None:
-    from gpt2 import state
-    from gpt2.convert import read as read_weights
+    from gpt2.interop.convert import read as read_weights
+    from gpt2.pretrain import checkpoint_tensors
 
     config, weights = read_weights(padded)
     weights["ln_f.weight"][0] = float("nan")
-    state.save_weights(tmp_path / "diverged", config, weights)
+    checkpoint_tensors.save_weights(tmp_path / "diverged", config, weights)
     _, err = done("eval", tmp_path / "diverged", "--val-corpus", "synthetic", "--val-tokens", "64", code=2)
     assert "the model's loss is not finite" in err
 

@@ -7,12 +7,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 from trainings import FOUR, start
 
-from gpt2.functions import B
-from gpt2.gradients import EAGER_SEQUENCES, gradient_difference, gradients
-from gpt2.model import GPT2
-from gpt2.seen import Seen
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import Training
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.model.autograd import B
+from gpt2.model.model import GPT2
+from gpt2.proofs.evidence import StepEvidence
+from gpt2.proofs.gradients import EAGER_SEQUENCES, gradient_difference, gradients
+from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -75,7 +75,7 @@ def test_eager_gradients_are_taken_with_sums_in_float32_and_the_setting_is_put_b
         ]
         return taken(training, model, x, y, stance, sequences)
 
-    monkeypatch.setattr("gpt2.gradients.gradients", noted)
+    monkeypatch.setattr("gpt2.proofs.gradients.gradients", noted)
     difference(trained(1.0))
     assert seen == {"fail_on_recompile": [True, True], "force_eager": [False, False]}
     assert torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
@@ -160,7 +160,7 @@ def test_the_residual_stream_is_looked_at_in_one_sequence(monkeypatch: pytest.Mo
     monkeypatch.setattr(
         GPT2, "embed", lambda model, tokens: rows.append(len(tokens)) or forward(model, tokens)
     )
-    assert Seen(training, []).residual_dtype == torch.bfloat16
+    assert StepEvidence(training, []).residual_dtype == torch.bfloat16
     assert rows == [1]
 
 
@@ -183,7 +183,7 @@ def test_gradients_of_our_own_functions_are_those_of_torchs(changes: dict[str, s
 
 
 def test_an_error_in_a_function_of_ours_is_found_in_eager_code_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpt2.functions.B", 0.9 * B)  # a coefficient of GELU's
+    monkeypatch.setattr("gpt2.model.autograd.B", 0.9 * B)  # a coefficient of GELU's
     training = start(replace(FOUR, gelu="sigmoid"))
     next(training)
     assert difference(training) > GRADIENT_TOLERANCE["float32"]

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gpt2.guard import MOST_PASSED, WINDOW, Guard, Policy, TrainingStopped
+from gpt2.pretrain.anomaly import MOST_PASSED, WINDOW, Guard, Policy, TrainingStopped
 
 
 class Told(list[tuple[int, str]]):
@@ -47,7 +47,7 @@ def test_many_steps_passed_over_in_a_row_end_the_run(scaled: bool) -> None:
     watched = guard(not_finite="skip")
     for step in range(MOST_PASSED - 1):
         assert not watched.accepts(step, 3.0, math.inf, scaled=scaled)
-    again = Guard(Policy(not_finite="skip"), Told(), watched.remembered())
+    again = Guard(Policy(not_finite="skip"), Told(), watched.state_dict())
     with pytest.raises(TrainingStopped, match=f"{MOST_PASSED} steps in a row were passed over"):
         again.accepts(99, 3.0, math.inf, scaled=scaled)
     assert watched.accepts(50, 3.0, 1.0)
@@ -82,15 +82,15 @@ def test_no_spike_is_told_before_there_are_enough_steps_to_hold_it_to() -> None:
 
 def test_what_is_passed_over_is_no_measure_for_what_comes() -> None:
     watched = steady(guard(spike="skip"))
-    before = watched.remembered()
+    before = watched.state_dict()
     watched.accepts(500, 400.0, 1.0)
-    assert watched.remembered() == {**before, "passed": 1}
+    assert watched.state_dict() == {**before, "passed": 1}
 
 
 def test_a_guard_that_remembers_says_what_one_that_never_stopped_says() -> None:
     told = Told()
     watched = steady(guard(spike="skip"))
-    again = Guard(Policy(spike="skip"), told, watched.remembered())
+    again = Guard(Policy(spike="skip"), told, watched.state_dict())
     assert not again.accepts(500, 4.0, 1.0)
     assert again.accepts(501, 3.0, 1.0)
 

@@ -11,8 +11,8 @@ from bench.analysis.row import Row
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import exit_code
 from bench.records.measurement import Measurement, Proof
-from gpt2.toggles import Toggles
-from gpt2.tolerances import GRADIENT_TOLERANCE
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import GRADIENT_TOLERANCE
 
 CUDA = Toggles(device="cuda")
 BF16 = replace(CUDA, autocast="bfloat16")

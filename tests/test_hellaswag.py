@@ -24,12 +24,13 @@ from conftest import REAL, ROOT
 from harness import write_tokenizer
 from test_model import random_weights, to_transformers
 
-from gpt2 import hellaswag, parallel
-from gpt2.cache import DataError
 from gpt2.device import Cpu
-from gpt2.hellaswag import PUBLISHED, Example, Score, ScoreError, Style, choices, evaluate, load, wilson
-from gpt2.model import GPT2, GPT2Config, build
-from gpt2.scoring import log_probabilities
+from gpt2.evals import hellaswag
+from gpt2.evals.hellaswag import PUBLISHED, Example, Score, ScoreError, Style, choices, evaluate, load, wilson
+from gpt2.evals.log_likelihood import log_probabilities
+from gpt2.files.cache import DataError
+from gpt2.model.model import GPT2, GPT2Config, build
+from gpt2.training import distributed
 
 CPU = Cpu()
 VOCABULARY = REAL / "tiktoken_cache"
@@ -280,7 +281,7 @@ def test_every_rank_has_the_score_of_a_single_process_after_as_many_passes(
             passes[rank] += others_known
             return plain(self, tokens)
 
-        monkeypatch.setattr(parallel, "gather", gather)
+        monkeypatch.setattr(distributed, "gather", gather)
         monkeypatch.setattr(GPT2, "logits", logits)
         return score("completion", questions=FEW, rank=rank, processes=3, batch_size=3)
 
@@ -293,7 +294,7 @@ def test_every_rank_has_the_score_of_a_single_process_after_as_many_passes(
 
 def test_a_rank_without_examples_has_the_score_too(vocabulary: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        parallel, "gather", lambda mine, processes: [mine, 2 if isinstance(mine, int) else [1, 0, 1, 0]]
+        distributed, "gather", lambda mine, processes: [mine, 2 if isinstance(mine, int) else [1, 0, 1, 0]]
     )
     assert score("completion", questions=EXAMPLES[:1], rank=1, processes=2) == Score(
         acc=1.0, acc_norm=0.0, examples=1, style="completion"

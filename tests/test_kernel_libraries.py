@@ -23,16 +23,16 @@ from torch import Tensor
 from trainings import FOUR, WORKLOAD, assert_trains_alike
 from trainings import start_on_a_cpu as start
 
-from gpt2.gradients import gradient_difference
-from gpt2.kernel_libraries import missing
-from gpt2.memory import estimate
-from gpt2.model import PRESETS, LayerNorm, build
-from gpt2.ops import attention_kernel, profile
-from gpt2.proofs import prove
+from gpt2.config.constraints import check
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.hardware.kernel_packages import missing
+from gpt2.model.model import PRESETS, LayerNorm, build
+from gpt2.proofs.gradients import gradient_difference
+from gpt2.proofs.profiler import attention_kernel, profile
+from gpt2.proofs.prove import prove
 from gpt2.proofs.step import LOSS_OPS
-from gpt2.support import check
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.training.memory_estimate import estimate
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -243,7 +243,7 @@ def test_padding_rows_get_no_gradient(loss: Any) -> None:
 def test_compiled_code_stays_in_one_piece_with_one_tensor_of_the_logits_size(loss: str) -> None:
     from torch._inductor.utils import run_fw_bw_and_get_code
 
-    from gpt2.fused_loss import FusedCrossEntropy
+    from gpt2.model.fused_loss import FusedCrossEntropy
 
     torch.compiler.reset()
     generator = torch.Generator().manual_seed(0)
@@ -411,7 +411,7 @@ def test_what_a_library_cannot_do_is_refused(changes: dict, reason: str) -> None
 def test_a_missing_package_is_named_with_how_to_install_it(
     toggle: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.kernel_libraries.find_spec", lambda name: None)
+    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", lambda name: None)
     assert reason in str(missing(toggle, value))
 
 
@@ -419,7 +419,7 @@ def test_a_cut_cross_entropy_without_its_exact_form_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = ModuleSpec("cut_cross_entropy", None, origin=str(tmp_path / "__init__.py"))
-    monkeypatch.setattr("gpt2.kernel_libraries.find_spec", lambda name: spec)
+    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", lambda name: spec)
     assert "this cut_cross_entropy has no exact form" in str(missing("cross_entropy", "cut"))
     (tmp_path / "cce_utils.py").touch()
     assert missing("cross_entropy", "cut") is None
@@ -427,7 +427,7 @@ def test_a_cut_cross_entropy_without_its_exact_form_is_refused(
 
 def test_a_library_without_what_it_is_compiled_by_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     here = {"quack": ModuleSpec("quack", None)}
-    monkeypatch.setattr("gpt2.kernel_libraries.find_spec", here.get)
+    monkeypatch.setattr("gpt2.hardware.kernel_packages.find_spec", here.get)
     assert "its package cutlass is not here; pip install" in str(missing("cross_entropy", "quack"))
 
 
@@ -467,7 +467,7 @@ def test_compiled_linear_layers_of_8_bit_integers_have_the_eager_ones_gradients(
 LIGER = """
 import sys, torch
 from triton.runtime import interpreter
-from gpt2.kernel_libraries import _by_liger
+from gpt2.model.kernel_libraries import _by_liger
 patch = interpreter._patch_lang_tensor
 def patched(tensor, scope):  # numpy makes no number of an array of one any more
     patch(tensor, scope)

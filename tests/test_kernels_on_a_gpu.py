@@ -11,12 +11,12 @@ import pytest
 import torch
 from trainings import start
 
-from gpt2.gradients import gradient_difference
-from gpt2.ops import profile
-from gpt2.proofs import prove
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.config.workload import Workload
+from gpt2.proofs.gradients import gradient_difference
+from gpt2.proofs.profiler import profile
+from gpt2.proofs.prove import prove
 
 pytestmark = [
     pytest.mark.cuda,

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from bench.ladder.ladder import LadderError, load
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent
 

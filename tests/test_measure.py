@@ -13,9 +13,9 @@ from bench.ladder.ladder import Protocol, Rung
 from bench.run import worker
 from bench.run.aggregate import combine
 from bench.run.measure import MOST_WARMUP_STEPS, CpuUse, Waiting, first_losses, measure, more_losses, read
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import Device, PeakMemory
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.train import Step
+from gpt2.training.train import Step
 
 PROTOCOL = Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=10, max_window_seconds=90)
 

@@ -7,7 +7,7 @@ import transformers
 from torch import Tensor
 
 from gpt2.hardware import host
-from gpt2.model import GPT2, PRESETS, GPT2Config, build
+from gpt2.model.model import GPT2, PRESETS, GPT2Config, build
 
 CPU = torch.device("cpu")
 NO_BRGEMM = host.missing_brgemm("float32")

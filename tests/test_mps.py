@@ -5,9 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.workload import Workload
 from gpt2.device import Cpu, Mps
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.workload import Workload
 
 
 @pytest.fixture
@@ -68,8 +68,8 @@ def test_an_apple_gpu_is_waited_for_by_its_own_call(
 
 @pytest.mark.usefixtures("process_settings")
 def test_a_training_step_looks_at_an_apple_gpu_s_memory_once_a_micro_batch(fake_mps: list[int]) -> None:
-    from gpt2.data import Batches, open_corpus
-    from gpt2.train import micro_batches, train
+    from gpt2.data.batches import Batches, open_corpus
+    from gpt2.training.train import micro_batches, train
 
     toggles = Toggles(grad_accum_steps=3)
     device = Mps()
@@ -88,7 +88,7 @@ def test_a_training_step_looks_at_an_apple_gpu_s_memory_once_a_micro_batch(fake_
 def test_autocast_on_an_apple_gpu_is_its_own_and_only_float16_is_scaled(
     autocast: str, fake_mps: list[int]
 ) -> None:
-    from gpt2.stages import precision
+    from gpt2.training.stages import precision
 
     enter, scaler = precision(replace(Toggles(device="mps"), autocast=autocast), Mps())
     with enter():

@@ -8,13 +8,13 @@ import pytest
 import torch
 from trainings import FOUR, start
 
-from gpt2.float8 import to_float8
-from gpt2.model import LayerNorm
-from gpt2.ops import profile
-from gpt2.optimizer import CompiledAdamW, rounded_at_random
-from gpt2.proofs import prove
-from gpt2.toggles import Toggles
-from gpt2.tolerances import LOSS_TOLERANCE
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import LOSS_TOLERANCE
+from gpt2.model.float8 import to_float8
+from gpt2.model.model import LayerNorm
+from gpt2.proofs.profiler import profile
+from gpt2.proofs.prove import prove
+from gpt2.training.optimizer import CompiledAdamW, rounded_at_random
 
 NARROW = replace(FOUR, autocast="bfloat16", adamw="compiled", weights="bfloat16")
 RESIDUAL = replace(FOUR, autocast="bfloat16", residual="bfloat16")

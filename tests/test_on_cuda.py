@@ -28,19 +28,20 @@ from trainings import COMPANIONS, FOUR, WORKLOAD, start
 from bench.host.environment import describe
 from bench.host.telemetry import state
 from bench.records.record import Outcome
-from gpt2 import support
-from gpt2.breakdown import breakdown
+from gpt2.config import constraints
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.device import Device
-from gpt2.gradients import gradient_difference
-from gpt2.model import GPT2
-from gpt2.ops import profile, record
-from gpt2.proofs import Finding, prove
-from gpt2.seen import Seen
-from gpt2.stages import environment
-from gpt2.step_graph import EAGER_STEPS
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import Training
+from gpt2.model.model import GPT2
+from gpt2.proofs.breakdown import breakdown
+from gpt2.proofs.evidence import StepEvidence
+from gpt2.proofs.finding import Finding
+from gpt2.proofs.gradients import gradient_difference
+from gpt2.proofs.profiler import profile, record
+from gpt2.proofs.prove import prove
+from gpt2.training.stages import environment
+from gpt2.training.step_graph import EAGER_STEPS
+from gpt2.training.train import Training
 
 KIND: Literal["cpu", "cuda"] = "cuda"
 """What is tested; with cpu, many tests run on any machine, to find plain mistakes in them."""
@@ -108,7 +109,7 @@ def cases() -> Iterator[ParameterSet]:
             if toggle.name in ("world_size", "sharding"):
                 marks.append(pytest.mark.skip(reason="several ranks take a process and a GPU each"))
             else:
-                support.check(
+                constraints.check(
                     toggles
                 )  # raises where NEEDS lacks something: only what is missing here may be skipped
             yield pytest.param(toggles, id=f"{toggle.name}={value}", marks=marks)
@@ -137,7 +138,7 @@ def trained(toggles: Toggles, pinned_beside: bool = False) -> Trained:
     training.replay = False
     ops = profile(lambda: next(training), training.device)
     losses, norm = [step.loss.item() for step in steps], steps[0].grad_norm.item()
-    return Trained(losses, norm, prove(training, ops), Seen(training, ops).graph_launches)
+    return Trained(losses, norm, prove(training, ops), StepEvidence(training, ops).graph_launches)
 
 
 @contextmanager
@@ -277,7 +278,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back() -> None:
     gpu = device()
     torch.empty(2**28, dtype=torch.uint8, device=gpu.torch_device)  # freed at once
     before = torch.cuda.memory_reserved()
-    gpu.give_back()
+    gpu.release_memory()
     assert torch.cuda.memory_reserved() <= before - 2**28
 
 

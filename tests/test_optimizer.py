@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from trainings import FOUR, start
 
-from gpt2 import state
-from gpt2.checkpoint import Saved, Shape, read
-from gpt2.optimizer import CompiledAdamW, clip_gradients
+from gpt2.pretrain import checkpoint_tensors
+from gpt2.pretrain.checkpoint import Saved, Shape, read
+from gpt2.training.optimizer import CompiledAdamW, clip_gradients
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 OPTIONS: dict[str, Any] = {"lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8}
@@ -102,12 +102,17 @@ def test_a_state_is_filled_in_place_and_never_loaded() -> None:
 def test_they_lie_there_after_a_checkpoint_was_resumed(tmp_path: Path) -> None:
     first, second = (start(replace(FOUR, adamw="compiled")) for _ in range(2))
     next(first)
-    facts = Saved(shape=Shape.of(first.model.config), step=1, updates=state.updates(first), tokens=256)
-    state.save(tmp_path / "c", first, facts)
-    state.restore(tmp_path / "c", read(tmp_path / "c"), second)
+    facts = Saved(
+        shape=Shape.of(first.model.config), step=1, updates=checkpoint_tensors.updates(first), tokens=256
+    )
+    checkpoint_tensors.save(tmp_path / "c", first, facts)
+    checkpoint_tensors.restore(tmp_path / "c", read(tmp_path / "c"), second)
     small = [parameter for parameter in second.model.parameters() if parameter.dim() == 1]
     states = [second.optimizer.state[parameter] for parameter in small]
-    assert all(consecutive(each) for each in (small, *([s[kind] for s in states] for kind in state.AVERAGES)))
+    assert all(
+        consecutive(each)
+        for each in (small, *([s[kind] for s in states] for kind in checkpoint_tensors.AVERAGES))
+    )
     assert all(map(torch.equal, second.model.parameters(), first.model.parameters()))
 
 

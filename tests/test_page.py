@@ -18,7 +18,7 @@ from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.published import read_published
 from bench.report.assembly import assemble
 from bench.report.page import page
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 CUDA = Toggles(device="cuda")
 BF16 = replace(CUDA, autocast="bfloat16")

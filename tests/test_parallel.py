@@ -16,12 +16,12 @@ from trainings import FOUR, start
 from trainings import WORKLOAD as STEADY
 
 from bench.stats import loss_difference
-from gpt2.data import Batches, open_corpus
-from gpt2.memory import estimate
-from gpt2.toggles import Toggles
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
-from gpt2.train import micro_batches
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.config.workload import Workload
+from gpt2.data.batches import Batches, open_corpus
+from gpt2.training.memory_estimate import estimate
+from gpt2.training.train import micro_batches
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 STEPS = 4

@@ -2,7 +2,7 @@ import re
 
 import pytest
 
-from gpt2 import peaks
+from gpt2.hardware import peaks
 
 RATES = ("bfloat16", "float16", "tf32", "float32")
 NAMES = {  # as torch.cuda.get_device_name, torch_xla's xla_device_kind and sysctl give them

@@ -12,9 +12,9 @@ from bench.analysis.scoreboard import scoreboard
 from bench.records.record import ToggleValues
 from bench.report.caption import caption
 from bench.run.nodes.topology import Part, Place, PlaceError, nodes_for, patience, place
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import usable_cores
-from gpt2.stages import environment
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.training.stages import environment
 
 # --- which node this is
 # ----------------------------------------------------------------------------------------------

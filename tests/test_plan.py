@@ -15,13 +15,13 @@ from rich.console import Console
 
 from bench.cli import dry_run as plan
 from bench.ladder.ladder import Ladder, load
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 from gpt2.device import DEVICES
-from gpt2.memory import MemoryEstimate, estimate
-from gpt2.model import build
-from gpt2.peaks import CHIPS, named
-from gpt2.stages import model_config
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.hardware.peaks import CHIPS, named
+from gpt2.model.model import build
+from gpt2.training.memory_estimate import MemoryEstimate, estimate
+from gpt2.training.stages import model_config
 
 LADDERS = Path(__file__).parent.parent / "ladders"
 GIB = 2**30

@@ -40,8 +40,8 @@ from bench.report.plots.scaling import batch_sizes, world_sizes
 from bench.report.plots.style import fallbacks, shortened, with_room
 from bench.report.plots.style import names as labelled
 from bench.stats import independent_ratio
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 CUDA = Toggles(device="cuda")
 

@@ -20,12 +20,12 @@ import psutil
 import pytest
 import streams
 
-from gpt2.cache import DataError
-from gpt2.corpora import stem_of
-from gpt2.data import open_corpus
-from gpt2.documents import open_validation
-from gpt2.index import Index, damaged, read_index, to_nanogpt
-from gpt2.prepare import Progress, prepare
+from gpt2.data.batches import open_corpus
+from gpt2.data.corpora.prepare import Progress, prepare
+from gpt2.data.corpora.sources import stem_of
+from gpt2.data.documents import open_validation
+from gpt2.data.index import Index, damaged, read_index, to_nanogpt
+from gpt2.files.cache import DataError
 
 ROOT = Path(__file__).parent.parent
 TEXTS = streams.documents(600)
@@ -41,7 +41,7 @@ def corpus(tmp_path: Path, vocabulary: None) -> str:
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Batches of few documents, so that a shard ends within one and there are many."""
-    monkeypatch.setattr("gpt2.encode.BATCH_CHARS", 3000)
+    monkeypatch.setattr("gpt2.data.corpora.encode.BATCH_CHARS", 3000)
 
 
 def made(corpus: str, out: Path, **settings) -> Index:
@@ -305,11 +305,11 @@ def test_progress_ends_at_the_whole_and_tells_the_time_left(
 PROGRAM = """
 import signal, sys
 from pathlib import Path
-import gpt2.encode
-from gpt2.prepare import prepare
+import gpt2.data.corpora.encode
+from gpt2.data.corpora.prepare import prepare
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
-    gpt2.encode.BATCH_CHARS = 3000
+    gpt2.data.corpora.encode.BATCH_CHARS = 3000
     for progress in prepare(sys.argv[1], Path(sys.argv[2]), shard_tokens=1500, processes=int(sys.argv[3])):
         print(progress.tokens, flush=True)
         sys.stdin.readline()  # never ahead of who reads this
@@ -370,8 +370,8 @@ def test_killed_again_and_again_it_writes_the_shards_of_one_never_killed(corpus:
 def test_left_off_after_any_batch_it_writes_the_same_shards(
     kind: str, apart: bool, tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt2.encode.BATCH_CHARS", 1500)
-    monkeypatch.setattr("gpt2.readers.PIECE_CHARS", 700)
+    monkeypatch.setattr("gpt2.data.corpora.encode.BATCH_CHARS", 1500)
+    monkeypatch.setattr("gpt2.data.corpora.readers.PIECE_CHARS", 700)
     place = streams.folder(tmp_path / "mine", TEXTS[:200], 3, kind)
     if apart:
         streams.WRITERS[kind](place / f"val.{kind}", TEXTS[200:230])

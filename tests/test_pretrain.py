@@ -16,24 +16,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from longruns import ROOT, TIMING, broken_off, command, events, learned, leg, tiny_run, with_toggles
+from longruns import ROOT, TIMING, broken_off, command, events, learned, session, tiny_run, with_toggles
 from typer.testing import CliRunner
 from waiting import until
 
-from gpt2 import longrun, parallel, pretrain
-from gpt2.cache import DataError
-from gpt2.checkpoint import CheckpointError, folders, read
-from gpt2.cli import app
-from gpt2.feed import Data, Source, open_data
-from gpt2.guard import TrainingStopped
-from gpt2.metrics import Event, Files, Kind, TensorBoard
-from gpt2.metrics import read as read_metrics
-from gpt2.prepare import prepare
-from gpt2.pretrain import Place
-from gpt2.run import Run, load
-from gpt2.stages import environment
+from gpt2.cli.main import app
+from gpt2.config.validation import ConfigError
+from gpt2.data.corpora.prepare import prepare
+from gpt2.files.cache import DataError
+from gpt2.pretrain import rank_main
+from gpt2.pretrain import session as sessions
+from gpt2.pretrain.anomaly import TrainingStopped
+from gpt2.pretrain.checkpoint import CheckpointError, folders, read
+from gpt2.pretrain.config import Run, load
+from gpt2.pretrain.datasets import Data, Source, open_data
+from gpt2.pretrain.metrics import Event, Files, Kind, TensorBoard
+from gpt2.pretrain.metrics import read as read_metrics
+from gpt2.pretrain.session import SessionOptions
 from gpt2.text import encode
-from gpt2.validation import ConfigError
+from gpt2.training import distributed
+from gpt2.training.stages import environment
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -75,7 +77,7 @@ def test_that_holds_under_other_toggles(name: str, tmp_path: Path) -> None:
 
 
 def test_the_validation_loss_is_the_mean_over_the_first_tokens_of_the_corpus(tmp_path: Path) -> None:
-    it = leg(tiny_run(), tmp_path)
+    it = session(tiny_run(), tmp_path)
     found = next(event for event in it if event.kind == "val")
     corpus = it.data.validation
     assert corpus is not None
@@ -114,7 +116,7 @@ def test_the_learning_rate_of_each_step_is_the_schedule_s(tmp_path: Path) -> Non
 
 
 def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path: Path) -> None:
-    it = leg(tiny_run(steps=10), tmp_path)
+    it = session(tiny_run(steps=10), tmp_path)
     seen, found = set[int](), []
     for event in it:
         found.append(event)
@@ -127,7 +129,7 @@ def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path
 
 
 class Ticking:
-    """In place of the module `time` in gpt2.pretrain: with each step half a second passes."""
+    """In place of the module `time` in gpt2.pretrain.session: with each step half a second passes."""
 
     now = 1000.0
 
@@ -142,7 +144,7 @@ class Ticking:
 @pytest.fixture
 def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
     clock = Ticking()
-    monkeypatch.setattr(pretrain, "time", clock)
+    monkeypatch.setattr(sessions, "time", clock)
     return clock
 
 
@@ -150,7 +152,7 @@ def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes
     tmp_path: Path, ticking: Ticking
 ) -> None:
     run = tiny_run(steps=10_000, evaluation={"val_every": 0}, checkpoints={"every": 0})
-    it = leg(run, tmp_path, seconds=100.0)  # of which 90 are set aside for the last checkpoint
+    it = session(run, tmp_path, seconds=100.0)  # of which 90 are set aside for the last checkpoint
     steps = sum(event.kind == "step" for event in it)
     assert ticking.now <= 1010.0
     assert 15 <= steps <= 20
@@ -170,7 +172,7 @@ def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes
 def test_a_leg_s_end_is_foreseen_with_the_checkpoints_that_come(
     taken: int, seconds: float, ends: bool, tmp_path: Path, ticking: Ticking
 ) -> None:
-    it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path, seconds=seconds)
+    it = session(tiny_run(evaluation={"val_every": 0}), tmp_path, seconds=seconds)
     assert [next(it).step for _ in range(1 + taken)][-1] == taken
     assert it._should_end() == ends
 
@@ -180,12 +182,12 @@ def test_a_leg_s_end_is_foreseen_with_evaluations_that_an_earlier_leg_timed(
     seconds: float, ends: bool, tmp_path: Path, ticking: Ticking
 ) -> None:
     run = tiny_run(evaluation={"val_every": 3, "val_tokens": 256}, checkpoints={"every": 0})
-    it = leg(run, tmp_path)
+    it = session(run, tmp_path)
     assert [next(it).kind, next(it).kind] == ["leg", "val"]
     it._looking_seconds = 50.0
     it.end("asked by the test")
     list(it)
-    later = leg(run, tmp_path, resume=True, seconds=seconds)
+    later = session(run, tmp_path, resume=True, seconds=seconds)
     assert next(later).kind == "leg"
     assert later.training.number == 1  # so that the evaluation before step 3 is near
     assert later._should_end() == ends
@@ -199,7 +201,7 @@ def test_what_a_resumed_run_has_otherwise_than_before_is_told(tmp_path: Path) ->
 
 
 def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -> None:
-    it = leg(tiny_run(evaluation={"val_every": 0}), tmp_path)
+    it = session(tiny_run(evaluation={"val_every": 0}), tmp_path)
     assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
     it.training.model.ln_f.weight.data.fill_(math.nan)
     said = next(it)
@@ -210,7 +212,7 @@ def test_a_step_that_is_not_finite_ends_the_run_and_says_which(tmp_path: Path) -
 
 
 def test_a_step_passed_over_leaves_the_weights_and_is_told(tmp_path: Path) -> None:
-    it = leg(tiny_run(guard={"not_finite": "skip"}, evaluation={"val_every": 0}), tmp_path)
+    it = session(tiny_run(guard={"not_finite": "skip"}, evaluation={"val_every": 0}), tmp_path)
     assert [next(it).step for _ in range(6)] == [0, 1, 2, 3, 4, 5]
     model = it.training.model
     before, spoilt = model.wte.weight.detach().clone(), model.ln_f.weight.detach().clone()
@@ -245,7 +247,7 @@ def test_where_the_newest_checkpoint_is_damaged_it_is_said_how_to_go_on_from_the
     before, newest = folders(tmp_path / "checkpoints")
     next(newest.glob("*.safetensors")).unlink()
     with pytest.raises(CheckpointError, match=rf"is missing; to go on from {before.name}, delete {newest}$"):
-        leg(run, tmp_path, resume=True)
+        session(run, tmp_path, resume=True)
 
 
 @pytest.mark.parametrize(
@@ -261,11 +263,11 @@ def test_a_run_that_would_train_on_other_batches_is_not_gone_on_with(
 ) -> None:
     broken_off(tiny_run(), tmp_path, 2)
     with pytest.raises(CheckpointError, match=said):
-        leg(tiny_run(workload=changes), tmp_path, resume=True)
+        session(tiny_run(workload=changes), tmp_path, resume=True)
 
 
 def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
-    first = leg(tiny_run(steps=4), tmp_path / "first")
+    first = session(tiny_run(steps=4), tmp_path / "first")
     last = list(first)[-1]
     second = events(
         tiny_run(steps=1), tmp_path / "second", begin_from=folders(tmp_path / "first/checkpoints")[-1]
@@ -280,9 +282,9 @@ def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
 ) -> None:
     run = tiny_run(steps=8, evaluation={"val_every": 4, "val_tokens": 1024})
     whole = learned(events(run, tmp_path / "whole"))
-    it, passes = leg(run, tmp_path / "parts"), 0
-    assert it.looks.validation
-    rows = it.looks.validation._mine
+    it, passes = session(run, tmp_path / "parts"), 0
+    assert it.evaluations.validation
+    rows = it.evaluations.validation._mine
 
     def counted() -> Iterator[Any]:
         nonlocal passes
@@ -292,9 +294,9 @@ def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
             passes += 1
             yield row
 
-    it.looks.validation._mine = counted  # type: ignore[method-assign]
+    it.evaluations.validation._mine = counted  # type: ignore[method-assign]
     first = learned(list(it))
-    assert passes % it.looks.validation.passes > 0  # it was not made to its end
+    assert passes % it.evaluations.validation.passes > 0  # it was not made to its end
     (kept,) = [read(each) for each in folders(tmp_path / "parts/checkpoints") if read(each).step == step]
     assert (kept.looked, kept.val_loss) == (False, None)
     assert first + learned(events(run, tmp_path / "parts", resume=True)) == whole
@@ -324,7 +326,7 @@ def test_where_no_batch_comes_any_more_what_was_learnt_is_kept_first(
         yield from itertools.islice(items, micro_batches)
         raise DataError("the network is gone")
 
-    it, first = leg(run, tmp_path / "parts"), []
+    it, first = session(run, tmp_path / "parts"), []
     it.waiting._items = cut_off(it.waiting._items)
     with pytest.raises(DataError, match="the network is gone"):
         first.extend(it)
@@ -368,8 +370,8 @@ def test_what_is_no_number_is_null_in_the_metrics(tmp_path: Path) -> None:
 
 
 def test_validation_holds_one_forward_pass_at_a_time(tmp_path: Path) -> None:
-    it = leg(tiny_run(evaluation={"val_every": 4, "val_tokens": 1024}), tmp_path)
-    assert it.looks.validation is not None
+    it = session(tiny_run(evaluation={"val_every": 4, "val_tokens": 1024}), tmp_path)
+    assert it.evaluations.validation is not None
     alive = 0
     forward = it.training.model.forward
 
@@ -396,8 +398,8 @@ def test_validation_holds_one_forward_pass_at_a_time(tmp_path: Path) -> None:
         return Kept.apply(forward(x, y))  # type: ignore[return-value]
 
     it.training.model.forward = watched  # type: ignore[method-assign]
-    it.looks.validation.loss()
-    assert most == [0] * it.looks.validation.passes
+    it.evaluations.validation.loss()
+    assert most == [0] * it.evaluations.validation.passes
 
 
 def test_resuming_where_nothing_was_kept_begins_the_run(tmp_path: Path) -> None:
@@ -430,7 +432,7 @@ def config(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
 
 
 def rows(folder: Path) -> list[dict[str, object]]:
@@ -440,8 +442,9 @@ def rows(folder: Path) -> list[dict[str, object]]:
 
 KILLED = """
 import os, signal, sys
-from gpt2 import cli, state
-from gpt2.metrics import Files
+from gpt2.cli import main
+from gpt2.pretrain import checkpoint_tensors
+from gpt2.pretrain.metrics import Files
 
 kind, count, seconds = sys.argv.pop(1), int(sys.argv.pop(1)), float(sys.argv.pop(1))
 
@@ -453,10 +456,10 @@ def counted(genuine, now):
     return called
 
 if kind == "checkpoint":
-    state.seal = counted(state.seal, lambda: os.kill(os.getpid(), signal.SIGKILL))
+    checkpoint_tensors.seal = counted(checkpoint_tensors.seal, lambda: os.kill(os.getpid(), signal.SIGKILL))
 else:
     Files.write = counted(Files.write, lambda: signal.setitimer(signal.ITIMER_PROF, seconds))
-cli.main()
+main.main()
 """
 """`gpt2` that dies while it seals its checkpoint of that number, or some seconds of processor time after as
 many lines of metrics, by a signal that nobody heeds: at the same point however busy the machine is.
@@ -475,7 +478,7 @@ def test_a_run_killed_at_random_moments_ends_with_the_same_losses(
     config: Path, tmp_path: Path, no_signals: None
 ) -> None:
     run = load(str(config))
-    assert longrun.carry_out(run, Place(folder=tmp_path / "whole")) == 0
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "whole")) == 0
     chance = random.Random(6)
     again = ("train", config, "--out", tmp_path / "parts", "--resume")
     kills = 0
@@ -492,12 +495,12 @@ def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_b
     config: Path, tmp_path: Path, no_signals: None
 ) -> None:
     run = load(str(config))
-    assert longrun.carry_out(run, Place(folder=tmp_path / "whole")) == 0
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "whole")) == 0
     place = tmp_path / "parts" / "checkpoints"
     assert killed(run, "checkpoint", 3, 0, "train", config, "--out", tmp_path / "parts") == -signal.SIGKILL
     assert list(place.glob("*.part/*.safetensors"))
     assert read(folders(place)[-1]).step == 6
-    assert longrun.carry_out(run, Place(folder=tmp_path / "parts", resume=True)) == 0
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "parts", resume=True)) == 0
     assert not list(place.glob("*.part"))
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
@@ -526,9 +529,9 @@ def test_metrics_that_cannot_be_written_end_the_run_in_order_with_a_checkpoint(
                 self._jsonl = Path("/dev/full").open("w")  # noqa: SIM115
             super().write(event)
 
-    monkeypatch.setattr(longrun, "Files", Filling)
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
-    assert longrun.carry_out(tiny_run(steps=6), Place(folder=tmp_path)) == 6
+    monkeypatch.setattr(rank_main, "Files", Filling)
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
+    assert rank_main.run_rank(tiny_run(steps=6), SessionOptions(folder=tmp_path)) == 6
     assert f"cannot write {tmp_path} (No space left on device)" in capsys.readouterr().err
     assert [read(each).step for each in folders(tmp_path / "checkpoints")] == [3]
     assert [event.step for event in read_metrics(tmp_path) if event.kind == "step"] == [1]
@@ -561,10 +564,10 @@ def test_a_copy_of_the_metrics_that_cannot_be_written_does_not_end_the_run(
         def close(self, *, failed: bool = False) -> None:
             raise OSError("still gone")
 
-    gone, made = Gone(), longrun._sinks
-    monkeypatch.setattr(longrun, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
-    monkeypatch.setattr(longrun, "_heed_signals", lambda leg: lambda: False)
-    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path)) == 0
+    gone, made = Gone(), rank_main._sinks
+    monkeypatch.setattr(rank_main, "_sinks", lambda *args, **more: [*made(*args, **more), gone])
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
+    assert rank_main.run_rank(tiny_run(steps=3), SessionOptions(folder=tmp_path)) == 0
     assert gone.taken == 1
     assert (
         "Gone takes no more events (the network is gone); the run goes on without" in capsys.readouterr().err
@@ -680,7 +683,7 @@ def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path, no_sign
     import pandas as pd
 
     run = load(str(config), ["steps=4"])
-    assert longrun.carry_out(run, Place(folder=tmp_path / "run")) == 0
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "run")) == 0
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert list(table["kind"]) == [line["kind"] for line in lines]
@@ -699,7 +702,7 @@ def test_a_new_run_does_not_go_into_a_folder_with_checkpoints(
     if log is not None:
         (tmp_path / "metrics.jsonl").write_text(log)
     before = [each.name for each in folders(tmp_path / "checkpoints")]
-    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 2
+    assert rank_main.run_rank(tiny_run(steps=2), SessionOptions(folder=tmp_path)) == 2
     assert "has a run already: --resume goes on with it" in capsys.readouterr().err
     assert [each.name for each in folders(tmp_path / "checkpoints")] == before
 
@@ -708,9 +711,9 @@ def test_a_new_run_does_not_go_into_a_folder_with_checkpoints(
 def test_a_run_goes_on_though_what_it_says_of_itself_is_damaged(
     content: str, tmp_path: Path, no_signals: None
 ) -> None:
-    assert longrun.carry_out(tiny_run(steps=2), Place(folder=tmp_path)) == 0
+    assert rank_main.run_rank(tiny_run(steps=2), SessionOptions(folder=tmp_path)) == 0
     (tmp_path / "run.json").write_text(content, encoding="utf-8")
-    assert longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path, resume=True)) == 0
+    assert rank_main.run_rank(tiny_run(steps=4), SessionOptions(folder=tmp_path, resume=True)) == 0
     found = json.loads((tmp_path / "run.json").read_text())["id"]
     assert found == "known" if "known" in content else len(found) == 32
 
@@ -718,9 +721,9 @@ def test_a_run_goes_on_though_what_it_says_of_itself_is_damaged(
 def test_a_run_beyond_the_steps_asked_for_says_so(
     tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    longrun.carry_out(tiny_run(steps=4), Place(folder=tmp_path))
+    rank_main.run_rank(tiny_run(steps=4), SessionOptions(folder=tmp_path))
     capsys.readouterr()
-    assert longrun.carry_out(tiny_run(steps=3), Place(folder=tmp_path, resume=True)) == 0
+    assert rank_main.run_rank(tiny_run(steps=3), SessionOptions(folder=tmp_path, resume=True)) == 0
     assert "nothing to do: the run is at step 4, beyond the 3 that are asked for" in capsys.readouterr().err
 
 
@@ -735,7 +738,7 @@ def test_a_run_whose_folder_is_moved_says_so_and_keeps_what_it_learnt(
             (tmp_path / "here").rename(tmp_path / "there")
 
     monkeypatch.setattr(Files, "write", moving)
-    assert longrun.carry_out(tiny_run(steps=8), Place(folder=tmp_path / "here")) == 0
+    assert rank_main.run_rank(tiny_run(steps=8), SessionOptions(folder=tmp_path / "here")) == 0
     assert capsys.readouterr().err.count("here was moved or removed") == 1
     assert [read(each).step for each in folders(tmp_path / "here/checkpoints")] == [8]
     assert [event.step for event in read_metrics(tmp_path / "there") if event.kind == "step"] == list(
@@ -751,7 +754,7 @@ def test_a_folder_is_moved_only_where_the_file_system_says_so(
         raise error
 
     monkeypatch.setattr(Path, "stat", stat)
-    assert longrun._is_gone(tmp_path) is gone
+    assert rank_main._is_gone(tmp_path) is gone
 
 
 def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
@@ -759,8 +762,8 @@ def test_shards_whose_names_are_no_utf_8_are_trained_on(tmp_path: Path) -> None:
         path = os.path.join(os.fsencode(tmp_path), name)
         torch.arange(2000 + len(name), dtype=torch.int16).remainder(500).numpy().tofile(os.fsdecode(path))
     run = tiny_run(steps=1, workload={"data": "mine"})
-    place = Place(folder=tmp_path / "run", source=Source(path=tmp_path))
-    assert longrun.carry_out(run, place) == 0
+    place = SessionOptions(folder=tmp_path / "run", source=Source(path=tmp_path))
+    assert rank_main.run_rank(run, place) == 0
     notes = [event.values["text"] for event in read_metrics(tmp_path / "run") if event.kind == "note"]
     assert any(r"train_\xff.bin" in note for note in notes)
 
@@ -780,7 +783,7 @@ def test_no_checkpoint_is_kept_once_what_is_streamed_has_changed(
 def test_a_rank_with_other_data_than_the_first_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
+    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (("another sha256", None), None)])
     with pytest.raises(DataError, match="rank 1 would train or validate on other data than rank 0"):
         events(tiny_run(steps=1), tmp_path)
 
@@ -788,7 +791,7 @@ def test_a_rank_with_other_data_than_the_first_is_refused(
 def test_what_keeps_another_rank_from_its_data_is_said_on_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parallel, "gather", lambda mine, _: [mine, (None, "no such folder")])
+    monkeypatch.setattr(distributed, "gather", lambda mine, _: [mine, (None, "no such folder")])
     with pytest.raises(DataError, match="rank 1 cannot open the data: no such folder"):
         events(tiny_run(steps=1), tmp_path)
 
@@ -796,8 +799,8 @@ def test_what_keeps_another_rank_from_its_data_is_said_on_all(
 def test_a_folder_whose_checkpoints_nobody_could_read_is_refused(
     tmp_path: Path, no_signals: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    place = Place(folder=Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9")))
-    assert longrun.carry_out(tiny_run(steps=2), place) == 2
+    place = SessionOptions(folder=Path(os.fsdecode(os.fsencode(tmp_path) + b"/r\xe9")))
+    assert rank_main.run_rank(tiny_run(steps=2), place) == 2
     assert r"r\xe9 is no UTF-8" in capsys.readouterr().err
     assert not place.folder.exists()
 

@@ -18,14 +18,15 @@ import torch
 from _pytest.mark import ParameterSet
 from trainings import FAST, FOUR, every_value, start
 
-import gpt2.products
+import gpt2.model.tuned_linear
+from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
-from gpt2.ops import Op, attention_kernel, fused_attention, kernel_formats, products, profile
-from gpt2.proofs import PROOFS, Finding, prove
-from gpt2.seen import Seen, loaded_libraries
-from gpt2.stages import model_config
-from gpt2.toggles import Toggles
-from gpt2.train import Training
+from gpt2.proofs.evidence import StepEvidence, loaded_libraries
+from gpt2.proofs.finding import Finding
+from gpt2.proofs.profiler import Op, attention_kernel, fused_attention, kernel_formats, matmuls, profile
+from gpt2.proofs.prove import PROOFS, prove
+from gpt2.training.stages import model_config
+from gpt2.training.train import Training
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -46,12 +47,12 @@ def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
     """Products so small gain nothing by being shared out, and on one thread none does: here they are
     nevertheless.
     """
-    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "rows in 2")
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_fastest", lambda *operands: "rows in 2")
 
 
 def test_products_that_are_all_fastest_whole_are_said_to_be_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpt2.products, "_chosen", {})
-    monkeypatch.setattr(gpt2.products, "_fastest", lambda *operands: "whole")
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_chosen", {})
+    monkeypatch.setattr(gpt2.model.tuned_linear, "_fastest", lambda *operands: "whole")
     training = start(replace(FOUR, products="tuned"))
     found = prove(training, profile(lambda: next(training), training.device))["products"]
     assert found == Finding(True, findings(products="whole")["products"].evidence)
@@ -298,13 +299,13 @@ def test_a_reduced_precision_that_leaked_in_is_found_at_highest(plain: tuple) ->
 
 
 def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
-    from gpt2.model import build
-    from gpt2.workload import GPT2Config
+    from gpt2.config.workload import GPT2Config
+    from gpt2.model.model import build
 
     toggles = Toggles(vocab_multiple=64)
     config = model_config(toggles, GPT2Config(n_layer=1, n_head=1, n_embd=8, n_ctx=8, vocab_size=128))
     training = SimpleNamespace(toggles=toggles, model=build(config, 0, torch.device("cpu")))
-    found = PROOFS["vocab_multiple"](Seen(training, []))  # type: ignore[arg-type]
+    found = PROOFS["vocab_multiple"](StepEvidence(training, []))  # type: ignore[arg-type]
     assert found == Finding(False, "128 is already a multiple: nothing to pad")
 
 
@@ -339,7 +340,7 @@ def test_the_functions_of_a_loss_are_read_while_the_loss_is_there() -> None:
 
     batch = torch.zeros(1, 1), torch.zeros(1, 1)
     training = SimpleNamespace(micro_batch=batch, model=Model(), autocast=contextlib.nullcontext)
-    assert Seen(training, []).functions == {"CrossEntropyBackward"}  # type: ignore[arg-type]
+    assert StepEvidence(training, []).functions == {"CrossEntropyBackward"}  # type: ignore[arg-type]
 
 
 # --- CUDA, by hand: the names are those that its profiler shows
@@ -362,7 +363,7 @@ def test_attention_under_cuda_graphs_is_told_by_its_kernel(kind: str, name: str,
     assert fused_attention(kernels(name)) == {kind: name}
     training, _ = plain
     claimed = SimpleNamespace(**{**vars(training), "toggles": replace(FOUR, device="cuda", attention=kind)})
-    found = PROOFS["attention"](Seen(claimed, [LAUNCH, *kernels(name)]))  # type: ignore[arg-type]
+    found = PROOFS["attention"](StepEvidence(claimed, [LAUNCH, *kernels(name)]))  # type: ignore[arg-type]
     assert found == Finding(True, f"ran {name}")
 
 
@@ -396,7 +397,7 @@ def graphed(plain: tuple, ops: list[Op], **changes: object) -> dict[str, Finding
         Op("Torch-Compiled Region: 0/0", [], []),
         Op("CompiledFunction", ["long int", "float", "long int"], [[4, 64], [509, 64], [4, 64]]),
     ]
-    seen = Seen(SimpleNamespace(**{**vars(training), "toggles": toggles}), [*compiled, *ops])  # type: ignore[arg-type]
+    seen = StepEvidence(SimpleNamespace(**{**vars(training), "toggles": toggles}), [*compiled, *ops])  # type: ignore[arg-type]
     return {name: proof(seen) for name, proof in PROOFS.items()}
 
 
@@ -426,14 +427,14 @@ def test_columns_summed_by_kernels_of_their_own_prove_reductions_apart(plain: tu
 
 def test_products_of_apple_s_linear_layer_are_read_as_products() -> None:
     op = Op("aten::linear", ["c10::Half", "c10::Half", "c10::Half"], [[4, 64, 32], [128, 32], [128]])
-    (product,) = products([op])
+    (product,) = matmuls([op])
     assert (product.m, product.k, product.n, product.number_format) == (256, 32, 128, "float16")
 
 
 def test_apple_s_linear_layers_are_read_beside_the_products_of_its_attention() -> None:
     linear = Op("aten::linear", ["float", "float", "float"], [[4, 64, 32], [128, 32], [128]])
     scores = Op("aten::bmm", ["float", "float"], [[16, 64, 8], [16, 8, 64]])
-    assert [(p.m, p.k, p.n, p.batched) for p in products([linear, scores])] == [
+    assert [(p.m, p.k, p.n, p.batched) for p in matmuls([linear, scores])] == [
         (64, 8, 64, True),
         (256, 32, 128, False),
     ]

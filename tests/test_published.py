@@ -17,7 +17,7 @@ from bench.analysis.select import load_boards, load_published
 from bench.records.published import Published, is_published, read_published
 from bench.records.record import RecordError, append
 from bench.report.published import beside, tables
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 FOLDER = ROOT / "results" / "published"
 POST = read_published(FOLDER / "jjschwartz-2024.jsonl")

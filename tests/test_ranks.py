@@ -18,11 +18,11 @@ import pytest
 from longruns import command
 from waiting import await_gone, until
 
-from gpt2 import ranks
-from gpt2.checkpoint import folders, read
 from gpt2.hardware.host import free_port
-from gpt2.metrics import read as read_metrics
-from gpt2.ranks import train_in_ranks
+from gpt2.pretrain import launcher
+from gpt2.pretrain.checkpoint import folders, read
+from gpt2.pretrain.launcher import launch_ranks
+from gpt2.pretrain.metrics import read as read_metrics
 
 ROOT = Path(__file__).parent.parent
 RANK = """
@@ -46,7 +46,7 @@ def launch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def run(lines: str, processes: int = 3) -> int:
         (tmp_path / "program_of_a_rank.py").write_text(RANK + lines)
         monkeypatch.setattr(sys, "argv", ["gpt2", "an argument"])
-        return train_in_ranks(
+        return launch_ranks(
             "program_of_a_rank", processes, {"PYTHONPATH": str(tmp_path), "PLACE": str(tmp_path)}
         )
 
@@ -71,14 +71,14 @@ WAITS = "time.sleep(600); open(os.path.join(os.environ['PLACE'], 'waited'), 'w')
 def test_the_exit_code_is_that_of_the_rank_that_failed_and_its_last_words_are_shown(
     launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     assert launch(f"if rank == 1:\n    told('no luck'); sys.exit(5)\n{WAITS}") == 5
     assert not (tmp_path / "waited").exists()  # the others were not waited for
     assert capfd.readouterr().err.splitlines() == ["rank 1: no luck"]
 
 
 class Steered:
-    """In place of the module `time` in gpt2.ranks: does as the test says between two looks at the ranks."""
+    """In place of `time` in gpt2.pretrain.launcher: does as the test says between two looks at the ranks."""
 
     def __init__(
         self, monkeypatch: pytest.MonkeyPatch, place: Path, *between: Callable[[Steered], None]
@@ -89,12 +89,12 @@ class Steered:
         genuine = subprocess.Popen
 
         def started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-            rank: subprocess.Popen[bytes] = genuine(*arguments, **options)
+            rank: Any = genuine(*arguments, **options)
             self.started.append(rank)
             return rank
 
-        monkeypatch.setattr(ranks, "time", self)
-        monkeypatch.setattr(ranks, "subprocess", SimpleNamespace(Popen=started, PIPE=subprocess.PIPE))
+        monkeypatch.setattr(launcher, "time", self)
+        monkeypatch.setattr(launcher, "subprocess", SimpleNamespace(Popen=started, PIPE=subprocess.PIPE))
 
     monotonic = staticmethod(time.monotonic)
 
@@ -134,7 +134,7 @@ def test_ranks_that_missed_rank_0_in_the_moment_it_refused_say_nothing(
 def test_a_rank_that_the_system_killed_is_told_of(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "GRACE_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
     assert launch("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n") == 6
     assert "rank 2 was ended by SIGKILL, as the system does where memory is short" in capfd.readouterr().err
 
@@ -153,7 +153,7 @@ def test_a_killed_rank_is_named_though_rank_0_says_what_became_of_it(
 def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
     launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ranks, "ENDING_SECONDS", 0.3)
+    monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.3)
     assert launch(f"if rank == 1:\n    sys.exit(130)\n{WAITS}") == 130
     assert not (tmp_path / "waited").exists()
     assert "rank 0, 2 did not end with the others and were killed" in capfd.readouterr().err
@@ -161,7 +161,7 @@ def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
     (tmp_path / "program_of_a_rank.py").write_text(
-        f"{RANK}from gpt2.ranks import end_with_launcher\nend_with_launcher()\n"
+        f"{RANK}from gpt2.pretrain.launcher import end_with_launcher\nend_with_launcher()\n"
         "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(600)\n"
     )
     launcher = launched(tmp_path)
@@ -192,7 +192,7 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
 def launched(place: Path) -> subprocess.Popen[bytes]:
     """A process that has started three ranks of the program in `place`, once they are ready."""
     program = (
-        "import signal, sys; from gpt2.ranks import train_in_ranks; signal.signal(signal.SIGHUP, "
+        "import signal, sys; from gpt2.pretrain.launcher import train_in_ranks; signal.signal(signal.SIGHUP, "
         "signal.SIG_DFL); sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
     )
     paths = os.pathsep.join((str(place), str(ROOT)))
@@ -328,3 +328,11 @@ def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
     assert all(
         "of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done
     ), done
+
+
+def test_torchrun_would_lose_the_exit_code_by_which_a_refusal_is_told_from_a_failure(tmp_path: Path) -> None:
+    """The reason for a launcher of our own: with torchrun every end but 0 is 1."""
+    program = tmp_path / "rank.py"
+    program.write_text("import os, sys; sys.exit(2)\n")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    assert subprocess.run([sys.executable, *torchrun], capture_output=True, timeout=300).returncode == 1

@@ -22,8 +22,8 @@ from bench.records.record import RecordError, append
 from bench.report.caption import caption
 from bench.report.single_run import tables
 from bench.stats import LOUD, noise_floor
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 CUDA = Toggles(device="cuda")
 BF16 = replace(CUDA, autocast="bfloat16")

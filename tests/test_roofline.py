@@ -32,9 +32,9 @@ from bench.ladder.ladder import load
 from bench.records.machine import Attention, Ceiling, Matmul
 from bench.records.record import Record, ToggleValues, append, read
 from bench.report.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 from gpt2.device import Cpu
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
 
 ROOT = Path(__file__).parent.parent
 GPT2 = Workload(model="gpt2", seq_len=1024)

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from gpt2.run import CONFIGS, load
-from gpt2.support import check
-from gpt2.validation import ConfigError
+from gpt2.config.constraints import check
+from gpt2.config.validation import ConfigError
+from gpt2.pretrain.config import CONFIGS, load
 
 NAMES = sorted(each.stem for each in CONFIGS.glob("*.yaml"))
 FILE = "{steps: 3, workload: {model: tiny, seq_len: 32}, toggles: {device: cpu}}"

@@ -29,9 +29,9 @@ from bench.run.command import Options
 from bench.run.probe import Answer, _first_here
 from bench.run.resume import ResumeError
 from bench.run.runner import MOST_ROUNDS_UNTIL, RunError, run
-from gpt2.data import DataError
+from gpt2.config.toggles import UnsupportedToggle
+from gpt2.data.batches import DataError
 from gpt2.device import DEVICES, Cpu
-from gpt2.toggles import UnsupportedToggle
 
 pytestmark = pytest.mark.usefixtures("quick_start")
 
@@ -359,10 +359,10 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
     """The worker is the real one, except that rank 1 kills itself within the first step."""
     spoil = tmp_path / "spoil.py"
     spoil.write_text(
-        "import os, runpy, signal, sys, gpt2.train\n"
+        "import os, runpy, signal, sys, gpt2.training.train\n"
         "def batches(batches, toggles, *, rank=0):\n"
         "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), "
-        "signal.SIGKILL)\ngenuine, gpt2.train.micro_batches = gpt2.train.micro_batches, batches\n"
+        "signal.SIGKILL)\ngenuine, gpt2.training.train.micro_batches = gpt2.training.train.micro_batches, batches\n"
         "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
     )
     genuine = processes.worker_command

@@ -7,8 +7,8 @@ from samples import measurement, record
 
 from bench.analysis.schedule import Schedule, Task, ablated, variant
 from bench.ladder.ladder import Ladder, LadderError, load
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 THREE = (
     "[{name: first}, {name: bf16, set: {autocast: bfloat16}}, {name: foreach, set: {adamw: foreach}},"

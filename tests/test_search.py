@@ -21,7 +21,7 @@ from bench.report.winner_ladder import ladder_to
 from bench.run.runner import lacks
 from bench.run.sweep.candidate import as_ladder
 from bench.run.sweep.search import Search
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 RUNGS = "[{name: a}, {name: b, set: {adamw: fused}}]"
 Machine = Callable[[Task], Record]

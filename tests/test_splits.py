@@ -6,12 +6,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gpt2.cache import DataError
-from gpt2.corpora import open_documents
-from gpt2.data import open_corpus
-from gpt2.documents import open_validation
-from gpt2.prepare import prepare
-from gpt2.splits import split_of
+from gpt2.data.batches import open_corpus
+from gpt2.data.corpora.prepare import prepare
+from gpt2.data.corpora.sources import open_documents
+from gpt2.data.documents import open_validation
+from gpt2.data.splits import split_of
+from gpt2.files.cache import DataError
 
 V = 50257
 TRAINING, VALIDATION, TESTS = 100, 20_000, 40_000

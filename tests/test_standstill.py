@@ -20,7 +20,7 @@ from bench.records.measurement import StoodStill
 from bench.run.aggregate import combine
 from bench.run.measure import Window, first_losses
 from bench.run.worker import _unevenness
-from gpt2.launch import ROOT
+from gpt2.training.reexec import ROOT
 
 
 def blocks(*lasted: float | tuple[float, float] | tuple[float, float, float]) -> list[Instant]:

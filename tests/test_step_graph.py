@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from trainings import FOUR, start
 
-from gpt2.proofs import PROOFS
-from gpt2.run import build
-from gpt2.seen import Seen
-from gpt2.step_graph import EAGER_STEPS, StepGraph
-from gpt2.validation import ConfigError
+from gpt2.config.validation import ConfigError
+from gpt2.pretrain.config import build
+from gpt2.proofs.evidence import StepEvidence
+from gpt2.proofs.prove import PROOFS
+from gpt2.training.step_graph import EAGER_STEPS, StepGraph
 
 CPU = torch.device("cpu")
 
@@ -156,7 +156,7 @@ def test_a_learning_rate_that_is_a_tensor_is_changed_where_it_lies() -> None:
 def test_replays_prove_that_steps_were_launched_as_a_graph(replays: int, took_effect: bool) -> None:
     toggles = SimpleNamespace(launch="graph")
     training = SimpleNamespace(toggles=toggles, graph=SimpleNamespace(replays=replays), number=10)
-    found = PROOFS["launch"](Seen(training, []))  # type: ignore[arg-type]
+    found = PROOFS["launch"](StepEvidence(training, []))  # type: ignore[arg-type]
     assert (found.took_effect, found.evidence) == (
         took_effect,
         f"{replays} of 10 steps ran as one CUDA graph",

@@ -21,7 +21,7 @@ from bench.records.record import Record, RecordError
 from bench.report.assembly import assemble
 from bench.report.export import to_csv, to_json
 from bench.report.page import page
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 CUDA = Toggles(device="cuda")
 HOSTILE = "</script><script>alert(1)</script>|\x1b[31m\n# `x` <img src=x onerror=alert(1)>"

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 import streams
 
-import gpt2.stream
-from gpt2.cache import DataError
-from gpt2.corpora import Documents, open_documents
+import gpt2.data.corpora.stream
+from gpt2.config.toggles import Toggles
+from gpt2.data.corpora.sources import Documents, open_documents
+from gpt2.data.corpora.stream import KEPT, HeldOut, StreamedBatches, hold_out
+from gpt2.files.cache import DataError
 from gpt2.prefetch import MOST_AHEAD, Prefetched
-from gpt2.stream import KEPT, HeldOut, StreamedBatches, hold_out
-from gpt2.toggles import Toggles
 
 ROOT = Path(__file__).parent.parent
 TEXTS = streams.documents(300)
@@ -130,7 +130,7 @@ def test_documents_are_shuffled_within_blocks_of_as_many_as_asked_for(
 def test_long_documents_end_a_block_early(
     tmp_path: Path, vocabulary: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpt2.stream, "BLOCK_CHARS", 2000)
+    monkeypatch.setattr(gpt2.data.corpora.stream, "BLOCK_CHARS", 2000)
     batches = stream(str(streams.parquet(tmp_path / "one.parquet", TEXTS)), block=10**6)
     read(batches, range(12))
     assert batches.state(12)["block"] >= 5
@@ -201,7 +201,7 @@ def test_more_cannot_be_held_out_than_there_is(corpus: str) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_the_global_batch_is_the_same_for_any_number_of_ranks(ranks: int, corpus: str) -> None:
-    from gpt2.train import micro_batches
+    from gpt2.training.train import micro_batches
 
     whole = read(stream(corpus), range(4))
     toggles = Toggles(world_size=ranks, micro_batch_size=4, grad_accum_steps=SEQUENCES // 4 // ranks)
@@ -349,7 +349,7 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
 ) -> None:
     corpus = str(streams.folder(tmp_path / "mine", TEXTS * 20, 4, kind))
     program = (
-        "from gpt2.corpora import open_documents; from gpt2.stream import StreamedBatches\n"
+        "from gpt2.data.corpora.sources import open_documents; from gpt2.data.corpora.stream import StreamedBatches\n"
         f"documents = open_documents({corpus!r})\n"
         "b = StreamedBatches(documents, seq_len=16, tokens_per_step=64, seed=1, block_documents=50)\n"
         "print(b.sequences(0, 0, 4)[0].shape, flush=True)\n"

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from gpt2.strict_json import dumps
+from gpt2.files.strict_json import dumps
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,15 @@ import samples
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
 from bench.run.peers.child_env import variables
-from gpt2 import cache, code, launch, stages, terminal
-from gpt2.cache import DataError
+from gpt2 import provenance, terminal
+from gpt2.config.toggles import Toggles
+from gpt2.config.validation import ConfigError
+from gpt2.files import cache
+from gpt2.files.cache import DataError
 from gpt2.hardware import host
-from gpt2.hardware.host import missing_compiler, plain_folder
-from gpt2.stages import unheeded_threads
-from gpt2.toggles import Toggles
-from gpt2.validation import ConfigError
+from gpt2.hardware.host import missing_compiler, temp_folder
+from gpt2.training import reexec, stages
+from gpt2.training.stages import unheeded_threads
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent
@@ -88,7 +90,7 @@ def test_no_file_of_the_working_directory_is_run(
 
 
 def test_a_peer_may_import_what_lies_beside_it() -> None:
-    environ = {**os.environ, **launch.own_variables()}
+    environ = {**os.environ, **reexec.own_variables()}
     ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
                           capture_output=True, check=True)  # fmt: skip
     assert ours.stdout.strip() == "True"
@@ -98,14 +100,14 @@ def test_a_peer_may_import_what_lies_beside_it() -> None:
 def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sys, "path", [str(launch.ROOT), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(reexec.ROOT), *sys.path])
     monkeypatch.setenv("PYTHONPATH", "/theirs")
-    child = launch.own_path()["PYTHONPATH"]
-    assert child == f"{launch.ROOT}{os.pathsep}/theirs"
+    child = reexec.own_path()["PYTHONPATH"]
+    assert child == f"{reexec.ROOT}{os.pathsep}/theirs"
     monkeypatch.setenv("PYTHONPATH", child)
-    assert launch.without_own_path()["PYTHONPATH"] == "/theirs"
-    monkeypatch.setenv("PYTHONPATH", str(launch.ROOT))
-    assert "PYTHONPATH" not in launch.without_own_path()
+    assert reexec.without_own_path()["PYTHONPATH"] == "/theirs"
+    monkeypatch.setenv("PYTHONPATH", str(reexec.ROOT))
+    assert "PYTHONPATH" not in reexec.without_own_path()
 
 
 # --- no home directory
@@ -139,7 +141,7 @@ def test_without_a_home_files_are_read_anew_each_time(no_home: None, tmp_path: P
 
 @pytest.mark.parametrize("name", ["~nobody-of-this-name/a.txt", "~", "~x.txt"])
 def test_a_name_that_begins_with_a_tilde_is_a_name_where_there_is_no_such_user(name: str) -> None:
-    from gpt2.corpora import open_documents
+    from gpt2.data.corpora.sources import open_documents
 
     with pytest.raises(DataError):
         open_documents(name)
@@ -162,13 +164,13 @@ def test_a_width_that_a_terminal_may_have_stays(columns: str, monkeypatch: pytes
     assert os.environ["COLUMNS"] == columns
 
 
-@pytest.mark.parametrize("name", launch.RANK_VARIABLES)
+@pytest.mark.parametrize("name", reexec.RANK_VARIABLES)
 @pytest.mark.parametrize("value", ["", " "])
 def test_a_rank_variable_set_to_nothing_is_not_set(
     name: str, value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(name, value)
-    launch.check_rank_variables()
+    reexec.check_rank_variables()
     assert name not in os.environ
 
 
@@ -176,7 +178,7 @@ def test_a_rank_variable_set_to_nothing_is_not_set(
 def test_a_rank_variable_that_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", value)
     with pytest.raises(ConfigError, match=r"the environment variable WORLD_SIZE is .*no number; unset it"):
-        launch.check_rank_variables()
+        reexec.check_rank_variables()
 
 
 @pytest.mark.parametrize("asked", ["1", " 1 ", "7", "1,2"])
@@ -227,17 +229,17 @@ def test_the_commit_of_another_user_s_checkout_is_told(
         command = ["git", *who, "-C", str(folder), *words]
         return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
 
-    (folder / code.OWN).parent.mkdir(parents=True)
-    (folder / code.OWN).write_text("")
+    (folder / provenance.THIS_FILE).parent.mkdir(parents=True)
+    (folder / provenance.THIS_FILE).write_text("")
     git("init", "-q")
     git("add", ".")
     git("commit", "-qm", "first")
     for path in [folder, *folder.rglob("*")]:
         os.chown(path, 12345, 12345)
-    monkeypatch.setattr(code, "ROOT", folder)
+    monkeypatch.setattr(provenance, "ROOT", folder)
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
     monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
-    assert code.git_state() == (git("rev-parse", "HEAD"), False)
+    assert provenance.git_state() == (git("rev-parse", "HEAD"), False)
 
 
 def test_the_commit_of_this_checkout_is_told() -> None:
@@ -246,7 +248,7 @@ def test_the_commit_of_this_checkout_is_told() -> None:
     said = subprocess.run(
         ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
     )
-    assert code.git_state()[0] == said.stdout.strip()
+    assert provenance.git_state()[0] == said.stdout.strip()
 
 
 @pytest.mark.parametrize("name", ["with a blank", "it's", 'say "so"', "back\\slash", "tab\there"])
@@ -255,7 +257,7 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
-    folder = plain_folder()
+    folder = temp_folder()
     assert folder is not None
     assert not host.SPLITS_WORDS.search(str(folder))
     assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
@@ -270,7 +272,7 @@ def test_a_folder_that_torch_can_quote_is_taken(
 ) -> None:
     (tmp_path / name).mkdir()
     monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
-    assert plain_folder() == tmp_path / name
+    assert temp_folder() == tmp_path / name
     assert "TMPDIR" not in stages.environment(Toggles(compile="default"))
 
 

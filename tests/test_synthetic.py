@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
-from gpt2 import synthetic
-from gpt2.synthetic import BLOCK, Synthetic
+from gpt2.data import synthetic
+from gpt2.data.synthetic import BLOCK, Synthetic
 
 
 def transition_matrix(chain: Synthetic) -> np.ndarray:

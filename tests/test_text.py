@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpt2 import text as tokenising
-from gpt2.cache import DataError
-from gpt2.shards import HEADER_BYTES
+from gpt2.files.cache import DataError
+from gpt2.files.shard_format import HEADER_BYTES
 from gpt2.text import TokeniseError, encode, pieces, tokenise
 
 ODD = "ab 19.'sdlt!\n\t\r\x00\x1c\x1f\x85\xa0\u2028\u3000é漢字、。ぁ가😀\u0301²Ⅷ_\ufeff\u200b"

@@ -6,10 +6,13 @@ from dataclasses import fields, replace
 import pytest
 import torch
 
+from gpt2.config.toggles import Toggles, UnsupportedToggle, resolve
+from gpt2.config.tolerances import LOSS_TOLERANCE
+from gpt2.config.workload import PRESETS, Workload
 from gpt2.device import Cpu, check, find
 from gpt2.hardware.host import usable_cores
-from gpt2.model import build
-from gpt2.stages import (
+from gpt2.model.model import build
+from gpt2.training.stages import (
     compile_options,
     configure_process,
     environment,
@@ -17,9 +20,6 @@ from gpt2.stages import (
     model_config,
     wrap_model,
 )
-from gpt2.toggles import Toggles, UnsupportedToggle, resolve
-from gpt2.tolerances import LOSS_TOLERANCE
-from gpt2.workload import PRESETS, Workload
 
 CASTS = {
     "autocast": "bfloat16",
@@ -384,9 +384,9 @@ def output_under(toggles: Toggles, program: str) -> str:
 @pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="this system keeps no thread on a core")
 def test_pinned_threads_stay_on_a_core_each_and_still_know_how_many_cores_there_are() -> None:
     program = (
-        "from types import SimpleNamespace; import torch; from gpt2.stages import configure_process;"
+        "from types import SimpleNamespace; import torch; from gpt2.training.stages import configure_process;"
         "from gpt2.device import Cpu; from gpt2.hardware.host import usable_cores;"
-        "from gpt2.proofs import affinity; from gpt2.toggles import Toggles;"
+        "from gpt2.proofs.process import affinity; from gpt2.config.toggles import Toggles;"
         "configure_process(Toggles(affinity='pinned'), Cpu()); torch.ones(2**22).exp();"
         "found = affinity(SimpleNamespace(toggles=Toggles(affinity='pinned')));"
         "print(usable_cores(), torch.get_num_threads(), found.evidence); raise SystemExit(not "
@@ -412,7 +412,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name:
     program = (
         "import psutil, torch; from gpt2.device import Cpu; resident = lambda: "
         "psutil.Process().memory_info().rss;kept = [torch.ones(2**14) for _ in range(4000)]; del kept[:-1]; "
-        "before = resident();Cpu().give_back(); print(before - resident())"
+        "before = resident();Cpu().release_memory(); print(before - resident())"
     )
     given = output_under(Toggles(allocator=name), program)  # type: ignore[arg-type]
     assert int(given) > 200 * 2**20  # of 250 MiB
@@ -422,7 +422,7 @@ def test_memory_that_nothing_uses_any_more_is_given_back_by_each_allocator(name:
 def test_an_allocator_takes_effect_in_a_process_that_has_it_from_its_start(name: str) -> None:
     program = (
         "from types import SimpleNamespace as Made; from gpt2.device import Cpu;"
-        "from gpt2.proofs import allocator; from gpt2.toggles import Toggles;"
+        "from gpt2.proofs.process import allocator; from gpt2.config.toggles import Toggles;"
         f"found = allocator(Made(toggles=Toggles(allocator={name!r}), training=Made(device=Cpu())));"
         "print(found.evidence); raise SystemExit(not found.took_effect)"
     )

@@ -9,12 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from trainings import FOUR, WORKLOAD, every_value, start
 
 from bench.stats import loss_difference
-from gpt2.data import Batches, open_corpus
-from gpt2.model import ATTENTION, by_heads
-from gpt2.toggles import Toggles
-from gpt2.tolerances import LOSS_TOLERANCE
-from gpt2.train import Step
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import LOSS_TOLERANCE
+from gpt2.config.workload import Workload
+from gpt2.data.batches import Batches, open_corpus
+from gpt2.model.model import ATTENTION, by_heads
+from gpt2.training.train import Step
 
 STEPS = 8
 pytestmark = pytest.mark.usefixtures("process_settings")
@@ -88,7 +88,7 @@ def test_a_step_reports_the_tokens_of_all_micro_batches() -> None:
 
 def test_steps_are_those_of_plain_adamw_with_clipping(baseline: list[float]) -> None:
     """The first steps written out with torch's defaults, no toggle, no scaler, no accumulation."""
-    from gpt2.model import build
+    from gpt2.model.model import build
 
     model = build(WORKLOAD.config, WORKLOAD.seed, torch.device("cpu"))
     decayed = [p for p in model.parameters() if p.dim() > 1]

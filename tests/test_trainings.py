@@ -13,7 +13,7 @@ from bench.cli.main import app
 from bench.records.record import RecordError
 from bench.report.plots.trainings import _styles
 from bench.report.trainings import load, reference_lines, tables
-from gpt2.metrics import Event, Files
+from gpt2.pretrain.metrics import Event, Files
 
 
 def step(number: int, **values: Any) -> Event:

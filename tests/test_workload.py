@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpt2.model import build
-from gpt2.workload import PRESETS, GPT2Config, Workload, flops_per_token, hardware_flops_per_token
+from gpt2.config.workload import PRESETS, GPT2Config, Workload, flops_per_token, hardware_flops_per_token
+from gpt2.model.model import build
 
 
 @pytest.mark.parametrize(

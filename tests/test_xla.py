@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from bench.records.record import Outcome
-from gpt2.tolerances import LOSS_TOLERANCE
+from gpt2.config.tolerances import LOSS_TOLERANCE
 
 pytest.importorskip("torch_xla", reason="torch_xla is not installed here; make test-xla runs these tests")
 
@@ -25,7 +25,7 @@ import json, sys, time
 from dataclasses import replace
 sys.path.insert(0, "tests")
 from trainings import WORKLOAD, start
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 STEPS = 8
 
@@ -156,8 +156,8 @@ def test_a_step_that_is_looked_at_is_recorded_whole_and_not_run() -> None:
     program = (
         "import sys; sys.path.insert(0, 'tests')\n"
         "from trainings import start\n"
-        "from gpt2.ops import profile\n"
-        "from gpt2.toggles import Toggles\n"
+        "from gpt2.proofs.profiler import profile\n"
+        "from gpt2.config.toggles import Toggles\n"
         "training = start(Toggles(device='xla'))\n"
         "device = training.device\n"
         "for _ in range(3):\n"
@@ -178,7 +178,7 @@ def test_synchronizing_waits_for_the_work(devices: int) -> None:
     program = (
         "import time, torch\n"
         "from gpt2.device import Xla\n"
-        "from gpt2.toggles import Toggles\n"
+        "from gpt2.config.toggles import Toggles\n"
         f"device = Xla(Toggles(device='xla', world_size={devices}))\n"
         "x = device.put(torch.randn(1500, 1500))\n"
         f"assert device.spread(x) == {devices}\n"

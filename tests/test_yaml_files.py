@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from bench.ladder import ladder
-from gpt2 import run, yaml_files
-from gpt2.toggles import Toggles
-from gpt2.validation import ConfigError
-from gpt2.workload import Workload
+from gpt2.config import yaml_files
+from gpt2.config.toggles import Toggles
+from gpt2.config.validation import ConfigError
+from gpt2.config.workload import Workload
+from gpt2.pretrain import config
 
 LADDER = "name: l\n{head}workload: {workload}\nrungs:\n  - name: a\n    set: {toggles}\n"
 RUN = "steps: 3\n{head}workload: {workload}\ntoggles: {toggles}\n"
@@ -29,7 +30,7 @@ def reads(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple
         if request.param == "ladder":
             found = ladder.load(path, how.get("overrides", ()))
             return found.workload, found.rungs[-1].toggles
-        found = run.load(str(path), how.get("overrides", ()))
+        found = config.load(str(path), how.get("overrides", ()))
         return found.workload, found.toggles
 
     return read
@@ -182,7 +183,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("case", BROKEN)
-@pytest.mark.parametrize("command", [lambda path: ladder.load(path), lambda path: run.load(str(path))])
+@pytest.mark.parametrize("command", [lambda path: ladder.load(path), lambda path: config.load(str(path))])
 def test_a_file_that_cannot_be_read_is_told_in_one_line_with_its_place(
     case: str, command, tmp_path: Path
 ) -> None:

@@ -8,12 +8,12 @@ from typing import get_args, get_type_hints
 import pytest
 import torch
 
-from gpt2.data import Batches, open_corpus
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.tolerances import LOSS_TOLERANCE
+from gpt2.config.workload import Workload
+from gpt2.data.batches import Batches, open_corpus
 from gpt2.device import Cpu, Device, check, find
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.tolerances import LOSS_TOLERANCE
-from gpt2.train import Training, micro_batches, train
-from gpt2.workload import Workload
+from gpt2.training.train import Training, micro_batches, train
 
 WORKLOAD = Workload(model="tiny", seq_len=64, lr=3e-3)
 FOUR = Toggles(micro_batch_size=4)

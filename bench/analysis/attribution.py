@@ -15,8 +15,8 @@ from bench.analysis.schedule import ablated, full_set
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.record import ABLATION, Kind, Record
 from bench.stats import Estimate, Verdict, paired_ratio, verdict
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,8 +15,8 @@ from bench.analysis.matmul_shapes import Linear, attention_flops, linear_layers
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.machine import Ceiling, Matmul, Role
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 BYTES_PER_PARAMETER = 28 + 4
 """AdamW in float32 reads weight, gradient and two moments, and writes weight and moments; before it the
@@ -131,7 +131,7 @@ def causal_attention_flops(workload: Workload, tokens: int) -> int:
     """Scores and averages, forward and backward, over the (T + 1) / 2 positions that a token attends to on
     average.
 
-    gpt2.workload.flops_per_token counts all T; what kernels may skip is no part of a least time.
+    gpt2.config.workload.flops_per_token counts all T; what kernels may skip is no part of a least time.
     """
     return workload.config.n_layer * attention_flops(workload.config.n_embd, tokens, workload.seq_len)
 

@@ -12,8 +12,8 @@ from bench.analysis.run_records import measured, toggles_of
 from bench.records.measurement import Measurement
 from bench.records.record import Record
 from bench.stats import PARITY_STEPS, loss_difference
-from gpt2.toggles import Toggles
-from gpt2.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
+from gpt2.config.toggles import Toggles
+from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 
 
 def judge(

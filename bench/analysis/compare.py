@@ -14,7 +14,7 @@ from bench.format import DASH, GIB, letter, listed, plain
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 GOOD = ("ok", "inert", "external")
 """Statuses of rungs whose speed means what it says."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from bench.records.machine import Role
-from gpt2.workload import GPT2Config
+from gpt2.config.workload import GPT2Config
 
 VOCAB_MULTIPLE = 64
 """lm_head is measured at the vocabulary padded to this: 50304 of GPT-2's 50257, which divides evenly into
@@ -34,7 +34,7 @@ class Linear:
 
 
 def linear_layers(config: GPT2Config) -> list[Linear]:
-    """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.workload
+    """The five shapes of the model; with lm_head at the logical vocabulary they are what gpt2.config.workload
     counts.
     """
     d, layers = config.n_embd, config.n_layer

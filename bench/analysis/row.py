@@ -21,8 +21,8 @@ from bench.ladder.peers import PEERS
 from bench.records.measurement import External
 from bench.records.record import Record
 from bench.stats import Estimate, Verdict, geometric_mean, paired_ratio, verdict
-from gpt2.toggles import Toggles, describe
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles, describe
+from gpt2.config.workload import Workload
 
 EQUAL = "equal"
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from bench.records.measurement import Measurement
 from bench.records.record import RUNGS, Record
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 T = TypeVar("T")
 

@@ -15,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.records.record import ABLATION, RUNGS, Kind, Record
 from bench.stats import LEAST_ROUNDS_UNTIL
-from gpt2.toggles import Toggles, describe, resolve
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles, describe, resolve
+from gpt2.config.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,8 +13,8 @@ from bench.ladder.validation import near
 from bench.records.published import Published, is_published, read_published
 from bench.records.record import ABLATION, RUNGS, Record, RecordError, not_of_one_run, read, results_files
 from bench.stats import LEAST_ROUNDS
-from gpt2.toggles import Toggles, describe
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles, describe
+from gpt2.config.workload import Workload
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:

@@ -65,7 +65,7 @@ def results_and_rungs(incomplete: str) -> list[str]:
 
 def chips(incomplete: str) -> list[str]:
     """By their names."""
-    from gpt2.peaks import CHIPS
+    from gpt2.hardware.peaks import CHIPS
 
     return [chip.name for chip in CHIPS if chip.name.startswith(incomplete)]
 
@@ -73,8 +73,8 @@ def chips(incomplete: str) -> list[str]:
 def overrides(incomplete: str) -> list[str]:
     """Of --set: workload.X=, protocol.X= and toggles.X=, and the values that a toggle knows by name."""
     from bench.ladder.ladder import Protocol
-    from gpt2.toggles import Toggles
-    from gpt2.workload import Workload
+    from gpt2.config.toggles import Toggles
+    from gpt2.config.workload import Workload
 
     sections = {"workload": Workload, "protocol": Protocol, "toggles": Toggles}
     return [

@@ -19,12 +19,12 @@ from bench.ladder.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.ladder.peers import PeerRung
 from bench.run.peers.checkout import why_missing
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
+from gpt2.config.constraints import check
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle, describe
+from gpt2.config.workload import FLOPS_FORMULA, Workload
 from gpt2.device import Device, DeviceError, find
-from gpt2.memory import MemoryEstimate, estimate
-from gpt2.peaks import Chip
-from gpt2.support import check
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle, describe
-from gpt2.workload import FLOPS_FORMULA, Workload
+from gpt2.hardware.peaks import Chip
+from gpt2.training.memory_estimate import MemoryEstimate, estimate
 
 
 def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:

@@ -126,7 +126,7 @@ def run(
     from bench.run.probe import ProbeError
     from bench.run.resume import ResumeError
     from bench.run.runner import RunError, run
-    from gpt2.data import DataError
+    from gpt2.data.batches import DataError
 
     try:
         loaded, overrides = load_as_asked(ladder, set_, repeats, until, ablate)
@@ -186,7 +186,7 @@ def plan(
     """
     from bench.cli.dry_run import table
     from bench.ladder.ladder import LadderError
-    from gpt2.peaks import named
+    from gpt2.hardware.peaks import named
 
     try:
         loaded, _ = load_as_asked(ladder, set_, repeats, until, ablate)

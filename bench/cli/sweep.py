@@ -92,7 +92,7 @@ def sweep(
     from bench.run.probe import ProbeError
     from bench.run.resume import ResumeError
     from bench.run.runner import RunError
-    from gpt2.data import DataError
+    from gpt2.data.batches import DataError
 
     options = Options(
         out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour

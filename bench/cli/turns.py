@@ -16,7 +16,7 @@ import typer
 from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
 from bench.cli.terminal import console, fail
 from bench.process.shutdown import interruptible
-from gpt2.strict_json import dumps
+from gpt2.files.strict_json import dumps
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -66,8 +66,8 @@ def turns(
     from bench.run.probe import ProbeError, probe
     from bench.run.runner import RunError, check_data, results_file
     from bench.run.turns.interleave import Asked, TurnError, groups, open_with_what_runs, take_turns
-    from gpt2.data import DataError
-    from gpt2.hardware.host import plain_folder
+    from gpt2.data.batches import DataError
+    from gpt2.hardware.host import temp_folder
 
     begun = datetime.now(UTC).isoformat(timespec="seconds")
     try:
@@ -103,7 +103,7 @@ def turns(
             raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
     interrupted, lost, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch:
+    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch:
         try:
             for number, part in enumerate(parts, start=1):
                 if not first:

@@ -12,7 +12,7 @@ import psutil
 from bench.format import GIB
 from bench.host import telemetry as machine
 from bench.records.machine import GpuState, State
-from gpt2.hardware.host import missing_allocator, missing_compiler, other_folder, usable_cores
+from gpt2.hardware.host import missing_allocator, missing_compiler, replacement_temp_folder, usable_cores
 
 OTHER_CORES = 0.25
 """Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with
@@ -63,7 +63,7 @@ def governor(root: Path) -> Finding:
 
 def installed() -> list[Finding]:
     """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
-    moved = other_folder()
+    moved = replacement_temp_folder()
     found = (
         [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")]
         if moved
@@ -121,7 +121,7 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
 
 def unheeded(asked: str | None, threads: int) -> list[Finding]:
     """OMP_NUM_THREADS where it asks for other threads than a rank is given; see
-    gpt2.stages.unheeded_threads().
+    gpt2.training.stages.unheeded_threads().
     """
     if asked is None:
         return []

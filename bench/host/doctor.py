@@ -25,10 +25,10 @@ from bench.host import telemetry as machine
 from bench.host.checks import Finding
 from bench.host.telemetry import SYSTEM
 from bench.records.machine import State
-from gpt2 import stages
-from gpt2.code import git_state
+from gpt2.config.toggles import HOST, Toggles
 from gpt2.hardware import host
-from gpt2.toggles import HOST, Toggles
+from gpt2.provenance import git_state
+from gpt2.training import stages
 
 NOISE = 0.05
 """Spread of blocks of 20 ms; over a block of a second it averages to less than 1 %."""
@@ -55,7 +55,7 @@ def warnings(
 ) -> list[str]:
     """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
 
-    threads: of each rank. unheeded: of gpt2.stages.unheeded_threads(). stolen_cores: from state.cpu_times()
+    threads: of each rank. unheeded: of gpt2.training.stages.unheeded_threads(). stolen_cores: from state.cpu_times()
     before and after it. memory_bytes: what all ranks together need of this machine's memory, not of a GPU's.
     What other programs did is no text here, but a field of the record: see other_work_cores().
     """
@@ -132,7 +132,7 @@ def diagnose(
         *checks.installed(),
         _clock(root),
         _disk("disk for results", results),
-        _disk("disk for compiler caches", host.plain_folder() or Path(tempfile.gettempdir())),
+        _disk("disk for compiler caches", host.temp_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
 

@@ -13,9 +13,9 @@ import torch
 
 from bench.host.telemetry import SYSTEM, cpu_flags, cpu_mhz, variables
 from bench.records.machine import Environment
-from gpt2.code import code_hash, git_state
 from gpt2.device import Cpu, Device
 from gpt2.hardware.host import cpuinfo, flags, identity, usable_cores
+from gpt2.provenance import code_hash, git_state
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:

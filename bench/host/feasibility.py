@@ -16,7 +16,7 @@ from functools import cache
 import torch
 
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 SIDE = 256
 """Of the square product that is timed: 40 ms where it is slowest, and larger ones are slower still."""

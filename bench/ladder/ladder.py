@@ -16,9 +16,10 @@ from typing import Any, ClassVar, Literal
 
 from bench.ladder.peers import PEERS, PeerRung
 from bench.ladder.validation import LadderError, near, near_file, validate
-from gpt2 import peaks, yaml_files
-from gpt2.toggles import Toggles, describe, resolve
-from gpt2.workload import STRICT, Workload
+from gpt2.config import yaml_files
+from gpt2.config.toggles import Toggles, describe, resolve
+from gpt2.config.workload import STRICT, Workload
+from gpt2.hardware import peaks
 
 LEAST_BLOCKS = 5
 """Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
@@ -232,7 +233,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """As gpt2.toggles.resolve, which overwrites grad_accum_steps; here one that was given must agree."""
+    """As gpt2.config.toggles.resolve, which overwrites grad_accum_steps; here one that was given must agree."""
     resolved = resolve(workload, toggles)
     if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
         raise ValueError(

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 from bench.ladder.validation import near
-from gpt2.workload import STRICT
+from gpt2.config.workload import STRICT
 
 CANNOT_RUN = 69
 """Exit code by which a peer says that it cannot run here (EX_UNAVAILABLE); its last line says why."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from bench.ladder.validation import LadderError, near, validate
-from gpt2 import yaml_files
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config import yaml_files
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 DOUBLED = "micro_batch_size"
 """The toggle whose values may go on doubling: of all others none ends at the device's memory."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from pathlib import Path
 
-from gpt2.validation import ConfigError, near, validate
+from gpt2.config.validation import ConfigError, near, validate
 
 __all__ = ["LadderError", "near", "near_file", "validate"]
 

@@ -185,7 +185,7 @@ class Measurement(Plain):
     """That was seen in the profiled step: flash, efficient, cudnn, math or other; null where none was seen.
     """
     profiled_seconds: dict[str, Amount] | None = None
-    """Of the profiled step on rank 0, by kind of work (gpt2.breakdown.KINDS); null where that is not told."""
+    """Of the profiled step on rank 0, by kind of work (gpt2.proofs.breakdown.KINDS); null where that is not told."""
     energy_joules: Amount | None = None
     """Of all devices during the window; null where there is no counter, 0 where it did not move."""
     other_cores: Amount | None = None

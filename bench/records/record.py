@@ -23,9 +23,9 @@ from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
 from bench.records.measurement import External, Measurement
 from bench.records.older import translated
-from gpt2.lock import Locked, lock
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
+from gpt2.files.lock import Locked, lock
 
 SCHEMA = 1
 

@@ -16,9 +16,9 @@ from pydantic import TypeAdapter
 from bench.ladder.ladder import LONGEST_NAME, Protocol
 from bench.ladder.peers import PEERS, PeerRung
 from bench.records.record import Record
-from gpt2 import peaks
-from gpt2.toggles import Toggles
-from gpt2.workload import PRESETS, Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS, Workload
+from gpt2.hardware import peaks
 
 FOLDER = Path("docs/schema")
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

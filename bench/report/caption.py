@@ -14,8 +14,8 @@ from bench.analysis.warnings import warnings
 from bench.format import GIB, floor, listed, number, plain, ratio, with_interval
 from bench.report.table import Method
 from bench.stats import LEAST_ROUNDS, LOUD, MOST_ROUNDS_UNTIL, noise_floor
-from gpt2.toggles import HOST, Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import HOST, Toggles
+from gpt2.config.workload import Workload
 
 
 def other_step(row: Row, board: Scoreboard) -> bool:

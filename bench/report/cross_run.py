@@ -22,8 +22,8 @@ from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio
 from bench.records.published import Published
 from bench.report.table import Column, Method, Table
 from bench.stats import LEAST_ROUNDS
-from gpt2.toggles import HOST, Toggles
-from gpt2.workload import FLOPS_FORMULA, PRESETS, Workload
+from gpt2.config.toggles import HOST, Toggles
+from gpt2.config.workload import FLOPS_FORMULA, PRESETS, Workload
 
 REFERENCES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
 """Whose facts are shown whether they were measured or not."""
@@ -359,7 +359,7 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         columns=columns,
         rows=[Size(*task, fastest.get(task)) for task in tasks],
         notes=[
-            f"Sizes are those of gpt2/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
+            f"Sizes are those of gpt2/config/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
             "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a "
             f"doubt, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
             "any; a dash: it is in none of them.",

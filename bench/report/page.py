@@ -24,7 +24,7 @@ from bench.report.assembly import Report
 from bench.report.plots.pictures import of_all, pictures
 from bench.report.plots.style import THEMES
 from bench.report.table import Column, Table
-from gpt2.strict_json import dumps
+from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
 

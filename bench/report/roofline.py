@@ -14,8 +14,8 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, number, plain
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Attention, Ceiling
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
 
 
 def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggles) -> float | None:

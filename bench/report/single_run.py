@@ -34,7 +34,7 @@ from bench.report.peers import peers
 from bench.report.published import beside
 from bench.report.table import Column, Method, Table
 from bench.stats import Estimate, beyond, paired_ratio
-from gpt2.toggles import HOST
+from gpt2.config.toggles import HOST
 
 TOKENS = 10_000_000_000
 """The published runs' length, by which hours, energy and money are stated."""
@@ -48,7 +48,7 @@ WORK = {
     "other": ("Other operations", 2),
     "rest": ("Rest", 3),
 }
-"""Of each kind of gpt2.breakdown.KINDS its title, and when a narrow terminal does without it."""
+"""Of each kind of gpt2.proofs.breakdown.KINDS its title, and when a narrow terminal does without it."""
 WORK_NOTES = (
     Method(
         "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "

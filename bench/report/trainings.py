@@ -16,10 +16,10 @@ from typing import Any
 from bench.format import duration, gib, loss, number, percent
 from bench.records.record import RecordError
 from bench.report.table import Column, Table
-from gpt2.hellaswag import PUBLISHED
-from gpt2.metrics import Event, MetricsError, read
-from gpt2.toggles import Toggles
-from gpt2.workload import PRESETS
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import PRESETS
+from gpt2.evals.hellaswag import PUBLISHED
+from gpt2.pretrain.metrics import Event, MetricsError, read
 
 
 @dataclass(frozen=True, kw_only=True)

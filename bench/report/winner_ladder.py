@@ -13,8 +13,8 @@ from bench.analysis.warnings import disturbed, ended_early
 from bench.format import number, plain, ratio, with_interval
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
-from gpt2 import yaml_files
-from gpt2.toggles import Toggles
+from gpt2.config import yaml_files
+from gpt2.config.toggles import Toggles
 
 
 def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str:

@@ -24,12 +24,12 @@ from bench.host.standstill import Instant, pulse_beside, standstills
 from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
 from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
-from gpt2 import stages
+from gpt2.config.toggles import Toggles, UnsupportedToggle
+from gpt2.config.workload import PRESETS, GPT2Config
 from gpt2.device import Device, check, find
-from gpt2.launch import enter_environment
-from gpt2.ops import attention_kernel, profile
-from gpt2.toggles import Toggles, UnsupportedToggle
-from gpt2.workload import PRESETS, GPT2Config
+from gpt2.proofs.profiler import attention_kernel, profile
+from gpt2.training import stages
+from gpt2.training.reexec import enter_environment
 
 FORMATS: dict[str, dict[str, Any]] = {
     "float32": {},

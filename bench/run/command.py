@@ -14,8 +14,8 @@ from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder
 from bench.records.record import RUNGS
 from bench.run.nodes.topology import Part, Place
-from gpt2.stages import model_config
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
+from gpt2.training.stages import model_config
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,9 +28,9 @@ from bench.run.command import Options, anonymous, ceiling_command, external_comm
 from bench.run.nodes.coordinator import JointTask, Team
 from bench.run.nodes.topology import Part, nodes_for
 from bench.run.probe import Answer
-from gpt2.launch import own_path, own_variables
-from gpt2.stages import environment, threads, unheeded_threads
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.training.reexec import own_path, own_variables
+from gpt2.training.stages import environment, threads, unheeded_threads
 
 
 class Watcher(Protocol):

@@ -20,7 +20,7 @@ from bench.host.telemetry import cpu_times
 from bench.ladder.ladder import LEAST_BLOCKS, Protocol
 from gpt2.device import ChipUse, Device, PeakMemory
 from gpt2.prefetch import Waiting
-from gpt2.train import Step
+from gpt2.training.train import Step
 
 T = TypeVar("T")
 

@@ -20,9 +20,9 @@ from bench.analysis.schedule import Schedule
 from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import tail
 from bench.records.machine import Environment
-from gpt2.launch import own_variables, python
-from gpt2.stages import environment
-from gpt2.toggles import HOST, Toggles
+from gpt2.config.toggles import HOST, Toggles
+from gpt2.training.reexec import own_variables, python
+from gpt2.training.stages import environment
 
 if TYPE_CHECKING:
     from gpt2.device import Device
@@ -94,8 +94,8 @@ def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -
 
     missing: takes those looked for before it, with the reason.
     """
+    from gpt2.config.toggles import UnsupportedToggle
     from gpt2.device import DEVICES, Cpu
-    from gpt2.toggles import UnsupportedToggle
 
     for name in devices:
         try:
@@ -108,7 +108,7 @@ def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -
 
 
 def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
-    from gpt2.memory import estimate
+    from gpt2.training.memory_estimate import estimate
 
     known: dict[Toggles, int] = {}
     memory: dict[str, int] = {}

@@ -17,9 +17,9 @@ from bench.run.command import Options
 from bench.run.executor import Processes, Watcher
 from bench.run.probe import probe
 from bench.run.runner import RunError, results_file
-from gpt2.hardware.host import plain_folder
-from gpt2.toggles import Toggles
-from gpt2.workload import Workload
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
+from gpt2.hardware.host import temp_folder
 
 DEVICES: tuple[str, ...] = get_args(get_type_hints(Toggles)["device"])
 
@@ -42,7 +42,7 @@ def measure(
     asked = probe(device)
     path = results_file(ladder, out, asked.environment)
     task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch, stoppable() as stop:
+    with tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch, stoppable() as stop:
         watcher.started(task, 1, None)
         record = Processes(ladder, Options(out=out), Path(scratch), path.stem, asked, watcher, stop=stop).run(
             task

@@ -33,9 +33,9 @@ from bench.run.peers.checkout import why_missing
 from bench.run.probe import Answer, probe
 from bench.run.resume import repair, unfinished
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
-from gpt2.data import Batches, DataError, open_corpus
-from gpt2.hardware.host import SPLITS_WORDS, plain_folder
-from gpt2.toggles import HOST, UnsupportedToggle
+from gpt2.config.toggles import HOST, UnsupportedToggle
+from gpt2.data.batches import Batches, DataError, open_corpus
+from gpt2.hardware.host import SPLITS_WORDS, temp_folder
 
 
 class RunError(Exception):
@@ -149,7 +149,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
         stoppable() as stop,
         reserved(path),
         _team(ladder, options, data_sha256, asked, stop, watcher) as team,
-        tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
     ):
         ending = team or stop
         if team:

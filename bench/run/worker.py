@@ -34,19 +34,19 @@ from bench.process.worker_side import (
 )
 from bench.records.measurement import Proof
 from bench.records.record import Kind, Outcome
-from gpt2.data import Batches, DataError, open_corpus
-from gpt2.launch import check_rank_variables, enter_environment
-from gpt2.stages import environment as process_environment
-from gpt2.stages import model_config, resolved
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
-from gpt2.validation import ConfigError
-from gpt2.workload import FLOPS_FORMULA, hardware_flops_per_token
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.validation import ConfigError
+from gpt2.config.workload import FLOPS_FORMULA, hardware_flops_per_token
+from gpt2.data.batches import Batches, DataError, open_corpus
+from gpt2.training.reexec import check_rank_variables, enter_environment
+from gpt2.training.stages import environment as process_environment
+from gpt2.training.stages import model_config, resolved
 
 if TYPE_CHECKING:  # torch is loaded only once the environment is right
     from bench.records.machine import Environment
     from bench.run.measure import Window
     from gpt2.device import Device
-    from gpt2.train import Step, Training
+    from gpt2.training.train import Step, Training
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
     failure.
     """
     from gpt2.device import find
-    from gpt2.parallel import process_group
+    from gpt2.training.distributed import process_group
 
     device: Device | None = None
     # Before the device is opened, which takes memory.
@@ -140,8 +140,8 @@ def _measure(
     from bench.host.feasibility import check_time
     from bench.run.aggregate import combine
     from bench.run.measure import Waiting, first_losses, measure, more_losses, read
-    from gpt2.parallel import gather, nodes, ranks_agree
-    from gpt2.train import micro_batches, train
+    from gpt2.training.distributed import gather, nodes, ranks_agree
+    from gpt2.training.train import micro_batches, train
 
     import_seconds = age()
     workload, toggles = ladder.workload, rung.toggles
@@ -275,9 +275,9 @@ def _interruptions(window: Window) -> list[str]:
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     """Take one more step, under the profiler, and see in it what each toggle did."""
-    from gpt2.breakdown import breakdown
-    from gpt2.ops import attention_kernel, ops_of, profile, record
-    from gpt2.proofs import prove
+    from gpt2.proofs.breakdown import breakdown
+    from gpt2.proofs.profiler import attention_kernel, ops_of, profile, record
+    from gpt2.proofs.prove import prove
 
     seen: list[Step] = []
     recorded = record(lambda: seen.append(next(steps)), steps.device)
@@ -302,7 +302,7 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
 
 
 def _gradient_difference(steps: Training) -> float:
-    from gpt2.gradients import gradient_difference
+    from gpt2.proofs.gradients import gradient_difference
 
     assert steps.micro_batch is not None
     return gradient_difference(steps, *steps.micro_batch)
@@ -336,7 +336,7 @@ def _peak_flops(
     machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
 ) -> dict[str, float | int | str | None]:
     """The peaks of one device, their source, and how many devices add up: fields of Measurement."""
-    from gpt2.parallel import nodes
+    from gpt2.training.distributed import nodes
 
     number_format = toggles.product_format()
     devices = nodes() if device.shared_by_ranks else toggles.world_size

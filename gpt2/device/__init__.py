@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from dataclasses import fields
 
-from gpt2 import support
+from gpt2.config import constraints
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
 from gpt2.device.cuda import Cuda
 from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
-from gpt2.toggles import Toggles, UnsupportedToggle
 
 __all__ = [
     "DEVICES",
@@ -36,7 +36,7 @@ DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla":
 
 def find(toggles: Toggles) -> Device:
     """Open this process's device (number LOCAL_RANK under torchrun). Raises UnsupportedToggle or DeviceError."""
-    support.check(toggles)
+    constraints.check(toggles)
     if toggles.device not in DEVICES:
         raise UnsupportedToggle(
             "device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them"
@@ -48,7 +48,7 @@ def find(toggles: Toggles) -> Device:
 
 def check(toggles: Toggles, device: Device) -> None:
     """Raise UnsupportedToggle where the kind of device, or this one in particular, does not support a toggle."""
-    support.check(toggles)
+    constraints.check(toggles)
     for toggle in fields(toggles):
         if reason := device.refuses(toggle.name, toggles):
             raise UnsupportedToggle(toggle.name, getattr(toggles, toggle.name), reason)

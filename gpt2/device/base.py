@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
-from gpt2 import peaks
-from gpt2.peaks import Chip
-from gpt2.toggles import BASELINE, Toggles
+from gpt2.config.toggles import BASELINE, Toggles
+from gpt2.hardware import peaks
+from gpt2.hardware.peaks import Chip
 
 Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch, int64 (sequences, seq_len) each."""
@@ -127,7 +127,7 @@ class Device(ABC):
         return
 
     @contextlib.contextmanager
-    def looked_at(self) -> Iterator[None]:
+    def recording_only(self) -> Iterator[None]:
         """Context for a step that is run only to see its ops; a device that records ops need not run them."""
         yield
 
@@ -142,7 +142,7 @@ class Device(ABC):
         except RuntimeError:  # torch raises once the setting was changed through its newer API
             return "changed since"
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         """Return memory to the system that only compilation or writing a checkpoint needed."""
         return
 

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import psutil
 
-from gpt2 import peaks
+from gpt2.config.toggles import Toggles
 from gpt2.device.base import Device, PeakMemory
+from gpt2.hardware import peaks
 from gpt2.hardware.host import (
     cpuinfo,
     memory_peak,
@@ -26,8 +27,7 @@ from gpt2.hardware.host import (
     named_by,
     usable_cores,
 )
-from gpt2.peaks import Chip
-from gpt2.toggles import Toggles
+from gpt2.hardware.peaks import Chip
 
 
 class Cpu(Device):
@@ -50,7 +50,7 @@ class Cpu(Device):
             return f"{platform.system()} lets no thread be kept on a core; choose free"
         return super().refuses(toggle, toggles)
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         gc.collect()
         if sys.platform != "linux":
             return

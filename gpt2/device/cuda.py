@@ -12,10 +12,10 @@ from importlib.util import find_spec
 import torch
 from torch.profiler import ProfilerActivity
 
+from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
 from gpt2.device.base import Batch, Device, PeakMemory
-from gpt2.kernel_libraries import missing
+from gpt2.hardware.kernel_packages import missing
 from gpt2.prefetch import Prefetched, how_many
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Cuda(Device):
@@ -119,7 +119,7 @@ class Cuda(Device):
         # Batches that feed() has pinned are not copied again.
         return _pinned(tokens).to(self.torch_device, non_blocking=True)
 
-    def give_back(self) -> None:
+    def release_memory(self) -> None:
         gc.collect()
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 
@@ -130,7 +130,7 @@ class Cuda(Device):
             "torch._inductor.cudagraph_trees"
         )  # if it is not imported, nothing was recorded
         manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
-        steps = sys.modules.get("gpt2.step_graph")
+        steps = sys.modules.get("gpt2.training.step_graph")
         recordings = (manager.debug_fail_counter if manager else 0) + (
             steps.StepGraph.recordings if steps else 0
         )

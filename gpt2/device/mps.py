@@ -5,9 +5,9 @@ from __future__ import annotations
 import psutil
 import torch
 
+from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
 from gpt2.device.base import Device, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
 
 
 class Mps(Device):

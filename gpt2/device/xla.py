@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 
+from gpt2.config.toggles import BASELINE, Toggles, UnsupportedToggle
 from gpt2.device.base import ChipUse, Device, DeviceError, Launches, PeakMemory
 from gpt2.device.cpu import Cpu
-from gpt2.peaks import Chip
-from gpt2.toggles import BASELINE, Toggles, UnsupportedToggle
+from gpt2.hardware.peaks import Chip
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
 """torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul
@@ -97,7 +97,7 @@ class Xla(Device):
         return int(rows.group(1)) if rows else 1
 
     @contextlib.contextmanager
-    def looked_at(self) -> Iterator[None]:
+    def recording_only(self) -> Iterator[None]:
         # torch's profiler keeps all tensors whose shapes it records. XLA would make each of them an output of
         # a program compiled for that alone: 20 GB more for GPT-2, at 2 x 1,024 tokens.
         self._only_records = True
@@ -209,7 +209,7 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """Return the TPU's name as gpt2.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
+    """Return the TPU's name as gpt2.hardware.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
     out.
     """
     with contextlib.suppress(Exception):

@@ -81,7 +81,7 @@ def huge_pages(root: Path = Path("/")) -> str | None:
     return None
 
 
-def plain_folder() -> Path | None:
+def temp_folder() -> Path | None:
     """Return the folder for temporary files, or another one where torch.compile cannot work in that one.
 
     None where there is no other.
@@ -93,9 +93,9 @@ def plain_folder() -> Path | None:
     return next((each for each in others if each.is_dir() and os.access(each, os.W_OK | os.X_OK)), None)
 
 
-def other_folder() -> Path | None:
+def replacement_temp_folder() -> Path | None:
     """Return plain_folder() where it differs from the usual folder for temporary files; else None."""
-    folder = plain_folder()
+    folder = temp_folder()
     return None if folder == Path(tempfile.gettempdir()) else folder
 
 
@@ -120,7 +120,7 @@ def missing_compiler() -> str | None:
     """
     if missing := missing_cxx():
         return missing
-    if plain_folder() is None:
+    if temp_folder() is None:
         where = tempfile.gettempdir()
         return f"torch.compile cannot compile in {where!r}; set TMPDIR to a folder without blanks or quotes"
     torch = importlib.util.find_spec("torch")

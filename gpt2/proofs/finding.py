@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpt2.seen import Seen
+from gpt2.proofs.evidence import StepEvidence
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ def counted(number: int, what: str, plural: str = "s") -> str:
     return f"{number:,} {what}{'' if number == 1 else plural}"
 
 
-def built_for(seen: Seen, name: str) -> Finding:
+def built_for(step: StepEvidence, name: str) -> Finding:
     """Return whether the model was built with the toggle's value, for toggles that leave no other trace."""
-    built = getattr(seen.training.model.config, name)
-    return Finding(built == getattr(seen.toggles, name), f"the model is built for {built}")
+    built = getattr(step.training.model.config, name)
+    return Finding(built == getattr(step.toggles, name), f"the model is built for {built}")

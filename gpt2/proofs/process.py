@@ -5,78 +5,83 @@ from __future__ import annotations
 import torch
 
 from gpt2.hardware.host import ALLOCATORS, huge_pages, usable_cores
-from gpt2.parallel import is_shard
+from gpt2.proofs.evidence import (
+    StepEvidence,
+    cores_of_pinned_threads,
+    loaded_libraries,
+    page_faults_of_a_tensor,
+)
 from gpt2.proofs.finding import Finding, counted
-from gpt2.seen import Seen, cores_of_pinned_threads, loaded_libraries, page_faults_of_a_tensor
-from gpt2.stages import threads as wanted_threads
+from gpt2.training.distributed import is_shard
+from gpt2.training.stages import threads as wanted_threads
 
 
-def device(seen: Seen) -> Finding:
-    parameters = list(seen.training.model.parameters())
-    there = sum(parameter.device.type == seen.toggles.device for parameter in parameters)
-    kernels = sum(op.on_device for op in seen.ops)
+def device(step: StepEvidence) -> Finding:
+    parameters = list(step.training.model.parameters())
+    there = sum(parameter.device.type == step.toggles.device for parameter in parameters)
+    kernels = sum(op.on_device for op in step.ops)
     ran = f"; {kernels:,} kernels ran there" if kernels else ""
-    backend = seen.training.device.versions().get("xla_backend")
+    backend = step.training.device.versions().get("xla_backend")
     where = f"there, by XLA's backend for {backend}" if backend else "there"
     return Finding(
         there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie {where}{ran}"
     )
 
 
-def world_size(seen: Seen) -> Finding:
-    if seen.toggles.processes < seen.toggles.world_size:
-        assert seen.training.micro_batch is not None
-        devices = seen.training.device.spread(seen.training.micro_batch[0])
-        launched = seen.training.device.launches()
+def world_size(step: StepEvidence) -> Finding:
+    if step.toggles.processes < step.toggles.world_size:
+        assert step.training.micro_batch is not None
+        devices = step.training.device.spread(step.training.micro_batch[0])
+        launched = step.training.device.launches()
         together = launched is not None and 0 < launched.together == launched.programs
         ran = "all programs ran on all of them" if together else "not all programs ran on all of them"
-        right = devices == seen.toggles.world_size and together
+        right = devices == step.toggles.world_size and together
         return Finding(right, f"the rows of a batch lie on {counted(devices, 'device')}; {ran}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
     kind, name = (
-        ("reduce_scatter", "reduce-scatter") if seen.toggles.shards_gradients else ("allreduce", "all-reduce")
+        ("reduce_scatter", "reduce-scatter") if step.toggles.shards_gradients else ("allreduce", "all-reduce")
     )
-    exchanges = seen.exchanges(kind)
-    right = ranks == seen.toggles.world_size and (ranks > 1) == (exchanges > 0)
+    exchanges = step.exchanges(kind)
+    right = ranks == step.toggles.world_size and (ranks > 1) == (exchanges > 0)
     return Finding(right, f"{counted(ranks, 'rank')}, {counted(exchanges, name)} seen in the step")
 
 
-def sharding(seen: Seen) -> Finding:
-    parameters = list(seen.training.model.parameters())
-    kept, elements = seen.optimizer_elements, sum(parameter.numel() for parameter in parameters)
+def sharding(step: StepEvidence) -> Finding:
+    parameters = list(step.training.model.parameters())
+    kept, elements = step.optimizer_elements, sum(parameter.numel() for parameter in parameters)
     spread = sum(map(is_shard, parameters))
-    gathers, scatters = seen.exchanges("gather"), seen.exchanges("reduce_scatter")
+    gathers, scatters = step.exchanges("gather"), step.exchanges("reduce_scatter")
     ran = f"this rank holds {kept / elements:.0%} of the optimiser's state"
-    if seen.toggles.shards_gradients:
+    if step.toggles.shards_gradients:
         # One gather per block and one for the rest; fsdp2 gathers again for the backward pass.
-        forward = (seen.training.model.config.n_layer + 1) * seen.toggles.grad_accum_steps
+        forward = (step.training.model.config.n_layer + 1) * step.toggles.grad_accum_steps
         ran += (
             f" and its rows of {spread} of {len(parameters)} tensors of weights; "
             f"{counted(gathers, 'all-gather')} for {forward} in the forward passes, "
             f"{counted(scatters, 'reduce-scatter')}"
         )
         right = spread == len(parameters) and gathers == forward * (
-            2 if seen.toggles.sharding == "fsdp2" else 1
+            2 if step.toggles.sharding == "fsdp2" else 1
         )
         return Finding(right and kept < elements and scatters > 0, ran)
-    if seen.toggles.sharding == "zero1":
-        broadcasts = seen.exchanges("broadcast")
+    if step.toggles.sharding == "zero1":
+        broadcasts = step.exchanges("broadcast")
         return Finding(
             kept < elements and broadcasts > 0, f"{ran}; {counted(broadcasts, 'broadcast')} of weights"
         )
     return Finding(kept == elements and not spread, f"{ran} and whole weights")
 
 
-def allocator(seen: Seen) -> Finding:
-    if segments := seen.training.device.segments():
+def allocator(step: StepEvidence) -> Finding:
+    if segments := step.training.device.segments():
         evidence = f"{segments[0]} of {counted(segments[1], 'segment')} of memory can grow"
-        return Finding((segments[0] > 0) == (seen.toggles.allocator == "expandable"), evidence)
+        return Finding((segments[0] > 0) == (step.toggles.allocator == "expandable"), evidence)
     mapped = loaded_libraries()
     loaded = [name for name, library in ALLOCATORS.items() if f"lib{library}" in mapped]
     faults, pages = page_faults_of_a_tensor()
     evidence = f"{', '.join(loaded) or 'the C library'}; a tensor of {pages} pages took {faults} page faults"
-    wanted = seen.toggles.allocator
+    wanted = step.toggles.allocator
     if wanted == "thp":
         if huge_pages() == "always":
             return Finding(False, "the system gives huge pages to everybody, asked for or not")
@@ -84,15 +89,15 @@ def allocator(seen: Seen) -> Finding:
     return Finding(loaded == ([wanted] if wanted in ALLOCATORS else []), evidence)
 
 
-def affinity(seen: Seen) -> Finding:
+def affinity(step: StepEvidence) -> Finding:
     places, count = cores_of_pinned_threads(), torch.get_num_threads()
     evidence = (
         f"{counted(len(places), 'core')} with a thread that stays there, for {counted(count, 'thread')}"
     )
     pinned = len(places) >= count
-    return Finding(pinned == (seen.toggles.affinity == "pinned") or usable_cores() == 1, evidence)
+    return Finding(pinned == (step.toggles.affinity == "pinned") or usable_cores() == 1, evidence)
 
 
-def threads(seen: Seen) -> Finding:
+def threads(step: StepEvidence) -> Finding:
     count = torch.get_num_threads()
-    return Finding(count == wanted_threads(seen.toggles), f"torch computes with {counted(count, 'thread')}")
+    return Finding(count == wanted_threads(step.toggles), f"torch computes with {counted(count, 'thread')}")

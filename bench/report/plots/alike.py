@@ -9,7 +9,7 @@ from bench.analysis.row import Row
 from bench.analysis.run_records import line_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.style import shortened
-from gpt2.toggles import Toggles
+from gpt2.config.toggles import Toggles
 
 MOST = 6
 """Lines in one picture; those of most rungs are kept."""

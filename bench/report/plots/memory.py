@@ -16,7 +16,7 @@ from bench.format import GIB, number
 from bench.report.plots.alike import Group, by_batch
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
-from gpt2.toggles import HOST, Toggles
+from gpt2.config.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
 """For a fit: through two points a line always goes."""

@@ -24,7 +24,7 @@ from bench.run.nodes.rendezvous import Facts, Rendezvous, interface
 from bench.run.nodes.topology import Part, Place, patience
 from bench.run.probe import probe
 from bench.run.runner import check_data
-from gpt2.hardware.host import plain_folder
+from gpt2.hardware.host import temp_folder
 
 
 class NodeExit(Exception):
@@ -44,7 +44,7 @@ def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) 
     data_sha256 = check_data(ladder, rungs, options.data)
     asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     with (
-        tempfile.TemporaryDirectory(prefix="bench-", dir=plain_folder()) as scratch,
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
         stoppable() as stop,
         contextlib.closing(Rendezvous(place)) as store,
     ):

@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 
 from bench.run.nodes.topology import Place, PlaceError, patience
-from gpt2.launch import own_variables, python
+from gpt2.training.reexec import own_variables, python
 
 BEAT_SECONDS = 0.5
 ANSWER_SECONDS = 1.0

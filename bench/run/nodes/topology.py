@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpt2.toggles import HOST, Toggles, UnsupportedToggle
+from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 JOIN_SECONDS = 120
 """How long torchrun waits for that of another node, which may import torch from a slow disk."""

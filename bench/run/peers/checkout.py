@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bench.ladder.peers import PEERS, Peer, PeerRung, program_place
-from gpt2.code import git
+from gpt2.config.constraints import check
+from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import missing_allocator
-from gpt2.support import check
-from gpt2.toggles import Toggles, UnsupportedToggle
+from gpt2.provenance import git
 
 SHA_DIGITS = 7
 """Of a hash in a version: as many as of a commit."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 
 from bench.ladder.peers import Peer
+from gpt2.config.toggles import HOST, Toggles
 from gpt2.hardware.host import one_cpu_per_core
-from gpt2.stages import environment, threads
-from gpt2.toggles import HOST, Toggles
+from gpt2.training.stages import environment, threads
 
 
 def variables(toggles: Toggles, peer: Peer, cache: str | None) -> dict[str, str]:

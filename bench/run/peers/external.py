@@ -36,10 +36,10 @@ from bench.records.record import Outcome, Status
 from bench.run.peers.checkout import MissingPeer, found, origin
 from bench.run.peers.child_env import processors, variables
 from bench.run.peers.log_timing import ArrivalError, Arrivals
-from gpt2.launch import without_own_path
-from gpt2.stages import threads
-from gpt2.toggles import HOST
-from gpt2.workload import FLOPS_FORMULA
+from gpt2.config.toggles import HOST
+from gpt2.config.workload import FLOPS_FORMULA
+from gpt2.training.reexec import without_own_path
+from gpt2.training.stages import threads
 
 CLAIM_TOLERANCE = 0.05
 """Relative difference of a peer's own step times from ours above which a warning says so."""

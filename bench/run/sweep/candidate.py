@@ -9,7 +9,7 @@ from typing import Any
 
 from bench.ladder.ladder import Ladder, LadderError, Rung
 from bench.ladder.sweep_axis import Axis
-from gpt2.toggles import Toggles, describe, resolve
+from gpt2.config.toggles import Toggles, describe, resolve
 
 
 def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:

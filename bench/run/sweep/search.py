@@ -15,7 +15,7 @@ from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.sweep_axis import DOUBLED, Axis
 from bench.records.record import Record
 from bench.run.sweep.candidate import candidate, grid, settings
-from gpt2.toggles import HOST, Toggles, resolve
+from gpt2.config.toggles import HOST, Toggles, resolve
 
 HOPELESS = 0.8
 """Of the fastest candidate's speed: what is slower in the first round runs in no other, where a winner is

@@ -22,7 +22,7 @@ from bench.process.supervisor import CACHE, MARK
 from bench.run.peers.checkout import MissingPeer, found, origin
 from bench.run.peers.child_env import processors, variables
 from gpt2.hardware.host import memory_held, memory_peak
-from gpt2.launch import own_variables, python
+from gpt2.training.reexec import own_variables, python
 
 STOP_SECONDS = 10.0
 """In which processes that were told to stop have stopped: a signal takes them at once, but for those that

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from bench.ladder.ladder import LadderError, load
 from bench.ladder.peers import CANNOT_RUN
-from gpt2.data import Batches, DataError, open_corpus
-from gpt2.launch import enter_environment
-from gpt2.toggles import UnsupportedToggle
+from gpt2.config.toggles import UnsupportedToggle
+from gpt2.data.batches import Batches, DataError, open_corpus
+from gpt2.training.reexec import enter_environment
 
 
 def main() -> int:
@@ -36,7 +36,7 @@ def main() -> int:
 
     from bench.host.feasibility import check_time
     from gpt2.device import find
-    from gpt2.train import micro_batches, train
+    from gpt2.training.train import micro_batches, train
 
     workload, toggles = ladder.workload, rung.toggles
     try:

@@ -1,0 +1,142 @@
+"""Check which toggles a kind of device supports, and which toggles require others. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+from gpt2.config.toggles import HOST, SCALED, Toggles, UnsupportedToggle
+
+
+def check(toggles: Toggles) -> None:
+    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires
+    another one.
+
+    gpt2.device.check also asks the actual device.
+    """
+    for toggle in fields(toggles):
+        value = getattr(toggles, toggle.name)
+        only = toggle.metadata["only"].get(value)
+        if only and toggles.device not in only.devices:
+            raise UnsupportedToggle(toggle.name, value, only.otherwise)
+    if toggles.threads != "default" and toggles.device != HOST:
+        raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
+    if reason := _unmet(toggles):
+        raise UnsupportedToggle(*reason)
+    narrow = toggles.attention in ("flash", "cudnn", "flash3", "flash4") and toggles.device != HOST
+    if narrow and toggles.autocast == "float32":
+        reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
+        raise UnsupportedToggle("attention", toggles.attention, reason)
+    if toggles.sharding != "none" and toggles.world_size == 1:
+        reason = "one rank has nobody to share with; choose a world_size above 1, or none"
+        raise UnsupportedToggle("sharding", toggles.sharding, reason)
+    if toggles.cuda_graphs and toggles.shards_gradients:
+        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each
+        # time.
+        reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
+        # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
+        reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
+        raise UnsupportedToggle("compile", toggles.compile, reason)
+
+
+def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
+    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and
+    requirement.
+    """
+    if toggles.adamw == "compiled" and toggles.sharding != "none":
+        return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
+    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
+        # https://github.com/pytorch/pytorch/pull/186360
+        return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
+    if toggles.clip == "in_step":
+        if toggles.adamw not in ("fused", "compiled"):
+            return (
+                "clip",
+                toggles.clip,
+                "only these scale gradients as they read them: set adamw to fused or compiled",
+            )
+        if toggles.autocast == "float16" or toggles.sharding != "none":
+            return (
+                "clip",
+                toggles.clip,
+                "float16's scaler and shards have gradients scaled apart; choose separate",
+            )
+    needed = _needs(toggles)
+    for name, others in needed.items():
+        for other, value in others.items():
+            if getattr(toggles, other) != value:
+                return name, getattr(toggles, name), f"it takes {other}: {value}"
+    for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
+        if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
+            reason = f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
+            return name, getattr(toggles, name), reason
+    if toggles.reductions == "apart" and toggles.compile == "eager":
+        return "reductions", toggles.reductions, "nothing is compiled; set compile"
+    if toggles.compile_region == "block":
+        if toggles.compile == "eager":
+            return "compile_region", toggles.compile_region, "nothing is compiled; set compile"
+        if toggles.world_size > 1:
+            reason = "several ranks cut the graph where they exchange; choose model"
+            return "compile_region", toggles.compile_region, reason
+    if toggles.launch == "graph" and (reason := _why_not_one_graph(toggles)):
+        return "launch", toggles.launch, reason
+    if reason := _why_not_this_loss(toggles):
+        return "cross_entropy", toggles.cross_entropy, reason
+    if toggles.attention == "flex" and toggles.compile == "eager":
+        return (
+            "attention",
+            toggles.attention,
+            "uncompiled it materialises the scores; set compile, or choose sdpa",
+        )
+    if toggles.affinity == "pinned" and toggles.world_size > 1:
+        return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
+    return None
+
+
+def _why_not_one_graph(toggles: Toggles) -> str | None:
+    """Return why a whole step with these toggles cannot be one CUDA graph; None if it can."""
+    if toggles.cuda_graphs:
+        return "torch.compile records CUDA graphs of its own in this mode; set compile to default"
+    if toggles.adamw != "fused":
+        return "a recorded step needs an AdamW that asks nothing of the host: set adamw to fused"
+    if toggles.autocast == "float16":
+        return "float16's scaler asks the device in each step; set autocast to bfloat16"
+    if toggles.world_size > 1:
+        return "exchanges between ranks are not recorded; choose ops"
+    return None
+
+
+def _why_not_this_loss(toggles: Toggles) -> str | None:
+    """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
+    loss = toggles.cross_entropy
+    if loss in ("liger", "quack") and toggles.autocast == "float16":
+        return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
+    if loss == "quack" and toggles.vocab_multiple == 1:
+        return (
+            "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
+        )
+    if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
+        return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
+    return None
+
+
+def _needs(toggles: Toggles) -> dict[str, dict[str, str]]:
+    """Return, for each toggle in use, the values that it requires of other toggles."""
+    bfloat16 = {"autocast": "bfloat16"}
+    found: dict[str, dict[str, str]] = {}
+    if toggles.residual == "bfloat16":
+        found["residual"] = bfloat16
+    if toggles.float8 != "none":
+        whole = {"products": "whole", "weight_casts": "forward", "weights": "float32", "sharding": "none"}
+        found["float8"] = bfloat16 | whole
+    if toggles.bias_gradient == "triton":
+        found["bias_gradient"] = {"gelu": "tanh", "float8": "none"}
+    if toggles.int8 != "none":
+        found["int8"] = bfloat16 | {"float8": "none"}
+    if toggles.weights == "bfloat16":
+        found["weights"] = bfloat16 | {"adamw": "compiled", "weight_casts": "forward"}
+    if toggles.weight_casts == "optimizer":
+        # A separate scaling pass would round the gradients to bfloat16 once more.
+        found["weight_casts"] = bfloat16 | {"adamw": "compiled", "clip": "in_step", "tied_gradient": "rows"}
+    return found

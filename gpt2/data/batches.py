@@ -1,0 +1,210 @@
+"""Corpora as one long sequence of token ids, and the batches cut from them. Imports no torch.
+
+corpus = open_corpus("tinyshakespeare", vocab_size=50257, path=Path("input.txt"))
+batches = Batches(corpus, seq_len=1024, tokens_per_step=4096, seed=1337)
+x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arrays, y one token ahead of x
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import urllib.request
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from gpt2.data.shards import Shards, open_shards
+from gpt2.data.splits import open_split, split_of
+from gpt2.data.synthetic import Synthetic
+from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.text import end_of_text_written, tokenise
+
+__all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
+
+
+GENERATED = "synthetic"
+"""Name of the generated corpus, which needs no files."""
+DOCUMENTS = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet")
+"""Suffixes of files that hold documents, which gpt2.data.corpora.sources reads; they are not plain text."""
+SPLITS = {"val": "validation", "test": "tests"}
+
+
+class Corpus(Protocol):
+    """A sequence of token ids that is read on demand."""
+
+    name: str
+    tokens: int | None
+    """Length in tokens; None for an endless corpus."""
+    sha256: str
+    """sha256 of the tokens as little-endian uint16 (of the first 2^20 for an endless corpus)."""
+    warnings: tuple[str, ...]
+
+    def read(self, start: int, count: int) -> np.ndarray:
+        """Return token ids start to start + count, an integer array of shape (count,)."""
+        ...
+
+
+@dataclass(frozen=True)
+class KnownCorpus:
+    """A corpus that can be downloaded."""
+
+    url: str
+    text_sha256: str
+    tokens_sha256: str
+
+
+KNOWN = {
+    "tinyshakespeare": KnownCorpus(
+        url="https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
+        text_sha256="86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed",
+        tokens_sha256="25c01b32b32f41897a6359dd222ec114992dc30c357bcafbfe6c56672f76cd31",
+    ),
+}
+
+
+def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None = None) -> Corpus:
+    """Find the corpus `name` and make its tokens readable.
+
+    synthetic needs no files. Any other name is looked for at `path`, then as
+    $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in the cache, and is downloaded where its address is known. A text
+    file is tokenised once and cached by content; .bin shards of nanoGPT and llm.c are read as they are; a
+    folder stands for its training shards (see gpt2.data.splits). Raises DataError where nothing is found, or the
+    tokens do not fit the vocabulary.
+    """
+    if name == GENERATED:
+        if path is not None:
+            raise DataError(f"the synthetic corpus is generated; it cannot be read from {path}")
+        return Synthetic(vocab_size, seed)
+    source = path if path is not None else find(name)
+    if not (source.is_file() or source.is_dir()):
+        what = "is no file and no folder" if source.exists() else "does not exist"
+        raise DataError(f"corpus {name!r}: {source} {what}")
+    try:
+        corpus = _open(name, source, vocab_size)
+    except OSError as error:
+        raise DataError(
+            f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})"
+        ) from None
+    if name in KNOWN and source.is_file() and corpus.sha256 != KNOWN[name].tokens_sha256:
+        corpus.warnings += (not_the_known(name),)
+    return corpus
+
+
+def not_the_known(name: str) -> str:
+    """Return a warning that the text used under this name is not the known one."""
+    return f"what is given as {name} is not the known {name}; compare losses with care"
+
+
+def find(name: str) -> Path:
+    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not
+    found.
+    """
+    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
+        for suffix in (".txt", ".bin", ""):
+            if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
+                return candidate
+    if name in KNOWN:
+        return download(name, KNOWN[name])
+    raise DataError(f"corpus {name!r} is not at hand and has no known address; {_ways(name)}")
+
+
+def _ways(name: str) -> str:
+    return (
+        f"prepare it (gpt2 prepare), give its place with --data PATH, or put {name}.txt, {name}.bin or a "
+        f"folder {name}/ of .bin shards into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}; or take generated "
+        "text (--set workload.data=synthetic)"
+    )
+
+
+def download(name: str, known: KnownCorpus) -> Path:
+    """Download a known corpus's text into the cache and return its path. Raises DataError."""
+    try:
+        with urllib.request.urlopen(known.url, timeout=30) as response:
+            text = response.read()
+    except OSError as error:
+        raise DataError(
+            f"corpus {name!r} is not at hand and could not be downloaded "
+            f"({getattr(error, 'reason', error)}); {_ways(name)}"
+        ) from None
+    if hashlib.sha256(text).hexdigest() != known.text_sha256:
+        raise DataError(f"corpus {name!r}: {known.url} no longer gives the known text; {_ways(name)}")
+    target = cache_dir() / "corpora" / f"{name}.txt"
+    with replacing(target) as file:
+        file.write(text)
+    return target
+
+
+def _open(name: str, source: Path, vocab_size: int) -> Shards:
+    """Open a folder's training shards, or a single file of tokens or text. Raises DataError or OSError."""
+    if source.is_dir():
+        return open_split(name, source, "train", vocab_size)
+    is_tokens = source.suffix.lower() == ".bin"
+    if not is_tokens and source.name.lower().endswith(DOCUMENTS):
+        raise DataError(
+            f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them"
+        )
+    corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
+    if not is_tokens and (written := end_of_text_written(source)):
+        corpus.warnings += (written,)
+    if (said := split_of(Path(source.name))) in ("val", "test"):
+        corpus.warnings += (f"{source.name} is trained on, which by its name is for {SPLITS[said]}",)
+    return corpus
+
+
+def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
+    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len +
+    1,).
+    """
+    return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
+
+
+class Batches:
+    """The global batch of every step, a function of (seed, step, tokens per step) and nothing else.
+
+    The corpus is cut into chunks of seq_len tokens. Each epoch reads all chunks in a new order drawn from the
+    seed; an endless corpus is read in sequence. Ranks, micro-batches and accumulation only select which of a
+    step's sequences a process takes, so that no sequence is taken twice.
+    """
+
+    def __init__(self, corpus: Corpus, *, seq_len: int, tokens_per_step: int, seed: int) -> None:
+        assert tokens_per_step % seq_len == 0
+        self.corpus, self.seq_len, self.seed = corpus, seq_len, seed
+        self.sequences_per_step = tokens_per_step // seq_len
+        self.warnings: tuple[str, ...] = corpus.warnings
+        self._chunks: int | None = None
+        if corpus.tokens is not None:
+            if corpus.tokens < seq_len + 1:
+                raise DataError(
+                    f"corpus {corpus.name!r} has {corpus.tokens} tokens, a sequence of {seq_len} needs "
+                    f"{seq_len + 1}"
+                )
+            self._chunks = (corpus.tokens - 1) // seq_len
+            if self._chunks < self.sequences_per_step:
+                self.warnings += (
+                    f"the corpus has {corpus.tokens} tokens, fewer than the {tokens_per_step + 1} of a step "
+                    "with its last target; sequences repeat within a step",
+                )
+        self._order = lru_cache(maxsize=2)(self._draw_order)
+
+    def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return sequences first to first + count of the global batch of `step`.
+
+        Returns inputs and targets, two int64 arrays (count, seq_len); targets are one token ahead.
+        """
+        assert first + count <= self.sequences_per_step
+        rows = np.stack([self._row(step * self.sequences_per_step + first + i) for i in range(count)])
+        return rows[:, :-1], rows[:, 1:]
+
+    def _row(self, index: int) -> np.ndarray:
+        if self._chunks is not None:
+            epoch, place = divmod(index, self._chunks)
+            index = int(self._order(epoch)[place])
+        return sequence(self.corpus, index, self.seq_len)
+
+    def _draw_order(self, epoch: int) -> np.ndarray:
+        assert self._chunks is not None
+        return np.random.default_rng([self.seed, epoch]).permutation(self._chunks)

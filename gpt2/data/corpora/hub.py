@@ -1,0 +1,129 @@
+"""Corpora of the Hugging Face hub: the ones known by name, and the files of any repository. Imports no torch.
+
+files, origin = hub_files("fineweb-edu", "HuggingFaceFW/fineweb-edu", "sample-10BT", "train", None)
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from gpt2.files.cache import DataError
+
+OLDEST = (5, 0, 1)
+"""Oldest version of `datasets` whose positions stay valid when resumed from repeatedly."""
+INSTALL = "pip install 'gpt2-bench[corpora]'"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownCorpus:
+    """A corpus of the Hugging Face hub."""
+
+    path: str
+    config: str | None = None
+    validation: str | None = None
+    """Name of its validation split, or None where it has none."""
+    tokens: float
+    """Approximate number of tokens in the training split, used only to estimate the time left."""
+    about: str
+
+    def split(self, name: str, asked: str) -> str:
+        """Return the corpus's own name of the split train or validation. Raises DataError where it has none."""
+        if asked == "train":
+            return asked
+        if self.validation is None:
+            raise DataError(
+                f"corpus {name!r} has no validation split of its own; its first shard is its validation"
+            )
+        return self.validation
+
+
+KNOWN = {
+    "fineweb-edu": KnownCorpus(
+        path="HuggingFaceFW/fineweb-edu",
+        config="sample-10BT",
+        tokens=10e9,
+        about="educational pages of the web, the sample of 10B tokens",
+    ),
+    "fineweb": KnownCorpus(
+        path="HuggingFaceFW/fineweb",
+        config="sample-10BT",
+        tokens=10e9,
+        about="pages of the web, classic, the sample of 10B tokens",
+    ),
+    "openwebtext": KnownCorpus(
+        path="Skylion007/openwebtext",
+        tokens=9.0e9,
+        about="pages linked from Reddit, GPT-2's training set rebuilt",
+    ),
+    "tinystories": KnownCorpus(
+        path="roneneldan/TinyStories",
+        validation="validation",
+        tokens=4.7e8,
+        about="stories for small children",
+    ),
+}
+
+
+def import_datasets() -> Any:
+    """Import the package `datasets` with its progress bars and logging off.
+
+    Raises DataError where it is not installed or too old.
+    """
+    try:
+        import datasets
+    except ImportError:
+        raise DataError(
+            f"reading a corpus needs the package `datasets`, which is not installed: {INSTALL}"
+        ) from None
+    if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:3]) < OLDEST:
+        raise DataError(
+            f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}"
+        )
+    datasets.disable_progress_bars()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, as one line
+    return datasets
+
+
+def hub_files(
+    name: str, repository: str, config: str | None, split: str, revision: str | None
+) -> tuple[list[str], dict[str, str | None]]:
+    """Return the addresses of a split's files, pinned to a commit, and their origin.
+
+    revision: the newest commit where None. The origin is the corpus, repository, configuration and revision.
+    Raises DataError where the hub is unreachable, or has no such repository, configuration or split.
+    """
+    try:
+        builder = import_datasets().load_dataset_builder(repository, config, revision=revision)
+    except Exception as error:
+        raise _hub_error(name, repository, error) from None
+    files = builder.config.data_files or {}
+    if split not in files:
+        raise DataError(
+            f"corpus {name!r}: {repository} has no split {split!r}, but {', '.join(files) or 'none'}"
+        )
+    listed = [str(file) for file in files[split]]
+    if commit := re.search(r"@([0-9a-f]{40})/", listed[0]):
+        revision = commit[1]
+    return listed, {"corpus": name, "repository": repository, "config": config, "revision": revision}
+
+
+def _hub_error(name: str, repository: str, error: Exception) -> DataError:
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    if "scripts are no longer supported" in said:
+        return DataError(
+            f"corpus {name!r}: {repository} is read by a script there, which `datasets` no longer runs; "
+            "try --revision refs/convert/parquet, the hub's own copy in Parquet"
+        )
+    if isinstance(error, ValueError):  # an unknown configuration
+        return DataError(f"corpus {name!r}: {said}")
+    if re.search(r"\b40[134]\b|doesn't exist on the Hub", said):
+        return DataError(
+            f"corpus {name!r}: {repository} is no path here, and does not exist on the hub or asks for an "
+            "account (hf auth login)"
+        )
+    return DataError(
+        f"corpus {name!r}: the Hugging Face hub is not reachable ({said}); check the network, or give files "
+        "that you have: a .txt, .jsonl or .parquet file or a folder of such"
+    )

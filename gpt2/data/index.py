@@ -1,0 +1,152 @@
+"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no
+torch.
+
+index = read_index(Path("data/fineweb-edu"))      # None where there is none
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gpt2.files.cache import DataError
+from gpt2.files.shard_format import HEADER_BYTES, TOKEN
+
+VERSION = 1
+AGAIN = "what is whole stays: run the same again to go on"
+
+
+@dataclass
+class Index:
+    """Contents of an index.json, written by gpt2.data.corpora.prepare."""
+
+    name: str
+    """Prefix of the shards' file names; the corpus's own name is corpus["corpus"]."""
+    settings: dict[str, Any]
+    """The settings asked for; a folder accepts no others."""
+    corpus: dict[str, Any]
+    """gpt2.data.corpora.sources.Documents.source of the training shards."""
+    validation: dict[str, Any]
+    """gpt2.data.corpora.sources.Documents.source of the validation shard."""
+    vocabulary: dict[str, Any]
+    finished: bool = False
+    tokens: int = 0
+    documents: int = 0
+    """Number of documents that begin in the shards."""
+    shards: list[dict[str, Any]] = field(default_factory=list)
+    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were
+    written.
+    """
+    position: dict[str, Any] | None = None
+    """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
+    version: int = VERSION
+
+    def lacking(self, folder: Path) -> Path | None:
+        """Return the first shard that is missing or has the wrong length; contents are not read (see
+        damaged()).
+        """
+        for entry in self.shards:
+            path = folder / entry["file"]
+            if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
+                return path
+        return None
+
+    def write(self, folder: Path) -> None:
+        """Replace the folder's index.json atomically. Raises DataError."""
+        with writing(folder / "index.json") as file:
+            file.write(json.dumps(asdict(self), indent=1).encode())
+
+
+def read_index(folder: Path) -> Index | None:
+    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another
+    version.
+    """
+    path = folder / "index.json"
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} cannot be read ({error}); prepare the corpus into another folder") from None
+    if (
+        not isinstance(found, dict)
+        or found.get("version") != VERSION
+        or set(found) != {f.name for f in fields(Index)}
+    ):
+        raise DataError(
+            f"{path} is not an index of version {VERSION}; prepare the corpus into another folder"
+        )
+    return Index(**found)
+
+
+def damaged(folder: Path) -> list[str]:
+    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an
+    index.
+    """
+    index = read_index(folder)
+    if index is None:
+        raise DataError(f"{folder} holds no preparation")
+    wrong = []
+    for entry in index.shards:
+        try:
+            with (folder / entry["file"]).open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except OSError:
+            found = None
+        if found != entry["sha256"]:
+            wrong.append(entry["file"])
+    return wrong
+
+
+@contextlib.contextmanager
+def writing(target: Path) -> Iterator[Any]:
+    """Open NAME.part for writing and rename it to `target` once it is on disk. Raises DataError.
+
+    A killed write leaves its .part file, which the next write to the same target overwrites.
+    """
+    part = target.with_name(target.name + ".part")
+    try:
+        try:
+            with part.open("wb+") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(part, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                part.unlink()  # frees space where the disk is full
+            raise
+    except OSError as error:
+        raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
+
+
+def to_nanogpt(folder: Path, target: Path) -> list[Path]:
+    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their
+    paths.
+
+    Raises DataError where the preparation is not finished, or the disk is full.
+    """
+    index = read_index(folder)
+    if index is None or not index.finished:
+        raise DataError(f"{folder} holds no finished preparation")
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"cannot write into {target} ({error.strerror})") from None
+    written = []
+    for split in ("train", "val"):
+        with writing(target / f"{split}.bin") as file:
+            for entry in (entry for entry in index.shards if entry["split"] == split):
+                ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
+                for start in range(0, len(ids), 1 << 22):
+                    file.write(ids[start : start + (1 << 22)].tobytes())
+        written.append(target / f"{split}.bin")
+    return written

@@ -1,0 +1,324 @@
+"""HellaSwag: how often a model ranks the right one of four endings first. Imports no torch.
+
+score = evaluate(model, load(), style="completion", device=device, autocast=training.autocast, batch_size=32)
+
+Two styles of scoring are in use and give different figures for the same weights, so a figure is always
+reported with its style. `completion` is the style of llm.c, build-nanogpt and the well-known posts: texts are
+taken as they are, and acc_norm divides by the ending's tokens. `harness` is that of EleutherAI's
+lm-evaluation-harness, task hellaswag, version 1.0: texts are cleaned and begin with the activity, and
+acc_norm divides by the ending's characters.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import os
+import re
+import urllib.request
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import numpy as np
+from pydantic import Field, TypeAdapter, ValidationError
+
+from gpt2 import text
+from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.shard_format import TOKEN
+
+if TYPE_CHECKING:
+    from gpt2.device import Device
+    from gpt2.model.model import GPT2
+
+Style = Literal["completion", "harness"]
+
+ENDINGS = 4
+NAME = "hellaswag_val.jsonl"
+URL = f"https://raw.githubusercontent.com/rowanz/hellaswag/master/data/{NAME}"
+SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"  # pinned by several projects
+END_OF_TEXT = 50256
+
+
+class ScoreError(Exception):
+    """A model that cannot be scored; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """One question: a context and four endings, one of them right. The fields are those of the original
+    files.
+    """
+
+    activity_label: str
+    """Subject of the text, such as "Roof shingle removal"."""
+    ctx: Annotated[str, Field(min_length=1)]
+    """The whole context."""
+    ctx_a: str
+    """The complete sentences of the context."""
+    ctx_b: str
+    """The beginning of the sentence that the endings complete; may be empty."""
+    endings: tuple[str, str, str, str]
+    label: Annotated[int, Field(ge=0, lt=ENDINGS)]
+    """Index of the right ending."""
+
+
+def load(path: Path | None = None) -> list[Example]:
+    """Read the examples of a JSON Lines file in the original format.
+
+    Without a path, hellaswag_val.jsonl (10,042 examples) is taken from $GPT2_DATA_DIR or the cache, or
+    downloaded. Raises DataError where it is not found, or a line is not an example.
+    """
+    source = _find() if path is None else path
+    try:
+        lines = source.read_bytes().split(b"\n")
+    except OSError as error:
+        raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
+    examples = [
+        _parse(line, f"{source}:{number}") for number, line in enumerate(lines, start=1) if line.strip()
+    ]
+    if not examples:
+        raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
+    return examples
+
+
+def _parse(line: bytes, where: str) -> Example:
+    try:
+        return _reader().validate_json(line)
+    except ValidationError as error:
+        first = error.errors()[0]
+        what = ": ".join(
+            [".".join(str(part) for part in first["loc"]), first["msg"]] if first["loc"] else [first["msg"]]
+        )
+        raise DataError(
+            f"{where}: {what}; each line should be one example, as in HellaSwag's {NAME}"
+        ) from None
+
+
+@cache
+def _reader() -> TypeAdapter[Example]:
+    return TypeAdapter(Example)
+
+
+def _find() -> Path:
+    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
+        if folder and (candidate := Path(folder) / NAME).exists():
+            return candidate
+    ways = (
+        f"give its place (--hellaswag-file), or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+    )
+    try:
+        with urllib.request.urlopen(URL, timeout=30) as response:
+            content = response.read()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"HellaSwag is not at hand and could not be downloaded ({reason}); {ways}") from None
+    if hashlib.sha256(content).hexdigest() != SHA256:
+        raise DataError(f"HellaSwag: {URL} does not give the known file; {ways}")
+    target = cache_dir() / "corpora" / NAME
+    with replacing(target) as file:
+        file.write(content)
+    return target
+
+
+@dataclass(frozen=True, eq=False)
+class Choice:
+    """The tokens of a context with one of its endings."""
+
+    tokens: np.ndarray
+    """Context and ending, uint16."""
+    scored: int
+    """Number of tokens at the end that belong to the ending."""
+    length: int
+    """Divisor of the log-probability for acc_norm: the ending's tokens, or its characters."""
+
+
+@cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
+def choices(example: Example, style: Style) -> tuple[Choice, ...]:
+    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not
+    available.
+    """
+    return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
+
+
+def _completion(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
+    context = encode(example.ctx)
+    endings = [encode(f" {ending}") for ending in example.endings]
+    return [Choice(np.array(context + ending, dtype=TOKEN), len(ending), len(ending)) for ending in endings]
+
+
+def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choice]:
+    query = _cleaned(f"{example.activity_label}: {example.ctx_a} {example.ctx_b.capitalize()}")
+    # Trailing spaces of the context are scored with the ending: in this vocabulary a space begins a word.
+    context = encode(query.rstrip())
+    found = []
+    for ending in map(_cleaned, example.endings):
+        scored = encode(f"{query} {ending}")[len(context) :]
+        # The first token needs a predecessor; the harness uses <|endoftext|> where there is no context.
+        tokens = np.array((context or [END_OF_TEXT]) + scored, dtype=TOKEN)
+        found.append(Choice(tokens, len(scored), len(ending)))
+    return found
+
+
+def _cleaned(raw: str) -> str:
+    """Remove the bracketed marks of the WikiHow part, in the harness's order, which may leave spaces behind."""
+    unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
+    return unmarked.replace("  ", " ")
+
+
+STYLES: dict[Style, Callable[[Example, Callable[[str], list[int]]], list[Choice]]] = {
+    "completion": _completion,
+    "harness": _harness,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Score:
+    """Accuracies in one style; scores of different styles are not comparable."""
+
+    acc: float
+    """Share of examples whose right ending has the highest log-probability."""
+    acc_norm: float
+    """The same, with the log-probability divided by the ending's length."""
+    examples: int
+    style: Style
+
+    @property
+    def acc_stderr(self) -> float:
+        """Binomial standard error of acc."""
+        return math.sqrt(self.acc * (1 - self.acc) / self.examples)
+
+    @property
+    def acc_norm_stderr(self) -> float:
+        """Binomial standard error of acc_norm."""
+        return math.sqrt(self.acc_norm * (1 - self.acc_norm) / self.examples)
+
+    @property
+    def acc_interval(self) -> tuple[float, float]:
+        """95 % interval of acc."""
+        return wilson(self.acc, self.examples)
+
+    @property
+    def acc_norm_interval(self) -> tuple[float, float]:
+        """95 % interval of acc_norm."""
+        return wilson(self.acc_norm, self.examples)
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """Return Wilson's 95 % interval of a share of `count` examples, which is valid for small counts too."""
+    z2 = 1.959964**2 / count
+    half = math.sqrt(z2 * share * (1 - share) + z2**2 / 4)
+    return (share + z2 / 2 - half) / (1 + z2), (share + z2 / 2 + half) / (1 + z2)
+
+
+def evaluate(
+    model: GPT2,
+    examples: Sequence[Example],
+    *,
+    style: Style,
+    device: Device,
+    autocast: Callable[[], AbstractContextManager[Any]],
+    batch_size: int,
+    rank: int = 0,
+    processes: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> Score:
+    """Score the model on all examples; returns the same score on every rank.
+
+    autocast: entered around each forward pass (see gpt2.training.stages.precision). batch_size: endings per forward
+    pass of this process; where it feeds several devices, a multiple of their number. Each rank takes every
+    processes-th example. progress: called with this rank's endings done and in total. Raises DataError where
+    an ending does not fit the model's context, ScoreError where the model gives NaN.
+    """
+    from gpt2.evals.log_likelihood import log_probabilities
+    from gpt2.training.distributed import gather
+
+    mine = examples[rank::processes]
+    asked = [choices(example, style) for example in mine]
+    sums = log_probabilities(
+        model,
+        [choice for each in asked for choice in each],
+        device=device,
+        autocast=autocast,
+        batch_size=batch_size,
+        processes=processes,
+        progress=progress,
+    ).reshape(-1, ENDINGS)
+    lengths = np.array([[choice.length for choice in each] for each in asked]).reshape(-1, ENDINGS)
+    with np.errstate(divide="ignore"):  # an ending of marks only is empty once cleaned, and ranks last
+        by_length = sums / lengths
+    labels = np.array([example.label for example in mine])
+    counts = [int(np.sum(each.argmax(1) == labels)) for each in (sums, by_length)]
+    right, right_norm, asked_in_all, lost = np.sum(
+        gather([*counts, len(mine), int(np.isnan(sums).any(1).sum())], processes), axis=0
+    ).tolist()
+    if lost:  # raised on all ranks, so that none waits for another
+        raise ScoreError(
+            f"the model gives NaN for {lost} of {asked_in_all} examples; its weights are not finite"
+        )
+    return Score(
+        acc=right / asked_in_all, acc_norm=right_norm / asked_in_all, examples=asked_in_all, style=style
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class PublishedScore:
+    """A published score; None is a figure that the source does not give."""
+
+    model: str
+    """A key of gpt2.config.workload.PRESETS."""
+    corpus: str
+    """Training corpus; webtext is OpenAI's own, which is not public."""
+    style: Style
+    acc: float | None
+    acc_norm: float | None
+    source: str
+    url: str
+    note: str = ""
+
+
+LLMC = "https://github.com/karpathy/llm.c/blob/master/dev"
+POST = {"source": "jjschwartz-2024", "url": "https://jjschwartz.github.io/blog/scaling-gpt2.html"}
+DRAWN = "a line in its plots, beside the share that its trainer counts: by the mean loss"
+
+
+def _openai(
+    model: str, style: Style, acc: float | None, acc_norm: float, file: str, note: str = ""
+) -> PublishedScore:
+    told = {"source": "llm.c", "url": f"{LLMC}/{file}", "note": note}
+    return PublishedScore(model=model, corpus="webtext", style=style, acc=acc, acc_norm=acc_norm, **told)
+
+
+PUBLISHED = (
+    _openai("gpt2", "completion", 0.2859, 0.2955, "data/hellaswag.py"),
+    _openai("gpt2-xl", "completion", 0.3842, 0.4893, "data/hellaswag.py"),
+    _openai("gpt2", "harness", 0.2892, 0.3114, "data/hellaswag.py"),
+    _openai("gpt2-xl", "harness", 0.4004, 0.5089, "data/hellaswag.py"),
+    _openai("gpt2", "completion", None, 0.294463, "vislog.ipynb", DRAWN),
+    _openai("gpt2-medium", "completion", None, 0.375224, "vislog.ipynb", DRAWN),
+    _openai("gpt2-large", "completion", None, 0.431986, "vislog.ipynb", DRAWN),
+    _openai("gpt2-xl", "completion", None, 0.488946, "vislog.ipynb", DRAWN),
+    PublishedScore(
+        model="gpt2", corpus="fineweb-edu", style="completion", acc=0.2886, acc_norm=0.3007, **POST
+    ),
+    PublishedScore(
+        model="gpt2-xl", corpus="fineweb-edu", style="completion", acc=0.3450, acc_norm=0.4122, **POST
+    ),
+    PublishedScore(
+        model="gpt2", corpus="tinystories", style="completion", acc=0.2669, acc_norm=0.2631, **POST
+    ),
+    PublishedScore(
+        model="gpt2",
+        corpus="fineweb",
+        style="completion",
+        acc=None,
+        acc_norm=0.310,
+        source="high-performance-gpt2-cuda",
+        url="",
+        note="the source says accuracy; llm.c's trainer, which ran it, counts by the mean loss",
+    ),
+)
+"""Published scores, OpenAI's released weights first; they are the reference lines of the training plots."""

@@ -1,0 +1,101 @@
+"""Find the data files below a folder, and recognise other kinds of file by their first bytes. Imports no
+torch.
+
+for path in files_below(Path("corpus")): ...
+"""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpt2.files.cache import DataError
+
+POINTER = b"version https://git-lfs"
+"""First bytes of a git LFS pointer, a small text that stands for another file."""
+KINDS = {
+    b"\x93NUMPY": "a .npy file of numpy",
+    b"PK\x03\x04": "a .zip, .npz or torch file",
+    b"\x1f\x8b\x08": "compressed by gzip",
+    b"\x28\xb5\x2f\xfd": "compressed by zstd",
+    b"BZh": "compressed by bzip2",
+    b"PAR1": "a Parquet file",
+    b"\x80\x04\x95": "a pickle",
+    b"MMIDIDX": "an index of Megatron",
+    POINTER: "a pointer of git LFS in place of the file itself (git lfs pull)",
+    codecs.BOM_UTF16_LE: "UTF-16",
+    codecs.BOM_UTF16_BE: "UTF-16",
+}
+"""Kinds of file that are neither plain text nor tokens, by their first bytes."""
+
+
+def kind_of(head: bytes) -> str | None:
+    """Return the kind of a file that begins with `head`, or None where it may be text or tokens."""
+    return next((kind for begins, kind in KINDS.items() if head.startswith(begins)), None)
+
+
+def printable(name: str) -> str:
+    """Return a file name as valid UTF-8, with other bytes as escapes."""
+    return os.fsencode(name).decode(errors="backslashreplace")
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return a short list of names: all of up to three, else the first, the last and their number."""
+    names = [printable(name) for name in names]
+    if len(names) <= 3:
+        return ", ".join(names)
+    return f"{names[0]} to {names[-1]} ({len(names)} files)"
+
+
+def hidden(name: str) -> bool:
+    """Return whether a file or folder of this name is never data.
+
+    These names begin with a dot, as the files of editors, notebooks, version control and macOS do, or are
+    __MACOSX.
+    """
+    return name.startswith(".") or name == "__MACOSX"
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return all files in a folder and its subfolders, sorted by path, without hidden ones.
+
+    Links are followed; a file or folder that can be reached in several ways is listed once, under its first
+    path. Raises DataError where a folder cannot be read, or a link is dangling.
+    """
+    found: list[Path] = []
+    seen = {folder.resolve()}
+    for at, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        folders[:] = [name for name in sorted(folders) if not hidden(name) and _first(Path(at, name), seen)]
+        found += [Path(at, name) for name in files if not hidden(name)]
+    return [path for path in sorted(found) if is_file(path) and _first(path, seen)]
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the files of the folder itself, without subfolders, by the rules of files_below()."""
+    seen: set[Path] = set()
+    found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
+    own = {
+        path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)
+    }  # a file before a link to it
+    return [path for path in found if path in own]
+
+
+def _first(path: Path, seen: set[Path]) -> bool:
+    real = path.resolve()
+    if real in seen:
+        return False
+    seen.add(real)
+    return True
+
+
+def is_file(path: Path) -> bool:
+    """Return whether a path is a file or a link to one. Raises DataError where a link is dangling."""
+    if path.is_symlink() and not path.exists():
+        raise DataError(f"{path} is a link to what is not there; remove it, or mend it")
+    return path.is_file()
+
+
+def _refuse(error: OSError) -> None:
+    raise DataError(f"cannot read folder {error.filename} ({error.strerror})")

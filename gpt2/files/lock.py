@@ -1,0 +1,37 @@
+"""A lock that allows a folder or a file one writer at a time. Imports no torch."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Any
+
+
+class Locked(Exception):
+    """Another process writes there."""
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path) -> Iterator[None]:
+    """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process,
+    too.
+
+    Raises Locked, or OSError where the folder is not writable.
+    """
+    with (folder / ".lock").open("a") as file:
+        lock(file)
+        yield
+
+
+def lock(file: IO[Any]) -> None:
+    """Lock an open file until it is closed, where the file system can. Raises Locked where another process
+    has it.
+    """
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise Locked from None
+    except OSError:
+        pass  # some network drives have no locks

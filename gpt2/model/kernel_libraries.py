@@ -1,0 +1,225 @@
+"""Kernels of other projects for GPUs, by toggle; no other module imports these packages, which only a GPU
+needs.
+
+What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece
+around it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpt2.model.autograd import LIBRARY, product_dtype
+
+
+def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of all rows'
+    losses.
+
+    logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
+    (N,) float32.
+    """
+
+    def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        operator = f"{name}_cross_entropy_"
+        # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
+        LIBRARY.define(
+            f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor",
+            tags=(torch.Tag.needs_fixed_stride_order,),
+        )
+        LIBRARY.impl(operator, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"gpt2::{operator}", _losses, lib=LIBRARY)
+        return function
+
+    return define
+
+
+def _losses(logits: Tensor, targets: Tensor) -> Tensor:
+    return logits.new_empty(logits.size(0), dtype=torch.float32)
+
+
+@_operator("liger")
+def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
+    from liger_kernel.ops import cross_entropy_forward  # pyright: ignore[reportMissingImports]
+
+    logits = logits.detach().requires_grad_()  # by which it decides whether to write the gradient
+    # Positions: weights of classes, the target to ignore, z-loss, smoothing, reduction, soft cap, whether to
+    # return the z-loss. Not the mean: its losses would be summed in the logits' format.
+    losses, *_ = cross_entropy_forward(logits, targets, None, -100, 0.0, 0.0, "none", None, False)
+    return losses.float()
+
+
+@_operator("quack")
+def _by_quack(logits: Tensor, targets: Tensor) -> Tensor:
+    from quack.cross_entropy import cross_entropy_fwd  # pyright: ignore[reportMissingImports]
+
+    losses, _ = cross_entropy_fwd(logits, targets, return_dx=True, inplace_backward=True)
+    return losses
+
+
+def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy of x @ head.T, whose logits are only ever in a GPU's registers.
+
+    x: (N, d); head: (V, d), without padding rows; targets: (N,) int64. Returns nats, a float32 scalar.
+    """
+    dtype = product_dtype(x)
+    return _by_cut(x.to(dtype), head.to(dtype), targets)
+
+
+# Its autograd function asks the device for the targets to ignore. As the model's last step, it breaks little
+# off.
+@torch.compiler.disable()
+def _by_cut(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
+    from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
+
+    return linear_cross_entropy(x, head, targets, impl="cce_exact")
+
+
+def layer_norm(name: str) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
+    """Return the LayerNorm of liger or quack, whose statistics are in float32 whatever the dtype of x.
+
+    It takes x (..., d), weight (d,), bias (d,), both float32, and eps, and returns x's shape and dtype.
+    """
+    if name == "quack":
+        return QuackLayerNorm.apply
+    # torch.compile looks into it, and generates code around its Triton kernels.
+    from liger_kernel.ops.layer_norm import LigerLayerNormFunction  # pyright: ignore[reportMissingImports]
+
+    return LigerLayerNormFunction.apply
+
+
+LIBRARY.define(
+    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)"
+)
+LIBRARY.define(
+    "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
+    "-> (Tensor, Tensor, Tensor)"
+)
+
+
+def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    from quack.rmsnorm import layernorm_fwd  # pyright: ignore[reportMissingImports]
+
+    return layernorm_fwd(x.contiguous(), weight, bias, eps, return_rstd=True, return_mean=True)
+
+
+def _layer_norm_shapes(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    reciprocal, mean = (x.new_empty(x.size(0), dtype=torch.float32) for _ in range(2))
+    return x.new_empty(x.shape), reciprocal, mean
+
+
+def _layer_norm_backward(
+    gradient: Tensor, x: Tensor, weight: Tensor, reciprocal: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    from quack.rmsnorm import layernorm_bwd  # pyright: ignore[reportMissingImports]
+
+    return layernorm_bwd(x.contiguous(), weight, gradient.contiguous(), reciprocal, mean)
+
+
+def _layer_norm_backward_shapes(
+    gradient: Tensor, x: Tensor, weight: Tensor, reciprocal: Tensor, mean: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
+
+
+LIBRARY.impl("quack_layer_norm", _layer_norm, "CompositeExplicitAutograd")
+LIBRARY.impl("quack_layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("gpt2::quack_layer_norm", _layer_norm_shapes, lib=LIBRARY)
+torch.library.register_fake("gpt2::quack_layer_norm_backward", _layer_norm_backward_shapes, lib=LIBRARY)
+
+
+class QuackLayerNorm(Function):
+    """LayerNorm by QuACK's kernels."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        """Normalise the last dimension. x: (..., d); weight, bias: (d,) float32. Returns x's shape and dtype."""
+        rows = x.flatten(0, -2)
+        out, reciprocal, mean = torch.ops.gpt2.quack_layer_norm(rows, weight, bias, eps)
+        ctx.save_for_backward(rows, weight, reciprocal, mean)
+        return out.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        """Return the gradients of x, weight and bias, in their shapes and dtypes."""
+        (gradient,) = grad_outputs
+        to_x, *others = torch.ops.gpt2.quack_layer_norm_backward(gradient.flatten(0, -2), *ctx.saved_tensors)
+        return to_x.view(gradient.shape), *others, None
+
+
+LIBRARY.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
+LIBRARY.define(
+    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
+    "Tensor"
+)
+
+
+def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T)
+    float32.
+    """
+    from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
+
+    out, log_sum, *_ = _flash_attn_fwd(q, k, v, causal=True, return_lse=True)
+    return out, log_sum
+
+
+def _attention_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+) -> Tensor:
+    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim). The kernel writes each in its place."""
+    from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
+
+    to_qkv = _attention_backward_shape(gradient, q, k, v, out, log_sum)
+    places = dict(zip(("dq", "dk", "dv"), to_qkv.unbind(2), strict=True))
+    _flash_attn_bwd(q, k, v, out, gradient.contiguous(), log_sum, causal=True, **places)
+    return to_qkv
+
+
+def _attention_shapes(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    B, T, n_head, _ = q.shape
+    return q.new_empty(q.shape), q.new_empty(B, n_head, T, dtype=torch.float32)
+
+
+def _attention_backward_shape(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
+) -> Tensor:
+    B, T, n_head, head_dim = q.shape
+    return q.new_empty(B, T, 3, n_head, head_dim)
+
+
+LIBRARY.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
+LIBRARY.impl("flash4_attention_backward", _attention_backward, "CompositeExplicitAutograd")
+torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=LIBRARY)
+torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=LIBRARY)
+
+
+def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:
+    """Compute causal attention with FlashAttention-4.
+
+    qkv: packed, (B, T, 3, n_head, head_dim), or three of (B, T, n_head, head_dim); bfloat16 or float16.
+    Returns (B, T, n_head, head_dim). torch could run it as scaled_dot_product_attention, but unpacks two
+    results where the package returns four today; and of packed q, k and v, gradients are packed without
+    copying.
+    """
+    return _Flash4Attention.apply(*((qkv,) if isinstance(qkv, Tensor) else qkv))
+
+
+class _Flash4Attention(Function):
+    @staticmethod
+    def forward(ctx: Any, *qkv: Tensor) -> Tensor:
+        out, log_sum = torch.ops.gpt2.flash4_attention(*(qkv if len(qkv) == 3 else qkv[0].unbind(2)))
+        ctx.save_for_backward(*qkv, out, log_sum)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> Tensor | tuple[Tensor, ...]:
+        *qkv, out, log_sum = ctx.saved_tensors
+        q, k, v = qkv if len(qkv) == 3 else qkv[0].unbind(2)
+        to_qkv = torch.ops.gpt2.flash4_attention_backward(*grad_outputs, q, k, v, out, log_sum)
+        return to_qkv if len(qkv) == 1 else to_qkv.unbind(2)

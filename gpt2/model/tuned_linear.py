@@ -1,0 +1,150 @@
+"""Matmuls on a CPU, each split in the way that was timed as fastest for its shape.
+
+torch passes each matmul whole to oneDNN, whose distribution over threads suits some shapes badly: on two
+cores, a matmul of 768 columns leaves one of them idle. Split explicitly by rows or columns of the result,
+both cores work. No sum is split: each element of the result is the same dot product.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+
+from gpt2.model.autograd import LIBRARY, product_dtype
+
+ROUNDS = 5
+"""Timings of each split when a shape is first met; the median counts, because steps see typical times."""
+LEAST_ROUNDS = 3
+ENOUGH_SECONDS = 0.5
+"""Timing budget for one shape after LEAST_ROUNDS rounds; large shapes need fewer timings."""
+PLENTY_SECONDS = 5.0
+"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the
+scheduler.
+"""
+
+WORTH_CUTTING = 0.97
+"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse.
+"""
+
+Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
+
+_chosen: dict[Key, str] = {}
+
+
+def chosen() -> dict[str, int]:
+    """Return the number of shapes so far that use each split."""
+    found = list(_chosen.values())
+    return {name: found.count(name) for name in sorted(set(found))}
+
+
+LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
+
+
+def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Multiply with the fastest split for this shape, which is timed when the shape is first met.
+
+    a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
+    """
+    key = (
+        torch.get_num_threads(),
+        a.shape,
+        b.shape,
+        a.stride(-1) == 1,
+        b.stride(-1) == 1,
+        a.dtype,
+        bias is not None,
+    )
+    name = _chosen.get(key)
+    if name is None:
+        name = _chosen[key] = _fastest(a, b, bias)
+    out = a.new_empty(a.size(0), b.size(1))
+    _arranged(name, a, b, bias, out)
+    return out
+
+
+def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a.new_empty(a.size(0), b.size(1))
+
+
+LIBRARY.impl("product", _product, "CPU")
+torch.library.register_fake("gpt2::product", _product_shape, lib=LIBRARY)
+
+
+def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
+    out = a.new_empty(a.size(0), b.size(1))
+    names = ["whole", *(f"{side} in {parts}" for side in ("rows", "columns") for parts in _parts())]
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    begun = time.perf_counter()
+    for number in range(ROUNDS):
+        if time.perf_counter() - begun > (ENOUGH_SECONDS if number >= LEAST_ROUNDS else PLENTY_SECONDS):
+            break
+        for name in names:
+            start = time.perf_counter()
+            _arranged(name, a, b, bias, out)
+            seconds[name].append(time.perf_counter() - start)
+    times = {name: median(each) for name, each in seconds.items()}
+    fastest = min(names, key=times.__getitem__)
+    return fastest if times[fastest] < WORTH_CUTTING * times["whole"] else "whole"
+
+
+def _parts() -> list[int]:
+    threads = torch.get_num_threads()
+    return [threads, 2 * threads] if threads > 1 else [2, 4]
+
+
+def _arranged(name: str, a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    side, _, parts = name.partition(" in ")
+    if side == "whole":
+        return _multiply(a, b, bias, out)
+    size = out.size(0 if side == "rows" else 1)
+    for start, end in _cuts(size, int(parts)):
+        if side == "rows":
+            _multiply(a[start:end], b, bias, out[start:end])
+        else:
+            _multiply(a, b[:, start:end], None if bias is None else bias[start:end], out[:, start:end])
+
+
+def _cuts(size: int, parts: int) -> Iterator[tuple[int, int]]:
+    bounds = [size * part // parts for part in range(parts + 1)]
+    return ((start, end) for start, end in pairwise(bounds) if end > start)
+
+
+def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
+    if bias is None:
+        torch.mm(a, b, out=out)
+    else:
+        torch.addmm(bias, a, b, out=out)
+
+
+class TunedLinear(Function):
+    """A linear layer with tuned matmuls, forward and backward, in autocast's number format where that is on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Return x @ weight.T + bias. x: (..., k); weight: (n, k); bias: (n,) or None. Returns (..., n)."""
+        dtype = product_dtype(x)
+        x_cast, weight_cast = x.to(dtype), weight.to(dtype)
+        ctx.save_for_backward(x_cast, weight_cast)
+        ctx.dtypes = x.dtype, weight.dtype, None if bias is None else bias.dtype
+        flat = x_cast.reshape(-1, x.size(-1))
+        y = torch.ops.gpt2.product(flat, weight_cast.t(), None if bias is None else bias.to(dtype))
+        return y.view(*x.shape[:-1], weight.size(0))
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the gradients of x, weight and bias, in their shapes and dtypes."""
+        (gradient,) = grad_outputs
+        x, weight = ctx.saved_tensors
+        of_x, of_weight, of_bias = ctx.dtypes
+        flat = gradient.reshape(-1, gradient.size(-1))
+        to_x = torch.ops.gpt2.product(flat, weight, None).view(x.shape).to(of_x)
+        to_weight = torch.ops.gpt2.product(flat.t(), x.reshape(-1, x.size(-1)), None).to(of_weight)
+        to_bias = flat.sum(0).to(of_bias) if ctx.needs_input_grad[2] else None
+        return to_x, to_weight, to_bias

@@ -1,0 +1,179 @@
+"""Checkpoints as folders: safetensors for tensors (see gpt2.pretrain.checkpoint_tensors), checkpoint.json for the rest. Imports no
+torch.
+
+for folder in folders(run / "checkpoints"): print(read(folder).step)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gpt2.config.workload import GPT2Config
+from gpt2.files.strict_json import dumps
+
+FORMAT = "gpt2-bench checkpoint"
+VERSION = 1
+FACTS = "checkpoint.json"
+PART = ".part"
+"""Suffix of a checkpoint's folder while it is being written."""
+
+
+class CheckpointError(Exception):
+    """A checkpoint that cannot be used or written; the message says which, and what is wrong with it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """The model sizes that must match for weights to fit: GPT2Config without the choices that toggles make."""
+
+    n_layer: int
+    n_head: int
+    n_embd: int
+    n_ctx: int
+    vocab_size: int
+
+    @classmethod
+    def of(cls, config: GPT2Config) -> Shape:
+        """Take the shape from a config."""
+        return cls(**{each.name: getattr(config, each.name) for each in fields(cls)})
+
+    @property
+    def config(self) -> GPT2Config:
+        """The plain model's config of this shape."""
+        return GPT2Config(**asdict(self))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """The contents of a checkpoint.json."""
+
+    shape: Shape
+    step: int
+    """Steps taken so far, which is the number of the next step."""
+    updates: int
+    """AdamW steps taken, without skipped steps; 0 for a checkpoint of weights only."""
+    tokens: int
+    """Tokens trained on so far."""
+    elapsed_seconds: float = 0.0
+    """Wall-clock seconds of all legs, each from its start to its last checkpoint."""
+    run: dict[str, Any] = field(default_factory=dict)
+    """The configuration of the run."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """The corpus: its name, the sha256 of its tokens, the position in a stream, and the validation tokens."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """State of the gradient scaler for float16."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    """State of gpt2.pretrain.anomaly.Guard: losses and gradient norms of recent steps."""
+    looked: bool = True
+    """True if the evaluations due at this step were made before the checkpoint was written."""
+    val_loss: float | None = None
+    """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
+    looking_seconds: float = 0.0
+    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made
+    none yet.
+    """
+    files: dict[str, int] = field(default_factory=dict)
+    """Size in bytes of each of its files, by name."""
+
+
+STEP = re.compile(r"step-(\d{8,})")
+
+
+def step_folder(root: Path, step: int) -> Path:
+    """Return the folder of the checkpoint after `step` steps."""
+    return root / f"step-{step:08d}"
+
+
+def folders(root: Path) -> list[Path]:
+    """Return the complete checkpoints under `root`, ordered by step; copies under other names are left alone."""
+    steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
+    return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
+
+
+def newest(path: Path) -> Path:
+    """Return the newest checkpoint where `path` is a run's folder, else `path` itself."""
+    kept = folders(path / "checkpoints")
+    return kept[-1] if kept else path
+
+
+def read(folder: Path) -> Saved:
+    """Read a checkpoint.json and check the sizes of the files that it lists.
+
+    Raises CheckpointError where it is no checkpoint, of another version, damaged, or a file is missing or of
+    another size.
+    """
+    path = folder / FACTS
+    if not path.is_file():
+        what = (
+            "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
+        )
+        raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if content.pop("format") != FORMAT:
+            raise CheckpointError(f"{path} is not of a {FORMAT}")
+        if (version := content.pop("version")) != VERSION:
+            raise CheckpointError(f"{path} is of version {version}; this program reads version {VERSION}")
+        saved = Saved(**{**content, "shape": Shape(**content["shape"])})
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{path} is damaged ({type(error).__name__}: {error})") from None
+    for name, size in saved.files.items():
+        file = folder / name
+        found = file.stat().st_size if file.is_file() else None
+        if not os.access(file, os.R_OK) and found is not None:
+            raise CheckpointError(f"{file} cannot be read (permission denied)")
+        if found != size:
+            how = (
+                "is missing"
+                if found is None
+                else f"has {found:,} bytes instead of {size:,}; it was cut off or changed"
+            )
+            raise CheckpointError(f"{file} {how}")
+    return saved
+
+
+def seal(part: Path, folder: Path, saved: Saved) -> None:
+    """Turn the folder `part` into the checkpoint `folder` in one rename, replacing one of that name.
+
+    Raises OSError.
+    """
+    sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir())}
+    content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
+    with (part / FACTS).open("w", encoding="utf-8") as file:
+        file.write(dumps(content, indent=1))
+        file.flush()
+        os.fsync(file.fileno())
+    shutil.rmtree(folder, ignore_errors=True)
+    part.rename(folder)
+    with contextlib.suppress(OSError):  # makes the rename survive a power failure; not every file system can
+        handle = os.open(folder.parent, os.O_RDONLY)
+        os.fsync(handle)
+        os.close(handle)
+
+
+def prune(root: Path, keep: int) -> None:
+    """Remove all checkpoints under `root` but the newest `keep` and the one with the lowest validation loss.
+
+    Losses on different validation tokens are not comparable, so the best of each validation set is kept.
+    """
+    found = folders(root)
+    best: dict[str, tuple[float, Path]] = {}
+    for folder in found:
+        with contextlib.suppress(CheckpointError):  # a damaged old checkpoint must not end the run
+            saved = read(folder)
+            judged_by = str(saved.data.get("validation"))
+            if saved.val_loss is not None and saved.val_loss < best.get(judged_by, (math.inf, folder))[0]:
+                best[judged_by] = saved.val_loss, folder
+    for folder in found[:-keep]:
+        if folder not in [each for _, each in best.values()]:
+            shutil.rmtree(folder, ignore_errors=True)
+    for torn in root.glob(f"step-*{PART}"):
+        shutil.rmtree(torn, ignore_errors=True)

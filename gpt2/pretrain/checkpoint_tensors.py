@@ -1,0 +1,262 @@
+"""Save and load a training's tensors with torch.distributed.checkpoint, as safetensors.
+
+Tensors have the plain model's names and logical shapes, however the model is compiled, padded, replicated or
+sharded. A checkpoint saved under one set of toggles can therefore be resumed under another, on any number of
+ranks. Reading runs no code.
+
+    save(folder, training, Saved(...)); saved = read(folder); restore(folder, saved, training)
+"""
+
+from __future__ import annotations
+
+import shutil
+import warnings
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
+
+from gpt2.config.workload import GPT2Config
+from gpt2.model.model import GPT2, build
+from gpt2.pretrain.checkpoint import PART, CheckpointError, Saved, Shape, read, seal
+from gpt2.training import distributed
+from gpt2.training.train import Training
+
+FILE_BYTES = 1 << 30
+"""Approximate bytes of tensors per file; each file is assembled in memory."""
+AVERAGES = ("exp_avg", "exp_avg_sq")
+FAILURES = (Exception, CheckpointException)
+"""Exceptions to catch: CheckpointException is not an Exception, and safetensors raises several kinds."""
+
+
+def save(folder: Path, training: Training, saved: Saved) -> None:
+    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks must call this
+    together.
+
+    Raises CheckpointError on every rank where it cannot be written.
+    """
+    first = distributed.rank() == 0
+    part = _part(folder)
+    try:
+        _on_first_rank(lambda: _begin(part))
+        _write(part, _named(training), training.model)
+        _on_first_rank(lambda: seal(part, folder, saved))
+    except FAILURES as error:
+        if first:
+            shutil.rmtree(part, ignore_errors=True)
+        mended = "once that is mended, --resume goes on from the checkpoint before"
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)}); {mended}") from None
+
+
+def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
+    """Write a checkpoint of weights only, from one process; they are named and shaped as weights() returns
+    them.
+
+    Raises CheckpointError.
+    """
+    part = _part(folder)
+    try:
+        _begin(part)
+        _write(part, {f"model.{name}": tensor for name, tensor in weights.items()}, None)
+        seal(part, folder, Saved(shape=Shape.of(config), step=0, updates=0, tokens=0))
+    except FAILURES as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
+
+
+def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
+    """Return a checkpoint's model: float32 tensors on the CPU, named as GPT2's parameters, without padding.
+
+    Raises CheckpointError.
+    """
+    config = read(folder).shape.config
+    with torch.device("meta"):
+        shapes = {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
+    found = {name: torch.empty(shape) for name, shape in shapes.items()}
+    _read(folder, {f"model.{name}": tensor for name, tensor in found.items()})
+    return config, found
+
+
+@torch.no_grad()
+def load_weights(model: GPT2, weights: Mapping[str, Tensor]) -> None:
+    """Copy weights, as weights() returns them, into an unsharded model; its padding rows are left unchanged."""
+    for name, parameter in model.named_parameters():
+        parameter[: weights[name].size(0)].copy_(weights[name])
+
+
+def restore(folder: Path, saved: Saved, training: Training) -> None:
+    """Restore a training to a checkpoint; all ranks must call this together.
+
+    Raises CheckpointError where the model's shape differs, or the files cannot be read.
+    """
+    if saved.updates:
+        _prepare(_local(training.optimizer), saved.updates)
+    _fill(folder, saved, training, _tensors(training))
+    if saved.scaler and training.scaler.is_enabled():
+        training.scaler.load_state_dict(saved.scaler)
+    training.number = saved.step
+
+
+def begin_from(folder: Path, training: Training) -> None:
+    """Load only a checkpoint's weights into a training that has not begun; otherwise as restore()."""
+    tensors = {name: tensor for name, tensor in _tensors(training).items() if name.startswith("model.")}
+    _fill(folder, read(folder), training, tensors)
+
+
+@torch.no_grad()
+def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, Tensor]) -> None:
+    mine = Shape.of(training.model.config)
+    if saved.shape != mine:
+        names = [each.name for each in fields(Shape)]
+        pairs = ((name, getattr(saved.shape, name), getattr(mine, name)) for name in names)
+        differs = ", ".join(f"{name} {theirs}, not {ours}" for name, theirs, ours in pairs if theirs != ours)
+        raise CheckpointError(f"{folder} is of another model: {differs}")
+    full_tensor = {}  # sharded padded tensors, whose logical rows are not a view of this rank's part
+    targets = {}
+    for name, tensor in tensors.items():
+        rows = _rows(name, training.model)
+        if rows is not None and distributed.is_shard(tensor):
+            full_tensor[name] = targets[name] = torch.zeros((rows, *tensor.shape[1:]), device=tensor.device)
+        else:
+            targets[name] = tensor if rows is None else tensor[:rows]
+    _read(folder, targets)
+    for name, rows in full_tensor.items():
+        distributed.fill(tensors[name], rows)
+    for weight, copy in getattr(training.optimizer, "copies", {}).items():
+        copy.detach().copy_(weight.detach())
+
+
+def plain(training: Training) -> GPT2:
+    """Return the unsharded model: the training's own, or a gathered copy; all ranks must call this together."""
+    if not training.toggles.shards_gradients:
+        return training.model
+    model = build(training.model.config, None, training.device.torch_device)
+    for mine, theirs in zip(model.parameters(), training.model.parameters(), strict=True):
+        mine.data = distributed.full_tensor(theirs.detach())
+    return model
+
+
+def updates(training: Training) -> int:
+    """Return the number of steps that AdamW has applied, without skipped ones; the same on every rank."""
+    states = _local(training.optimizer).state.values()
+    mine = max((int(state["step"].item()) for state in states), default=0)
+    return max(distributed.gather(mine, training.toggles.processes))
+
+
+def _tensors(training: Training) -> dict[str, Tensor]:
+    """Return the weights and this rank's AdamW averages by name, as they lie in memory."""
+    found, optimizer = {}, _local(training.optimizer)
+    for name, parameter in training.model.named_parameters():
+        found[f"model.{name}"] = parameter.detach()
+        state = optimizer.state.get(parameter, {})
+        found |= {f"optimizer.{name}.{each}": state[each] for each in AVERAGES if each in state}
+    return found
+
+
+def _named(training: Training) -> dict[str, Tensor]:
+    """Return the tensors of _tensors() in their logical shapes."""
+    return {
+        name: tensor
+        if (rows := _rows(name, training.model)) is None
+        else distributed.full_tensor(tensor)[:rows].contiguous()
+        for name, tensor in _tensors(training).items()
+    }
+
+
+def _rows(name: str, model: GPT2) -> int | None:
+    """Return the number of logical rows of a padded tensor; None where all rows are logical."""
+    padded = model.config.padded_vocab_size > model.config.vocab_size
+    return model.config.vocab_size if padded and ".wte." in f".{name}." else None
+
+
+def _local(optimizer: Any) -> Any:
+    """Return the optimiser with this rank's state, which ZeroRedundancyOptimizer wraps."""
+    return getattr(optimizer, "optim", optimizer)
+
+
+def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
+    """Allocate the state that AdamW would create in its first step, so that it can be filled."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            state = optimizer.state[parameter]
+            if not state:
+                device = parameter.device if group.get("fused") else "cpu"
+                state["step"] = torch.zeros((), dtype=torch.float32, device=device)
+                state |= {
+                    each: torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                    for each in AVERAGES
+                }
+            state["step"].fill_(updates)
+
+
+def _part(folder: Path) -> Path:
+    return folder.with_name(f"{folder.name}{PART}")
+
+
+def _begin(part: Path) -> None:
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+
+
+def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
+    """Write tensors as safetensors; model: that of a training, whose other ranks may have further tensors, or
+    None.
+    """
+    if model is None:
+        names = list(tensors)
+        sizes = [tensor.numel() * 4 for tensor in tensors.values()]
+    else:
+        kinds = ("model.{}", *(f"optimizer.{{}}.{each}" for each in AVERAGES))
+        names = [kind.format(name) for kind in kinds for name, _ in model.named_parameters()]
+        sizes = [parameter.numel() * 4 for _ in kinds for parameter in model.parameters()]
+    files, total = {}, 0
+    for name, size in zip(names, sizes, strict=True):
+        files[name] = 1 + total // FILE_BYTES
+        total += size
+    writer = HuggingFaceStorageWriter(str(part), fqn_to_index_mapping=files, save_distributed=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns where there is no process group
+        save_distributed(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
+
+
+def _read(folder: Path, targets: dict[str, Tensor]) -> None:
+    """Fill `targets` in place, converting number formats. Raises CheckpointError."""
+    reader = HuggingFaceStorageReader(str(folder))
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            load(dict(targets), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
+    except FAILURES as error:
+        raise CheckpointError(f"{folder} cannot be read ({_cause(error)})") from None
+
+
+def _on_first_rank(action: Any) -> None:
+    """Run `action` on rank 0 while the others wait; raises its OSError on all ranks."""
+    problem: Exception | None = None
+    if distributed.rank() == 0:
+        try:
+            action()
+        except OSError as error:
+            problem = error
+    if torch.distributed.is_initialized():
+        shared = [problem]
+        torch.distributed.broadcast_object_list(shared)
+        problem = shared[0]
+    if problem:
+        raise problem
+
+
+def _cause(error: BaseException) -> str:
+    """Return the underlying error as one line; torch.distributed.checkpoint wraps the errors of all ranks."""
+    for failure in getattr(error, "failures", {}).values():
+        error = failure[0] if isinstance(failure, tuple) else failure
+        break
+    text = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return text.strip().splitlines()[-1]

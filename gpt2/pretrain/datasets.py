@@ -1,0 +1,246 @@
+"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports
+no torch.
+
+data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shlex
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpt2.data.batches import GENERATED, Batches, Corpus, not_the_known, open_corpus
+from gpt2.data.batches import KNOWN as KNOWN_TEXTS
+from gpt2.data.documents import FirstTokens, in_new_order, open_validation
+from gpt2.data.index import read_index
+from gpt2.data.shards import Shards
+from gpt2.files.cache import DataError, cache_dir
+from gpt2.files.listing import listed, printable
+from gpt2.pretrain.config import Run
+
+if TYPE_CHECKING:
+    from gpt2.data.corpora.stream import StreamedBatches
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The source of tokens, as the user specified it."""
+
+    path: Path | None = None
+    """Path of the corpus; None: where gpt2 prepare put it, or where a corpus of that name is found."""
+    stream: bool = False
+    """Stream documents from the corpus instead of reading shards from disk."""
+    text_column: str | None = None
+    """Column of text in a stream's files, where it cannot be inferred."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Global batches, the validation corpus, and the facts about them that a checkpoint records."""
+
+    batches: Batches | StreamedBatches
+    validation: Corpus | None
+    """None where the run takes no validation loss."""
+    facts: dict[str, str]
+    """name, and sha256 of the tokens or of a stream's source."""
+    streamed: StreamedBatches | None = None
+    notes: tuple[str, ...] = ()
+    """Messages for the user: the files trained and validated on, and warnings about them."""
+
+    def check_unchanged(self) -> None:
+        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are
+        read.
+        """
+        if self.streamed:
+            self.streamed.check_unchanged()
+
+    def place(self, step: int) -> dict[str, Any] | None:
+        """Return a stream's position before `step`; None for shards, where the step alone determines it."""
+        return self.streamed.state(step) if self.streamed else None
+
+
+def prepared_folder(name: str) -> Path:
+    """Return the default folder of a corpus prepared by gpt2 prepare."""
+    return cache_dir() / "corpora" / name
+
+
+def open_data(run: Run, source: Source, saved: dict[str, Any] | None = None) -> Data:
+    """Open the run's training and validation data.
+
+    saved: `data` of the checkpoint to resume from, or None. Raises DataError where something is missing, or
+    differs from what the checkpoint was trained on.
+    """
+    data = _stream(run, source, (saved or {}).get("stream")) if source.stream else _shards(run, source)
+    if saved and saved["sha256"] != data.facts["sha256"]:
+        raise DataError(
+            f"corpus {data.facts['name']!r} is not what this run was trained on so far ({saved['name']!r}, "
+            f"{saved['sha256'][:12]}, not {data.facts['sha256'][:12]}); say with --data where that lies"
+        )
+    return data
+
+
+def _shards(run: Run, source: Source) -> Data:
+    from gpt2.data.corpora.sources import differs_from_known
+
+    workload = run.workload
+    name, vocab_size = workload.data, workload.config.vocab_size
+    folder = source.path if source.path is not None or name == GENERATED else _prepared(name)
+    index = read_index(folder) if folder is not None and folder.is_dir() else None
+    if index:
+        name = index.corpus["corpus"]
+    corpus = open_corpus(name, vocab_size=vocab_size, seed=workload.seed, path=folder)
+    batches = Batches(
+        in_new_order(corpus, workload.seed),
+        seq_len=workload.seq_len,
+        tokens_per_step=run.tokens_per_step,
+        seed=workload.seed,
+    )
+    validation: Corpus | None = None
+    judged, odd = "", list[str]()
+    if _validates(run):
+        if run.val_corpus is not None:
+            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
+        elif name == GENERATED:  # the same distribution with another seed
+            validation = open_corpus(name, vocab_size=vocab_size, seed=workload.seed + 1)
+        elif folder is not None and folder.is_dir():
+            validation = open_validation(name, folder, vocab_size=vocab_size)
+        else:
+            raise DataError(
+                f"corpus {name!r} has no validation shard; run gpt2 prepare {name}, name another corpus with "
+                "--val-corpus, or train without: --set evaluation.val_every=0"
+            )
+    parts = [_taken("trained on", corpus), judged or _taken("validated on", validation)]
+    files = "; ".join(part for part in parts if part) if folder and folder.is_dir() else judged
+    notes = [files, *batches.warnings, *odd]
+    if index and differs_from_known(index.corpus):
+        notes.append(not_the_known(name))
+    if isinstance(corpus, Shards) and isinstance(validation, FirstTokens):
+        trained = {sha256: printable(path.name) for path, sha256 in corpus.files.items()}
+        notes += [
+            f"{printable(path.name)} holds the very bytes of {trained[sha256]}, which is trained on: its "
+            "loss tells nothing of text that was never seen"
+            for path, sha256 in validation.files.items()
+            if sha256 in trained
+        ]
+    return Data(
+        batches=batches,
+        validation=validation,
+        facts={"name": name, "sha256": corpus.sha256},
+        notes=tuple(notes),
+    )
+
+
+def _taken(what: str, corpus: Corpus | None) -> str:
+    """Return a description of a corpus's files for the user; empty where it has no shards on disk."""
+    if not isinstance(corpus, Shards | FirstTokens) or not corpus.files:
+        return ""
+    return f"{what}: {corpus.tokens:,} tokens of {listed([path.name for path in corpus.files])}"
+
+
+def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
+    from gpt2.data.corpora.sources import has_validation, open_documents
+    from gpt2.data.corpora.stream import StreamedBatches, hold_out
+
+    workload, held_out = run.workload, None
+    name = str(source.path) if source.path is not None else workload.data
+    # A hub repository may have changed since the run began; resuming takes the revision of its first leg.
+    revision = place["source"].get("revision") if place else None
+    opened = partial(open_documents, name, text_column=source.text_column, revision=revision)
+    validation: Corpus | None = None
+    judged, odd = "", list[str]()
+    if _validates(run):
+        if run.val_corpus is not None:
+            validation, judged, odd = _other_validation(run, run.val_corpus, source.text_column)
+        elif has_validation(name):
+            own = opened(split="validation")
+            odd = own.warnings
+            validation = hold_out(own, run.evaluation.val_tokens + 1, or_all=True).corpus
+            judged = f"validated on: {own.taken}"
+        else:
+            held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
+            validation = held_out.corpus
+    documents = opened()
+    apart = (
+        f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
+    )
+    streamed = StreamedBatches(
+        documents,
+        seq_len=workload.seq_len,
+        tokens_per_step=run.tokens_per_step,
+        seed=workload.seed,
+        held_out=held_out,
+        state=place,
+    )
+    sha256 = hashlib.sha256(json.dumps(documents.source, sort_keys=True).encode()).hexdigest()
+    return Data(
+        batches=streamed,
+        validation=validation,
+        facts={"name": documents.name, "sha256": sha256},
+        streamed=streamed,
+        notes=(
+            "; ".join(filter(None, (f"trained on: {documents.taken}{apart}", judged))),
+            *dict.fromkeys([*documents.warnings, *odd]),
+        ),
+    )
+
+
+def validation_shards(name: str, vocab_size: int) -> Corpus:
+    """Open the validation shards of a prepared corpus, given by name or folder. Raises DataError."""
+    if name == GENERATED:
+        return open_corpus(name, vocab_size=vocab_size, seed=1)
+    folder = _named(name)
+    if folder is None and Path(os.path.expanduser(name)).exists():
+        raise DataError(
+            f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER"
+        )
+    if folder is None:
+        raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
+    return open_validation(name, folder, vocab_size=vocab_size)
+
+
+def _validates(run: Run) -> bool:
+    return run.evaluation.val_every > 0
+
+
+def _other_validation(run: Run, name: str, text_column: str | None) -> tuple[Corpus, str, list[str]]:
+    """Open validation data from another corpus: its prepared validation shards, or its first documents.
+
+    Returns the corpus, a description of its files, and warnings.
+    """
+    from gpt2.data.corpora.sources import open_validation_corpus
+    from gpt2.data.corpora.stream import hold_out
+
+    folder = _named(name)
+    if folder is not None:
+        corpus = open_validation(name, folder, vocab_size=run.workload.config.vocab_size)
+        return corpus, _taken("validated on", corpus), []
+    documents = open_validation_corpus(name, text_column=text_column)
+    first = hold_out(documents, run.evaluation.val_tokens + 1, or_all=True).corpus
+    return first, f"validated on: {documents.taken}", documents.warnings
+
+
+def _named(name: str) -> Path | None:
+    """Return a folder of shards, given by path or corpus name; None for texts of that name that are here."""
+    from gpt2.data.corpora.hub import KNOWN
+
+    path = Path(os.path.expanduser(name))
+    if path.is_dir() and any(path.glob("*.bin")):
+        return path
+    return None if path.exists() and name not in (*KNOWN, *KNOWN_TEXTS) else _prepared(name)
+
+
+def _prepared(name: str) -> Path | None:
+    """Return the folder of shards prepared under a corpus's name (possibly OWNER/NAME); None for a path."""
+    if Path(name).is_absolute() or Path(name).parts[:1] == ("~",) or name.startswith("."):
+        return None
+    given = os.environ.get("GPT2_DATA_DIR")
+    for folder in (*([Path(given) / name] if given else []), prepared_folder(name)):
+        if folder.is_dir() and any(folder.glob("*.bin")):
+            return folder
+    return None

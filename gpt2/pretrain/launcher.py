@@ -1,0 +1,154 @@
+"""Start this program once per rank on this machine, and end all ranks together. Imports no torch.
+
+    code = launch_ranks("gpt2.cli", processes=8, variables=environment(toggles))
+
+torchrun is not used here: it turns every exit code into 1, prints an error once per rank and a traceback of
+its own below, and before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they still write a checkpoint.
+Ranks started by others, as by torchrun on several machines, have WORLD_SIZE in their environment; then there
+is nothing to start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from gpt2.hardware.host import free_port
+from gpt2.signals import handled
+from gpt2.training.reexec import own_variables, python
+
+GRACE_SECONDS = 30.0
+"""Time for the other ranks to end after one has failed; on some backends they would wait for it for long."""
+ENDING_SECONDS = 120.0
+"""Time for the other ranks to end after one has ended on request; rank 0 may still be sending metrics."""
+REFUSING_SECONDS = 5.0
+"""Time for the other ranks to end after rank 0 has reported an error that the user can fix."""
+HELD = "GPT2_RANKS_HELD"
+"""Environment variable of a rank whose standard input closes when its launcher ends."""
+ASKED = (signal.SIGINT, signal.SIGTERM)
+"""Signals that ask a rank to end in order; its exit code is then 128 plus the signal's number."""
+IN_ORDER = (0, *(128 + each for each in ASKED))
+REFUSED, FAILED = 2, 6
+"""Exit codes of a rank: an error that the user can fix, which rank 0 reports, and any other failure."""
+TAIL_LINES = 20
+
+
+def started() -> bool:
+    """Return whether this process already is a rank."""
+    return "WORLD_SIZE" in os.environ  # see gpt2.training.reexec.check_rank_variables()
+
+
+def end_with_launcher() -> None:
+    """In a rank, exit as soon as its launcher is killed; otherwise the rank would keep its device for good."""
+    if os.environ.get(HELD):
+        threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
+
+
+def _wait_for_launcher() -> None:
+    os.read(0, 1)  # not sys.stdin, whose lock a thread must not hold while the interpreter exits
+    os._exit(FAILED)
+
+
+def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> int:
+    """Run `python -m module` with this program's arguments in `processes` ranks, and return the exit code.
+
+    It is that of the first rank that failed. Only rank 0 writes to the terminal; of another rank that fails
+    first, the last lines of output are shown. Signals are passed on to all ranks. `variables` are added to
+    their environment.
+    """
+    command = [*python(module), *sys.argv[1:]]
+    shared = {
+        **os.environ,
+        **own_variables(),
+        **variables,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+    }
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), HELD: "1"}
+    ranks: list[subprocess.Popen[bytes]] = []
+
+    def pass_on(number: int, frame: object) -> None:
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM if number == signal.SIGHUP else number)
+
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gpt2-ranks-")))
+        stack.enter_context(handled(pass_on))
+        stack.callback(_end, ranks)  # in case not all could be started
+        for rank in range(processes):
+            said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
+            ranks.append(
+                subprocess.Popen(
+                    command,
+                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                    stdin=subprocess.PIPE,  # never written to; see end_with_launcher
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,  # else they would receive Ctrl-C twice
+                )
+            )
+        failed = _wait(ranks)
+        if not failed:
+            return max(rank.returncode for rank in ranks)
+        refused = (
+            ranks[0].returncode == REFUSED
+        )  # rank 0 has reported why; others may have failed only for lack of it
+        for rank in failed:
+            code = ranks[rank].returncode
+            if not refused or code < 0 or (0 not in failed and code != REFUSED):
+                _show(rank, code, _file(folder, rank))
+        code = ranks[failed[0]].returncode
+        return 128 - code if -code in ASKED else max(code, 0) or FAILED
+
+
+def _wait(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    """Wait until all ranks have ended; returns those that failed first, at about the same moment."""
+    failed: list[int] = []
+    deadline = float("inf")
+    while any(rank.poll() is None for rank in ranks):
+        failed = failed or _failed(ranks)
+        patience = GRACE_SECONDS if failed else ENDING_SECONDS
+        if ranks[0].returncode == REFUSED:
+            patience = REFUSING_SECONDS
+        if any(rank.returncode for rank in ranks):
+            deadline = min(deadline, time.monotonic() + patience)
+        if time.monotonic() > deadline:
+            late = ", ".join(str(number) for number, rank in enumerate(ranks) if rank.poll() is None)
+            if patience == ENDING_SECONDS:
+                print(f"gpt2: rank {late} did not end with the others and were killed", file=sys.stderr)
+            _end(ranks)
+            return failed
+        time.sleep(0.02)
+    return failed or _failed(ranks)
+
+
+def _failed(ranks: Sequence[subprocess.Popen[bytes]]) -> list[int]:
+    return [number for number, rank in enumerate(ranks) if rank.poll() not in (None, *IN_ORDER)]
+
+
+def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
+    for rank in ranks:
+        rank.kill()  # does nothing where it has ended
+        rank.wait()
+
+
+def _show(rank: int, code: int, said: Path) -> None:
+    """Print how a rank ended, where it did not say so itself on the terminal, and its last lines of output."""
+    if code < 0 and -code not in ASKED:
+        why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
+        print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}", file=sys.stderr)
+    if rank:
+        for line in said.read_text(encoding="utf-8", errors="replace").splitlines()[-TAIL_LINES:]:
+            print(f"rank {rank}: {line}", file=sys.stderr)
+
+
+def _file(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank}"

@@ -1,0 +1,202 @@
+"""Metrics of a run: metrics.jsonl and metrics.csv, and TensorBoard or Weights & Biases where asked for.
+
+There is one line per event. A resumed run drops the events after the checkpoint that it resumes from. Imports
+no torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import json
+import os
+from codecs import BOM_UTF8
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any, Literal, Protocol
+
+from gpt2.files.strict_json import dumps
+
+Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
+EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
+COLUMNS = (
+    *("kind", "step", "tokens", "loss", "grad_norm", "lr", "seconds", "elapsed_seconds", "tps", "mfu"),
+    *(
+        "peak_memory_bytes",
+        "wait_seconds",
+        "corpus",
+        "style",
+        "acc",
+        "acc_norm",
+        "examples",
+        "prompt",
+        "text",
+    ),
+)
+"""Columns of metrics.csv; values that an event lacks stay empty."""
+
+
+class MetricsError(Exception):
+    """Metrics that cannot be written or read; the message says what and where."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Something measured or observed after `step` steps."""
+
+    kind: Kind
+    step: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+    def row(self) -> dict[str, Any]:
+        """Return the event as one flat dict, a line of metrics.jsonl."""
+        return {"kind": self.kind, "step": self.step, **self.values}
+
+
+class Sink(Protocol):
+    """A destination for events; `failed` tells close() that the run ended with an error."""
+
+    def write(self, event: Event) -> None: ...
+
+    def close(self, *, failed: bool) -> None: ...
+
+
+class Files:
+    """The sink that writes metrics.jsonl and metrics.csv in a run's folder.
+
+    step: number of steps that the run resumes from; later events of an earlier leg are dropped. looked:
+    whether the evaluations due at this step precede its checkpoint; if not, they will be repeated, so earlier
+    ones are dropped too. Raises MetricsError.
+    """
+
+    def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
+        self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
+        self.set_aside: Path | None = None
+        """New path of metrics that could not be continued, because they have no checkpoint or are damaged;
+        else None.
+        """
+        kept = self._kept(step, looked)
+        try:
+            part = self._jsonl_path.with_suffix(".part")
+            part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
+            part.replace(self._jsonl_path)
+            self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
+            self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
+            self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
+            self._rows.writeheader()
+            self._rows.writerows(event.row() for event in kept)
+        except OSError as error:
+            raise MetricsError(f"cannot write {folder} ({error.strerror})") from None
+
+    def _kept(self, step: int, looked: bool) -> list[Event]:
+        """Return the events up to the checkpoint; a file that cannot be continued is moved aside."""
+        if not self._jsonl_path.exists():
+            return []
+        with contextlib.suppress(MetricsError):
+            found = list(read(self._jsonl_path.parent))
+            if step:
+                again = () if looked else EVALUATIONS
+                return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
+            if not any(event.kind == "step" for event in found):
+                return []
+        others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
+        self.set_aside = self._jsonl_path.with_name(
+            f"metrics-before{f'-{others + 1}' if others else ''}.jsonl"
+        )
+        self._jsonl_path.replace(self.set_aside)
+        return []
+
+    def write(self, event: Event) -> None:
+        try:
+            self._jsonl.write(f"{_json(event)}\n")
+            self._jsonl.flush()
+            self._rows.writerow(event.row())
+            self._csv.flush()
+        except OSError as error:
+            raise MetricsError(f"cannot write {self._jsonl_path.parent} ({error.strerror})") from None
+
+    def close(self, *, failed: bool = False) -> None:
+        self._jsonl.close()
+        self._csv.close()
+
+
+class TensorBoard:
+    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later
+    ones.
+    """
+
+    def __init__(self, folder: Path, step: int) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError:
+            raise MetricsError("TensorBoard is not installed; pip install tensorboard") from None
+        self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, event: Event) -> None:
+        for name, value in event.values.items():
+            if isinstance(value, int | float):
+                self._writer.add_scalar(f"{event.kind}/{name}", value, event.step)
+        if event.kind == "sample":
+            self._writer.add_text("sample", f"{event.values['prompt']}{event.values['text']}", event.step)
+
+    def close(self, *, failed: bool = False) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """The sink that logs numbers with wandb, configured by wandb's environment variables.
+
+    These include its project, API key and WANDB_MODE=offline. A resumed run continues under its id.
+    """
+
+    def __init__(self, folder: Path, name: str, config: dict[str, Any], run_id: str) -> None:
+        try:
+            import wandb
+        except ImportError:
+            raise MetricsError("Weights & Biases is not installed; pip install wandb") from None
+        try:
+            self._run = wandb.init(
+                project=os.environ.get("WANDB_PROJECT", "gpt2-bench"),
+                dir=str(folder),
+                name=name,
+                id=run_id,
+                resume="allow",
+                config=config,
+            )
+        except Exception as error:  # wandb raises many types of its own
+            raise MetricsError(f"Weights & Biases: {error}; WANDB_MODE=offline needs no key") from None
+        self._run.define_metric("*", step_metric="step")  # wandb's own step counts events
+
+    def write(self, event: Event) -> None:
+        numbers = {f"{event.kind}/{k}": v for k, v in event.values.items() if isinstance(v, int | float)}
+        said = {"sample": f"{event.values['prompt']}{event.values['text']}"} if event.kind == "sample" else {}
+        self._run.log({**numbers, **said, "step": event.step})
+
+    def close(self, *, failed: bool = False) -> None:
+        self._run.finish(exit_code=int(failed))
+
+
+def read(folder: Path) -> Iterator[Event]:
+    """Yield a run's events in order; an incomplete last line is left out. Raises MetricsError."""
+    path = folder / "metrics.jsonl"
+    try:
+        lines = path.read_bytes().removeprefix(BOM_UTF8).split(b"\n")
+    except OSError as error:
+        raise MetricsError(f"{path}: cannot be read ({error.strerror})") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.strip(b" \t\r\0"):  # from an editor, or NULs left by a crash of the machine
+            continue
+        try:
+            row = json.loads(line.decode())
+            event = Event(kind=row.pop("kind"), step=row.pop("step"), values=row)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            if number == len(lines):  # incomplete
+                return
+            raise MetricsError(f"{path}: line {number} is damaged") from None
+        yield event
+
+
+def _json(event: Event) -> str:
+    """Return an event as a line of metrics.jsonl."""
+    return dumps(event.row())

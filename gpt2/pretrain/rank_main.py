@@ -1,0 +1,294 @@
+"""Run one leg of a training in this process: device, ranks, signals, and the sinks of its events.
+
+Called by `gpt2 train`, in each rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import traceback
+import uuid
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+from gpt2.config.toggles import UnsupportedToggle
+from gpt2.config.validation import ConfigError
+from gpt2.data.batches import DataError
+from gpt2.device import Device, DeviceError, find
+from gpt2.files.cache import replacing
+from gpt2.files.lock import Locked, exclusive
+from gpt2.files.strict_json import dumps
+from gpt2.pretrain.anomaly import TrainingStopped
+from gpt2.pretrain.checkpoint import CheckpointError, folders, newest
+from gpt2.pretrain.config import Run
+from gpt2.pretrain.display import Display
+from gpt2.pretrain.launcher import FAILED, REFUSED, end_with_launcher
+from gpt2.pretrain.metrics import Files, MetricsError, Sink, TensorBoard, WeightsAndBiases
+from gpt2.pretrain.session import Session, SessionOptions
+from gpt2.signals import ending
+from gpt2.terminal import denied
+from gpt2.training import distributed
+from gpt2.training.distributed import RanksError, process_group
+
+USER_ERRORS = (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    DeviceError,
+    MetricsError,
+    RanksError,
+    UnsupportedToggle,
+)
+"""Errors that the user can fix."""
+
+
+ABOUT = "run.json"
+"""File in the run's folder that holds its configuration and id."""
+
+
+def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wandb: bool = False) -> int:
+    """Train until the run ends or is interrupted, and return the exit code (see gpt2.cli.main.train)."""
+    device: Device | None = None
+    end_with_launcher()
+    try:
+        device = find(run.toggles)
+        with process_group(run.toggles, device) as rank:
+            return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
+    except USER_ERRORS as error:
+        return _say(str(error), REFUSED)
+    except PermissionError as error:
+        return _say(denied(error), REFUSED)
+    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
+        return _say("interrupted before the first step", 130)
+    except TrainingStopped as error:  # raised on all ranks alike
+        if distributed.rank():
+            return FAILED
+        found = folders(options.checkpoints)
+        kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
+        return _say(f"{error}; {kept}", FAILED)
+    except Exception as error:
+        if run.toggles.processes > 1 and _lost_a_rank(error):
+            return _say(f"another rank is gone ({' '.join(str(error).split())[:200]})", FAILED)
+        if device is not None and device.is_out_of_memory(error):
+            smaller = f"take a smaller toggles.micro_batch_size than {run.toggles.micro_batch_size}"
+            return _say(f"out of memory; {smaller}", FAILED)
+        traceback.print_exc()
+        return FAILED
+
+
+def _lost_a_rank(error: Exception) -> bool:
+    """Return whether a collective failed because another rank is gone; gloo has no exception type of its own."""
+    return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
+
+
+def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wanted: bool) -> int:
+    with ExitStack() as stack:
+        if rank == 0:
+            _take_folder(options, stack)
+        _see_one_folder(run, options)
+        session = Session(run, options, device)
+        interrupted = _heed_signals(session)
+        sinks: list[Sink] = []
+        if rank == 0:
+            sinks = _sinks(run, options, session, **wanted)
+            sinks.append(stack.enter_context(Display(run.steps)))
+            for sink in sinks:
+                stack.push(partial(_close, sink))
+        failed, moved = False, False
+        for event in session:
+            if rank == 0 and not moved and _is_gone(options.folder / ABOUT):
+                moved = True
+                _say(
+                    f"{options.folder} was moved or removed: new checkpoints go there, metrics to where it is "
+                    "now",
+                    0,
+                )
+            for sink in list(sinks):
+                try:
+                    sink.write(event)
+                except Exception as error:  # the sinks' libraries raise many types
+                    sinks.remove(sink)
+                    failed |= _told_of(error, sink, session)
+    if rank == 0:
+        end = (
+            f"{session.ended_early}; the same command with --resume goes on"
+            if session.ended_early
+            else _done(session)
+        )
+        _say(end, 0)
+    if failed:
+        return FAILED
+    return 130 if interrupted() and session.ended_early else 0
+
+
+def _is_gone(path: Path) -> bool:
+    """Return whether the file does not exist; False where the file system does not answer."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _done(session: Session) -> str:
+    steps, wanted, kept = session.training.number, session.run.steps, newest(session.options.folder)
+    if steps > wanted:
+        return (
+            f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
+        )
+    return f"all {wanted:,} steps are done: {kept}"
+
+
+def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
+    """Report that a sink failed; returns True if the leg must end, which only the metrics files require."""
+    if isinstance(sink, Files):
+        _say(str(error), 0)
+        session.end("the metrics could not be written")
+        return True
+    _say(
+        f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on "
+        "without",
+        0,
+    )
+    return False
+
+
+def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
+    """Close a sink and report an error, since writing what is left may find the disk full or the network
+    gone.
+    """
+    try:
+        sink.close(failed=kind is not None)
+    except Exception as error:
+        _say(f"{type(sink).__name__} was not closed ({' '.join(str(error).split())})", 0)
+
+
+def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
+    """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
+    folder = options.folder
+    try:
+        str(folder).encode()
+    except UnicodeEncodeError:  # safetensors cannot open such a path
+        shown = os.fsencode(folder).decode(errors="backslashreplace")
+        raise MetricsError(
+            f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
+        ) from None
+    try:
+        fresh = not folder.exists()
+        folder.mkdir(parents=True, exist_ok=True)
+        if fresh:
+            stack.callback(_leave, folder)
+        stack.enter_context(exclusive(folder))
+        if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
+            raise MetricsError(
+                f"cannot write into {options.checkpoints}; ask for access, or choose another --out"
+            )
+    except Locked:
+        raise MetricsError(
+            f"another gpt2 train is writing to {folder}; end it, or choose another --out"
+        ) from None
+    except OSError as error:
+        raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
+    metrics = folder / "metrics.jsonl"
+    if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
+        raise MetricsError(
+            f"{folder} has a run already: --resume goes on with it, --out chooses another folder"
+        )
+
+
+def _leave(folder: Path) -> None:
+    """Remove the folder again if the run wrote nothing into it."""
+    if [each.name for each in folder.iterdir()] == [".lock"]:
+        (folder / ".lock").unlink()
+        folder.rmdir()
+
+
+def _see_one_folder(run: Run, options: SessionOptions) -> None:
+    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint
+    there.
+    """
+    if run.toggles.processes == 1:
+        return
+    sign = options.folder / f".ranks-{distributed.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
+    if distributed.rank() == 0:
+        sign.touch()
+    distributed.gather(None, run.toggles.processes)
+    seen = distributed.gather(sign.exists(), run.toggles.processes)
+    if distributed.rank() == 0:
+        sign.unlink()
+    if not all(seen):
+        blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
+        raise CheckpointError(
+            f"{options.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
+        )
+
+
+def _sinks(
+    run: Run, options: SessionOptions, session: Session, *, tensorboard: bool, wandb: bool
+) -> list[Sink]:
+    step, about = session.training.number, options.folder / ABOUT
+    run_id = (_id(about) if step else None) or uuid.uuid4().hex
+    with replacing(about) as file:
+        file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
+    files = Files(options.folder, step, looked=not session.look_first)
+    if files.set_aside:
+        _say(
+            "the metrics that were there have no checkpoint to go on from, or are damaged: now "
+            f"{files.set_aside}",
+            0,
+        )
+    sinks: list[Sink] = [files]
+    if tensorboard:
+        sinks.append(TensorBoard(options.folder, step))
+    if wandb:
+        sinks.append(WeightsAndBiases(options.folder, run.name, asdict(run), run_id))
+    return sinks
+
+
+def _id(about: Path) -> str | None:
+    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not
+    recorded.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
+        return found if isinstance(found, str) else None
+    return None
+
+
+def _heed_signals(session: Session) -> Callable[[], bool]:
+    """End the leg in order at the first signal, and exit at once at the second; returns whether there was
+    one.
+    """
+    seen: list[int] = []
+
+    def heed(number: int, frame: FrameType | None) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+        session.end("interrupted")
+        _say("ending after this step, with a checkpoint; once more ends at once", 0)
+
+    for number in ending():
+        signal.signal(number, heed)
+    return lambda: bool(seen)
+
+
+def _say(text: Any, code: int) -> int:
+    with contextlib.suppress(
+        OSError, RuntimeError
+    ):  # the terminal is gone, or a signal interrupted another print
+        print(f"gpt2: {text}", file=sys.stderr, flush=True)
+    return code
