@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from samples import MACHINE
+from test_runner import GOOD, instead_of_workers
+from waiting import PATIENCE, Sleepless, is_gone, until
 
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder, load
@@ -37,13 +38,6 @@ from gpt2.hardware.host import free_port
 
 def at(node: int, port: int = 1, nodes: int = 2) -> Place:
     return Place(nodes=nodes, node=node, host="127.0.0.1", port=port)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Memory(Rendezvous):
@@ -103,7 +97,7 @@ class Run:
 
         def follow() -> None:
             try:
-                self.agent(store, stop).run(5.0)
+                self.agent(store, stop).run(PATIENCE)
             except NodeExit as end:
                 ends.append(end)
 
@@ -111,7 +105,7 @@ class Run:
         thread = threading.Thread(target=follow)
         thread.start()
         meanwhile(store, stop)
-        thread.join(10)
+        thread.join(PATIENCE)
         (end,) = ends
         return end.exit_code, str(end)
 
@@ -124,7 +118,7 @@ def ladder(write_ladder) -> Ladder:
 @pytest.fixture
 def run(ladder: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(coordinator, "LEAVE_SECONDS", 0.0)
-    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "5")
+    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "120")
     return Run(ladder, tmp_path)
 
 
@@ -157,7 +151,7 @@ def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
     assert str(refused.value) == line
     run.team.send_home(2, "node 0 ended early; it says why")
     with pytest.raises(NodeExit) as end:
-        run.agent(node, Stop()).run(5.0)
+        run.agent(node, Stop()).run(PATIENCE)
     assert (end.value.exit_code, str(end.value)) == (2, line)
 
 
@@ -187,7 +181,7 @@ def test_what_says_nothing_that_a_node_says_is_sent_away(facts: dict[str, Any], 
     stranger = Memory(run.said, 1)
     stranger.says |= facts
     stranger.look()
-    assert run.team.absent(2) == "node 1 of 2 did not come within 5 s"
+    assert run.team.absent(2) == "node 1 of 2 did not come within 120 s"
     stranger.look()
     run.team.look()
     stranger.look()
@@ -252,7 +246,7 @@ def test_a_node_that_node_0_counts_as_lost_ends(run: Run) -> None:
 def test_an_interruption_on_one_node_is_one_of_the_run(run: Run) -> None:
     def meanwhile(_: Memory, stop: Stop) -> None:
         stop.requested = True
-        wait_for(lambda: run.team.requested)
+        until(lambda: run.team.requested)
 
     assert run.exit_of_node_1(meanwhile)[0] == 130
     assert run.team.interrupted_by == 1
@@ -330,10 +324,16 @@ def test_what_another_node_noticed_is_among_the_warnings() -> None:
 
 
 @pytest.fixture
-def joint(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[DistributedTask, Memory]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Sleepless:
+    """By which node 0 waits."""
+    clock = Sleepless()
+    monkeypatch.setattr(coordinator, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def joint(run: Run, clock: Sleepless) -> tuple[DistributedTask, Memory]:
     """A task begun with node 1, and node 1's side of the store."""
-    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(coordinator, "ANSWER_SECONDS", 0.3)
     node = run.come()
     run.team.gather(2)
     return DistributedTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
@@ -354,13 +354,14 @@ def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
 
 
 def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
-    joint: tuple[DistributedTask, Memory],
+    joint: tuple[DistributedTask, Memory], clock: Sleepless
 ) -> None:
     one, node = joint
     assert not one.requested
     answer(node, 1, status="failed", error="killed by SIGKILL")
     assert not one.requested
-    wait_for(lambda: one.requested)
+    clock.sleep(coordinator.SETTLE_SECONDS + 1)
+    assert one.requested
     assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
 
 
@@ -407,22 +408,38 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
 # -------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def pair(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rendezvous, Rendezvous]]:
-    """Two nodes that have found each other."""
-    monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "4")
-    with (
-        contextlib.closing(Rendezvous(at(0, port))) as near,
-        contextlib.closing(Rendezvous(at(1, port))) as far,
-    ):
+@contextlib.contextmanager
+def meeting(silence_seconds: int) -> Iterator[tuple[Rendezvous, Rendezvous, int]]:
+    """Two nodes that have found each other, and the port at which they did."""
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCH_NODE_SILENCE_SECONDS", str(silence_seconds))
+        near, far = Rendezvous(at(0, port)), Rendezvous(at(1, port))
+    with contextlib.closing(near), contextlib.closing(far):
         near.says["text"], far.says["text"] = "near", "far"
-        wait_for(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        until(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        yield near, far, port
+
+
+PATIENT, IMPATIENT = 600, 10
+"""Seconds of silence after which a node counts as lost: where that is not to happen, and where it is."""
+
+
+@pytest.fixture(scope="module")
+def met() -> Iterator[tuple[Rendezvous, Rendezvous, int]]:
+    """Two nodes for tests after which they are as before."""
+    with meeting(PATIENT) as found:
+        yield found
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Rendezvous, Rendezvous]]:
+    """Two nodes for one test alone."""
+    with meeting(getattr(request, "param", PATIENT)) as (near, far, _):
         yield near, far
+
+
+silence_counts = pytest.mark.parametrize("pair", [IMPATIENT], indirect=True)
 
 
 def looks(store: Rendezvous) -> bool:
@@ -434,20 +451,20 @@ def child_of(store: Rendezvous) -> psutil.Process:
     return psutil.Process(store._process.pid)
 
 
-def test_node_0_hears_all_and_the_others_hear_node_0(pair: tuple[Rendezvous, Rendezvous]) -> None:
-    near, far = pair
+def test_node_0_hears_all_and_the_others_hear_node_0(met: tuple[Rendezvous, Rendezvous, int]) -> None:
+    near, far, _ = met
     assert {node: facts["text"] for node, facts in near.heard.items()} == {0: "near", 1: "far"}
     assert {node: facts["text"] for node, facts in far.heard.items()} == {0: "near"}
     assert (near.arrival, far.arrival) == (0, 1)
 
 
-def test_strangers_at_the_port_disturb_nobody(pair: tuple[Rendezvous, Rendezvous], port: int) -> None:
-    near, far = pair
+def test_strangers_at_the_port_disturb_nobody(met: tuple[Rendezvous, Rendezvous, int]) -> None:
+    near, far, port = met
     with contextlib.ExitStack() as strangers:
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\xff\xfe\n", b"[" * 9999, b""):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(words)
         far.says["text"] = "still here"
-        wait_for(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
+        until(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
     assert near.heard.keys() == {0, 1}
 
 
@@ -456,28 +473,32 @@ def test_who_leaves_is_heard_of_with_the_last_that_it_said(pair: tuple[Rendezvou
     far.says["interrupted"] = True
     far.look()
     far.close()
-    wait_for(lambda: looks(near) and "over" in near.heard[1])
+    until(lambda: looks(near) and "over" in near.heard[1])
     assert (near.heard[1]["over"], near.heard[1]["interrupted"]) == ("its bench run ended", True)
 
 
+@pytest.mark.slow
+@silence_counts
 def test_who_hangs_is_heard_of_as_silent(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(far).suspend()
-    wait_for(lambda: looks(near) and "over" in near.heard[1])
-    assert near.heard[1]["over"] == "silent for 4 s"
+    until(lambda: looks(near) and "over" in near.heard[1])
+    assert near.heard[1]["over"] == f"silent for {IMPATIENT} s"
 
 
+@pytest.mark.slow
+@silence_counts
 def test_a_store_that_hangs_is_lost_in_bounded_time(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).suspend()
-    wait_for(lambda: looks(far) and far.lost, 20.0)
-    assert far.lost == "silent for 4 s"
+    until(lambda: looks(far) and far.lost)
+    assert far.lost == f"silent for {IMPATIENT} s"
 
 
 def test_a_store_that_is_gone_is_lost(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).kill()
-    wait_for(lambda: looks(far) and far.lost and looks(near) and near.lost)
+    until(lambda: looks(far) and far.lost and looks(near) and near.lost)
     assert (far.lost, near.lost) == ("its store was closed", "its store was closed")
 
 
@@ -499,7 +520,7 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
     child = psutil.Process(int(runner.stdout.readline()))
     runner.send_signal(signal.SIGKILL)
     runner.communicate()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: is_gone(child.pid))
 
 
 def test_a_port_in_use_is_one_clear_error() -> None:
@@ -536,6 +557,7 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
     monkeypatch.setattr(
         runner, "probe", lambda *arguments, **options: ProbeResult(environment=MACHINE, memory_bytes={})
     )
+    instead_of_workers(monkeypatch, GOOD)
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))
     path = runner.run(ladder, options, Silent()).path

@@ -358,7 +358,7 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
     own = {**os.environ, "USE_TORCH": "0"}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, env=own
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT, env=own
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 16)\n", "")
 

@@ -41,8 +41,6 @@ class LogTiming:
         elif self._settling:
             self._settle(self._settling, line)
         elif self._is_warm(line):
-            interval = line.step - before.step
-            self.block_steps = self._steps_of_block(line.at - before.at, interval, interval)
             self._settling = line
 
     def _is_warm(self, line: Line) -> bool:
@@ -52,16 +50,18 @@ class LogTiming:
 
     def _steps_of_block(self, seconds: float, steps: int, interval: int) -> int:
         """Steps that take about block_seconds, a multiple of the interval between two lines."""
-        lines = self._protocol.block_seconds * steps / max(seconds, 1e-6) / interval
+        lines = self._protocol.block_seconds * steps / seconds / interval
         return interval * max(1, round(lines))
 
     def _settle(self, start: Line, line: Line) -> None:
-        """Leave one block untimed, whose speed gives a better estimate of the steps of a block."""
-        assert self.block_steps
-        steps = line.step - start.step
-        if steps >= self.block_steps:
+        """Leave one block untimed: clocks settle, and one step alone tells little of a block's steps.
+
+        It ends by time, not after so many steps: of two lines that came together, because this process was
+        busy, the second seems to have taken no time.
+        """
+        if line.at - start.at >= self._protocol.block_seconds:
             interval = line.step - self.lines[-2].step
-            self.block_steps = self._steps_of_block(line.at - start.at, steps, interval)
+            self.block_steps = self._steps_of_block(line.at - start.at, line.step - start.step, interval)
             self._block_start, self._window = line, len(self.lines) - 1
 
     def _timed(self, start: Line, line: Line) -> None:
