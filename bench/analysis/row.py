@@ -175,10 +175,9 @@ def row_of(
     before = compared_with = own_above[-1] if own_above and not external else None
     if before and rung[0].kind == "sweep":
         # Candidates differ from the first one; only a larger batch is a step from the candidate before.
-        same = without_batch(toggles_of(before), before[0].workload) == without_batch(
-            toggles, rung[0].workload
-        )
-        before, compared_with = rungs[0], before if same else rungs[0]
+        without = without_batch(toggles, rung[0].workload)
+        larger_batch = without_batch(toggles_of(before), before[0].workload) == without
+        before, compared_with = rungs[0], before if larger_batch else rungs[0]
     reference = None if external else parity_reference(rung, records)
     status, error = check_claims(rung, rungs[0], before, reference)
     if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):

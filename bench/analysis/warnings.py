@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.analysis.run_records import by_rung, tps_by_round
+from bench.analysis.run_records import by_rung, group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.records.record import RUNGS, Outcome, Record
@@ -30,7 +30,7 @@ def warnings(board: Scoreboard) -> list[str]:
             "the run was resumed within a round: a round that was cut in two is paired within its parts "
             "only, its second part with the control as first rung"
         )
-    lines += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.caveats]
+    lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
     if board.has_gaps:
         lines.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
     for rung in by_rung(records):
@@ -50,14 +50,11 @@ def warnings(board: Scoreboard) -> list[str]:
             share = m.gc_seconds / sum(m.block_seconds)
             lines.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
         if m.skipped_steps:
-            skipped = f"{m.skipped_steps} of {len(m.losses)} steps"
-            lines.append(
-                f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight"
-            )
+            skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"
+            lines.append(f"{where}: float16 could not hold the gradients of {skipped}")
         if m.alloc_retries:
-            lines.append(
-                f"{where}: the allocator ran out and retried {m.alloc_retries} times; use less memory"
-            )
+            retried = f"retried {m.alloc_retries} times; use less memory"
+            lines.append(f"{where}: the allocator ran out and {retried}")
     if any(record.environment.dirty for record in records):
         lines.append(f"measured on a changed checkout of commit {machine.commit}")
     return lines
@@ -92,21 +89,20 @@ def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -
 
     of: the warnings of a record.
     """
-    kinds: dict[str, list[str]] = {}
+    by_kind: dict[str, list[str]] = {}
     processes: dict[str, set[int]] = {}
-    doubts: set[str] = set()
+    kinds_of_disturbance: set[str] = set()
     for place, record in enumerate(records):
-        doubts |= {NUMBER.sub("#", disturbance) for disturbance in disturbances(record)}
+        kinds_of_disturbance |= {NUMBER.sub("#", line) for line in disturbances(record)}
         for warning in of(record):
             kind = NUMBER.sub("#", warning)
-            kinds.setdefault(kind, []).append(warning)
+            by_kind.setdefault(kind, []).append(warning)
             processes.setdefault(kind, set()).add(place)
     lines = []
-    for kind, alike in kinds.items():
-        line = _range(alike)
-        count = len(processes[kind])
-        among = f"in {count} of {len(records)} processes{_which(records) if kind in doubts else ''}"
-        lines.append(f"{line} ({among})" if len(records) > 1 else line)
+    for kind, alike in by_kind.items():
+        which = _which(records) if kind in kinds_of_disturbance else ""
+        among = f" (in {len(processes[kind])} of {len(records)} processes{which})"
+        lines.append(f"{_range(alike)}{among if len(records) > 1 else ''}")
     return lines
 
 
@@ -114,15 +110,16 @@ def _which(records: Sequence[Record]) -> str:
     """Which rungs were disturbed in which rounds, in words; empty where all processes were."""
     if all(record.disturbed for record in records):
         return ""
-    rounds: dict[str, list[str]] = {}
-    for record in records:
-        if record.disturbed:
-            again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
-            rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
-    return ": " + "; ".join(
-        f"{name} in round{'s' if len(rounds_of) > 1 else ''} {', '.join(rounds_of)}"
-        for name, rounds_of in rounds.items()
-    )
+
+    def name(record: Record) -> str:
+        again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
+        return f"{record.rung}{again}"
+
+    rungs = []
+    for rung, rounds in group_by([record for record in records if record.disturbed], name).items():
+        numbers = ", ".join(str(record.repetition) for record in rounds)
+        rungs.append(f"{rung} in round{'s' if len(rounds) > 1 else ''} {numbers}")
+    return f": {'; '.join(rungs)}"
 
 
 def disturbed(board: Scoreboard) -> list[str]:

@@ -50,8 +50,7 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
     return lines
 
 
-# --- tables
-# -------------------------------------------------------------------------------------------------------
+# --- Tables
 
 
 def ceiling_table(ceiling: Ceiling) -> Group:
