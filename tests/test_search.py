@@ -151,7 +151,9 @@ def test_only_where_a_winner_is_sought_the_hopeless_run_no_more(write_ladder) ->
         second = [t.rung.toggles.micro_batch_size for t in tasks if t.kind == "sweep" and t.repetition == 2]
         assert second == again
         dropped = [text for text in said if text.startswith("not run again")]
-        assert [text.endswith("micro_batch_size=2; micro_batch_size=4") for text in dropped] == [True] * best_only
+        assert [text.endswith("micro_batch_size=2; micro_batch_size=4") for text in dropped] == [
+            True
+        ] * best_only
 
 
 def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladder) -> None:
