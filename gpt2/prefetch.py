@@ -26,8 +26,7 @@ def how_many(item_bytes: int) -> int:
 
 
 class Prefetched(Iterator[T], Generic[T]):
-    """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them
-    ready.
+    """Items of an iterator, passed through `prepare` by a thread that keeps up to `ahead` of them ready.
 
     ahead: a number, or a function that returns it for the first prepared item. Exceptions in the thread, and
     the end of the items, are raised here after all items before them.

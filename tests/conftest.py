@@ -1,6 +1,4 @@
-"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a
-reason.
-"""
+"""Shared places and helpers; tests that need the real text or vocabulary skip where these are not here."""
 
 from __future__ import annotations
 
@@ -34,9 +32,10 @@ REAL_TIME = frozenset(
         "two_hosts",
     )
 )
-"""Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and
-any of their tests may fail by that alone: those that fail are tried again, and pytest's last line says how
-many were.
+"""Modules that time, interrupt or kill real processes.
+
+A virtual machine halts for seconds now and then, and any of their tests may fail by that alone: those that
+fail are tried again, and pytest's last line says how many were.
 """
 
 

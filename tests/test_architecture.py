@@ -339,9 +339,8 @@ def test_nothing_imports_an_undeclared_package() -> None:
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info", "pyarrow": "datasets"}
     provided["triton"] = "torch"  # of its CUDA builds
     provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
-    declared.add(
-        "cut_cross_entropy"
-    )  # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's
+    # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's.
+    declared.add("cut_cross_entropy")
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

@@ -75,7 +75,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, **call_seconds: float) -> list[torch.dtype]:
-    """Let products take what is said for their dtype, 1 ms else; returns a list of the dtypes as they come."""
+    """Let products take what is said for their dtype, 1 ms else; returns the dtypes as they come."""
     seen: list[torch.dtype] = []
 
     def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:

@@ -1,6 +1,4 @@
-"""Timing another trainer: real processes of a stand-in that prints nanoGPT's lines, and each way to end
-badly.
-"""
+"""Timing another trainer: a stand-in's real processes with nanoGPT's lines, and each way to end badly."""
 
 from __future__ import annotations
 
@@ -250,7 +248,8 @@ def test_a_peer_finds_our_threads_its_own_variables_and_no_input(peer) -> None:
 def test_a_peer_that_floods_its_terminal_is_timed_and_little_of_that_is_kept(
     peer, piece: str, ends: str
 ) -> None:
-    text = f"import sys\nprint('loading')\nfor _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\nprint()\n"
+    flood = f"for _ in range(300):\n    sys.stdout.write(({piece}) * 1000)\n"
+    text = f"import sys\nprint('loading')\n{flood}print()\n"
     outcome, printed = timed(peer(text + program()))
     assert outcome.status == "ok", outcome.error
     assert printed.startswith("loading\n")
@@ -320,8 +319,7 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     assert outcome.error.splitlines()[0] == said
 
 
-# --- in a run
-# -----------------------------------------------------------------------------------------------------
+# --- in a run -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

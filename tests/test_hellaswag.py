@@ -266,7 +266,7 @@ def test_every_rank_has_the_score_of_a_single_process_after_as_many_passes(
     plain = GPT2.logits
 
     def on(rank: int, *, others_known: bool) -> Score:
-        """One rank's part. Its gathers give what each rank told in the first round, once all have been heard."""
+        """One rank's part; its gathers give what each rank told at first, once all have been heard."""
         number = iter(range(9))
 
         def gather(mine: Any, processes: int) -> list[Any]:

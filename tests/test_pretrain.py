@@ -612,7 +612,7 @@ def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, t
         "toggles.vocab_multiple=64",
         "--set",
         f"toggles.compile={compile}",
-        "--set",  # the one that is compiled without accumulation, as on eight GPUs: DDP's graph is static then
+        "--set",  # the compiled one without accumulation, as on eight GPUs: DDP's graph is static then
         f"toggles.micro_batch_size={2 if compile == 'default' else 1}",
     ]
 

@@ -241,9 +241,8 @@ def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_
     process.wait()
     deadline = time.monotonic() + 30
     while (code := (again := command(*run, "--out", tmp_path / "parts", "--resume")).wait()) == 2:
-        assert time.monotonic() < deadline, (
-            again.communicate()
-        )  # the ranks that were left over have ended by now
+        # The ranks that were left over have ended by now.
+        assert time.monotonic() < deadline, again.communicate()
     assert code == 0, again.communicate()
     assert told_losses(tmp_path / "parts") == told_losses(tmp_path / "whole")
 

@@ -155,9 +155,8 @@ def test_a_ladder_over_several_devices_is_held_to_what_a_process_on_the_same_dev
 ) -> None:
     ladder = load(write_ladder("[{name: a}, {name: b, set: {device: cuda}}]"))
     path = results(tmp_path, ladder, environment=here(chip="Some CPU", device_count=8, versions={}))
-    assert (
-        unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path
-    )  # which no rung has used yet
+    # Which no rung has used yet.
+    assert unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path
     with pytest.raises(ResumeError, match="the CPU was Some CPU and is Another CPU"):
         unfinished(tmp_path, ladder, here(cpu="Another CPU"))
     facts = {

@@ -65,9 +65,7 @@ class Silent:
 def run_with(
     write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
 ) -> list[Record]:
-    """Run a ladder; with `script`, every process but one of a rung called `good` is that Python program
-    instead.
-    """
+    """Run a ladder; with `script`, every process but those of a rung `good` is that Python program."""
     ladder = load(write_ladder(rungs, **protocol))
     if monkeypatch:
         genuine = processes.worker_command
@@ -188,7 +186,8 @@ def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(
 
 @pytest.mark.slow
 def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
-    rungs = "[{name: good}, {name: tf32, set: {matmul_precision: high}}, {name: last, set: {matmul_precision: highest}}]"
+    tf32, last = (f"{{matmul_precision: {each}}}" for each in ("high", "highest"))
+    rungs = f"[{{name: good}}, {{name: tf32, set: {tf32}}}, {{name: last, set: {last}}}]"
     records = run_with(write_ladder, tmp_path, rungs, repeats=2)
     assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
     assert records[1].status == "unsupported"
@@ -349,7 +348,8 @@ def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
         "import os, runpy, signal, sys, gpt2.training.train\n"
         "def batches(batches, toggles, *, rank=0):\n"
         "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), "
-        "signal.SIGKILL)\ngenuine, gpt2.training.train.micro_batches = gpt2.training.train.micro_batches, batches\n"
+        "signal.SIGKILL)\n"
+        "genuine, gpt2.training.train.micro_batches = gpt2.training.train.micro_batches, batches\n"
         "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
     )
     genuine = processes.worker_command
@@ -444,9 +444,8 @@ def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) 
     assert all(proof.took_effect for proof in proofs.values()), proofs
     assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
     assert record.measurement.attention_kernel == "flash"
-    assert (
-        record.measurement.ranks_agree is record.measurement.skipped_steps is None
-    )  # one rank, and no scaler
+    # One rank, and no scaler.
+    assert record.measurement.ranks_agree is record.measurement.skipped_steps is None
 
 
 @pytest.mark.slow
@@ -454,12 +453,13 @@ def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_p
     rungs = "[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]"
     ladder = load(write_ladder(rungs))
     records = run(ladder, Options(out=tmp_path, ablate=True), Silent()).records
+    # b alone is b, b left out is c alone, c left out is b.
     assert [(r.kind, r.rung, r.status) for r in records] == [
         ("cumulative", "a", "ok"),
         ("cumulative", "b", "ok"),
         ("cumulative", "c", "ok"),
         ("alone", "c", "ok"),
-    ]  # b alone is b, b left out is c alone, c left out is b
+    ]
     assert "--kind alone" in records[3].command
 
 

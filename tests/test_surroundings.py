@@ -91,8 +91,8 @@ def test_no_file_of_the_working_directory_is_run(
 
 def test_a_peer_may_import_what_lies_beside_it() -> None:
     environ = {**os.environ, **reexec.own_variables()}
-    ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
-                          capture_output=True, check=True)  # fmt: skip
+    command = [sys.executable, "-c", "import sys; print(sys.flags.safe_path)"]
+    ours = subprocess.run(command, env=environ, text=True, capture_output=True, check=True)
     assert ours.stdout.strip() == "True"
     assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
 

@@ -31,7 +31,8 @@ STORE = ("bench.run.nodes.rendezvous", "10.77.0.1")
 LADDER = """
 name: story
 workload: {model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64}
-protocol: {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
+protocol:
+  {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
 rungs:
   - {name: worker killed, set: {world_size: 2, threads: 1}}
   - {name: whole, set: {attention: sdpa}}
@@ -138,9 +139,8 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BENCH_NODE_SILENCE_SECONDS", "3")
         patch.setenv("GPT2_CACHE_DIR", str(place / "cache"))
-        patch.setenv(
-            "TMPDIR", str(place)
-        )  # where runs have their rungs' files, by which their processes are known
+        # Where runs have their rungs' files, by which their processes are known.
+        patch.setenv("TMPDIR", str(place))
         leader = Node(hosts, 0, place, "--out", str(place / "results"))
         nodes = {"leader": leader, "killed": Node(hosts, 1, place)}
         same = on_one_host(place)

@@ -213,9 +213,7 @@ def main() -> None:
         typer.echo(f"gpt2: {denied(error)}", err=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    if (
-        "pyarrow" in sys.modules
-    ):  # a thread of its own that has only just been started would abort the process now
+    if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()

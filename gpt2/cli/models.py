@@ -280,9 +280,7 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
 
 
 def _learnt_from(path: Path) -> str:
-    """Return the tokens and corpus that a checkpoint was trained on, as text; empty for models of other
-    projects.
-    """
+    """Return the tokens and corpus that a checkpoint learnt from, as text; empty for other models."""
     from gpt2.pretrain.checkpoint import read
 
     kept = _checkpoint(path)

@@ -8,8 +8,7 @@ from gpt2.config.toggles import HOST, SCALED, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:
-    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires
-    another one.
+    """Raise UnsupportedToggle where the kind of device, or another toggle, does not allow a value.
 
     gpt2.device.check also asks the actual device.
     """
@@ -30,20 +29,18 @@ def check(toggles: Toggles) -> None:
         reason = "one rank has nobody to share with; choose a world_size above 1, or none"
         raise UnsupportedToggle("sharding", toggles.sharding, reason)
     if toggles.cuda_graphs and toggles.shards_gradients:
-        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each
-        # time.
+        # A graph replays with the addresses that it was recorded with; gathered weights have new ones.
         reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
         raise UnsupportedToggle("compile", toggles.compile, reason)
     if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
         # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
-        reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
+        others = "choose max-autotune-no-cudagraphs or a larger micro-batch"
+        reason = f"CUDA graphs do not accumulate gradients; {others}"
         raise UnsupportedToggle("compile", toggles.compile, reason)
 
 
 def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
-    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and
-    requirement.
-    """
+    """Return a toggle that does nothing, or the wrong thing, without another: name, value and requirement."""
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
     if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
@@ -69,8 +66,8 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
                 return name, getattr(toggles, name), f"it takes {other}: {value}"
     for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
         if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
-            reason = f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
-            return name, getattr(toggles, name), reason
+            other = f"choose {otherwise}, or one rank and a larger micro-batch"
+            return name, getattr(toggles, name), f"gradients would be added up in bfloat16; {other}"
     if toggles.reductions == "apart" and toggles.compile == "eager":
         return "reductions", toggles.reductions, "nothing is compiled; set compile"
     if toggles.compile_region == "block":
@@ -111,7 +108,8 @@ def _why_not_this_loss(toggles: Toggles) -> str | None:
     """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
     loss = toggles.cross_entropy
     if loss in ("liger", "quack") and toggles.autocast == "float16":
-        return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
+        why = "it writes the gradient of a sum over the batch, whose products overflow in float16"
+        return f"{why}; choose triton"
     if loss == "quack" and toggles.vocab_multiple == 1:
         return (
             "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"

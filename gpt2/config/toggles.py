@@ -1,7 +1,7 @@
 """The toggles: one field per optimisation, with its values and the devices that support them.
 
-A new optimisation is a field of Toggles, a branch in its stage in gpt2.training.stages, and a proof in gpt2.proofs.
-Importing this module loads no torch, so that ladders can be read without it.
+A new optimisation is a field of Toggles, a branch in its stage in gpt2.training.stages, and a proof in
+gpt2.proofs. Importing this module loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,7 @@ HOST = "cpu"
 
 
 SPMD = frozenset({"xla"})
-"""Devices that are all fed by one process, with one program split over them; other devices have a process
-each.
-"""
+"""Devices that are all fed by one process, with one program split over them; others have a process each."""
 EAGER = frozenset({"cpu", "cuda", "mps"})
 """Devices that run op by op, or code from torch.compile; XLA compiles each whole step by itself."""
 SCALED = frozenset({"cpu", "cuda"})
@@ -57,14 +55,17 @@ def choice(
     class (see LOSS_TOLERANCE). maths: values that differ from GPT-2's training by more than rounding, and
     why. note: returns what the scoreboard should say beside the value.
     """
-    metadata = {
-        "help": help,
-        "only": only or {},
-        "precision": precision or {},
-        "maths": maths or {},
-        "note": note,
-    }
-    return field(default=default, metadata=metadata)
+    facts = {"only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
+    return field(default=default, metadata={"help": help, **facts})
+
+
+Attention = Literal[
+    "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flash4", "flex"
+]
+CompileMode = Literal[
+    "eager", "default", "reduce-overhead", "gemm", "coordinate-descent", "gemm+coordinate-descent",
+    "max-autotune", "max-autotune-no-cudagraphs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,19 +102,7 @@ class Toggles:
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal[
-        "explicit",
-        "sdpa",
-        "flash",
-        "efficient",
-        "cudnn",
-        "math",
-        "blocks",
-        "brgemm",
-        "flash3",
-        "flash4",
-        "flex",
-    ] = choice(
+    attention: Attention = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named "
         "one; blocks is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, "
@@ -129,16 +118,7 @@ class Toggles:
             "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),
         },
     )
-    compile: Literal[
-        "eager",
-        "default",
-        "reduce-overhead",
-        "gemm",
-        "coordinate-descent",
-        "gemm+coordinate-descent",
-        "max-autotune",
-        "max-autotune-no-cudagraphs",
-    ] = choice(
+    compile: CompileMode = choice(
         "eager",
         "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each "
         "matmul by timing, long sums cut in parts where that is faster; coordinate-descent tunes the "
@@ -365,9 +345,7 @@ class Toggles:
 
     @property
     def processes(self) -> int:
-        """Number of processes that train together: one per device, except where one process feeds all
-        devices.
-        """
+        """Processes that train together: one per device, unless one process feeds all devices."""
         return 1 if self.device in SPMD else self.world_size
 
     @property
@@ -401,9 +379,7 @@ class Toggles:
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def maths(self) -> dict[str, str]:
-        """Return the toggles that change GPT-2's training by more than matmul rounding: "toggle=value", and
-        why.
-        """
+        """Return "toggle=value" and why, for toggles that change GPT-2's training by more than rounding."""
         return {
             f"{toggle.name}={value}": why
             for toggle in fields(self)
@@ -423,8 +399,9 @@ BASELINE = Toggles()
 
 
 def resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """Derive grad_accum_steps from the workload's tokens per step, if given. Raises ValueError where it
-    cannot.
+    """Derive grad_accum_steps from the workload's tokens per step, if given.
+
+    Raises ValueError where it cannot.
     """
     if workload.tokens_per_step is None:
         return toggles

@@ -91,8 +91,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings named by <<: own keys win, then the first of a list; PyYAML's releases differ in
-        this.
+        """Merge the mappings named by <<: own keys win, then the first of a list.
+
+        PyYAML's releases differ in this.
         """
         own = [pair for pair in node.value if pair[0].tag != MERGE]
         merges = [value for key, value in node.value if key.tag == MERGE]
@@ -107,9 +108,7 @@ class _Loader(yaml.SafeLoader):
         node.value = merged + own
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct as PyYAML does, with the position in errors about text that does not fit its tag (!!int
-        four).
-        """
+        """Construct as PyYAML does; an error about text that does not fit its tag has the position."""
         try:
             found = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError):

@@ -72,8 +72,8 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     synthetic needs no files. Any other name is looked for at `path`, then as
     $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in the cache, and is downloaded where its address is known. A text
     file is tokenised once and cached by content; .bin shards of nanoGPT and llm.c are read as they are; a
-    folder stands for its training shards (see gpt2.data.splits). Raises DataError where nothing is found, or the
-    tokens do not fit the vocabulary.
+    folder stands for its training shards (see gpt2.data.splits). Raises DataError where nothing is found, or
+    the tokens do not fit the vocabulary.
     """
     if name == GENERATED:
         if path is not None:
@@ -100,9 +100,7 @@ def not_the_known(name: str) -> str:
 
 
 def find(name: str) -> Path:
-    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not
-    found.
-    """
+    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError."""
     for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
         for suffix in (".txt", ".bin", ""):
             if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
@@ -156,9 +154,7 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
 
 
 def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
-    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len +
-    1,).
-    """
+    """Return chunk `index` of a corpus cut into chunks of seq_len, and a token more: int64 (seq_len + 1,)."""
     return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
 
 

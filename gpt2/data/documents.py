@@ -28,8 +28,7 @@ SCANNED = 1 << 24
 
 
 def in_new_order(corpus: Corpus, seed: int) -> Corpus:
-    """Return the corpus with its documents shuffled anew each epoch, or itself where it is not several
-    documents.
+    """Return the corpus with its documents shuffled anew each epoch; itself where it is a single one.
 
     Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
@@ -111,9 +110,7 @@ class ShuffledDocuments:
 
 
 def _bounds(corpus: Shards) -> np.ndarray:
-    """Return the start of each document and the end of the last: int64, mapped from a file that is written
-    once.
-    """
+    """Return the start of each document and the end of the last: int64, mapped from a cached file."""
     assert corpus.tokens
     cached_facts = cache_dir() / "documents" / f"{corpus.sha256}.npy"
     if (bounds := _kept(cached_facts)) is None:
@@ -163,8 +160,7 @@ class FirstTokens:
 
 
 def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.data.splits); None takes all of
-    them.
+    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.data.splits); None: all.
 
     Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
     """

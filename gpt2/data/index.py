@@ -1,5 +1,4 @@
-"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no
-torch.
+"""The index.json of a folder of prepared shards: its contents, and the position to resume from.
 
 index = read_index(Path("data/fineweb-edu"))      # None where there is none
 """
@@ -42,17 +41,13 @@ class Index:
     documents: int = 0
     """Number of documents that begin in the shards."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were
-    written.
-    """
+    """file, split (train or val), tokens, documents and sha256 of each shard, in the order of writing."""
     position: dict[str, Any] | None = None
     """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
     version: int = VERSION
 
     def lacking(self, folder: Path) -> Path | None:
-        """Return the first shard that is missing or has the wrong length; contents are not read (see
-        damaged()).
-        """
+        """Return the first shard that is missing or of the wrong length; see damaged() for contents."""
         for entry in self.shards:
             path = folder / entry["file"]
             if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
@@ -66,9 +61,7 @@ class Index:
 
 
 def read_index(folder: Path) -> Index | None:
-    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another
-    version.
-    """
+    """Return a folder's index, or None. Raises DataError where it is damaged or of another version."""
     path = folder / "index.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -88,9 +81,7 @@ def read_index(folder: Path) -> Index | None:
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an
-    index.
-    """
+    """Return the shards that are missing or fail their checksum. Raises DataError without an index."""
     index = read_index(folder)
     if index is None:
         raise DataError(f"{folder} holds no preparation")
@@ -129,8 +120,7 @@ def writing(target: Path) -> Iterator[Any]:
 
 
 def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their
-    paths.
+    """Write a preparation as nanoGPT's train.bin and val.bin, without headers; returns their paths.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """

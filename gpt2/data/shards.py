@@ -1,4 +1,4 @@
-"""Token files: nanoGPT's and llm.c's are read as they are, ours are written like llm.c's. Imports no torch."""
+"""Token files: nanoGPT's and llm.c's are read as they are, ours are written like llm.c's."""
 
 from __future__ import annotations
 
@@ -31,9 +31,7 @@ No GPT-2 text has token 0 (an exclamation mark) twice in a row, because two of t
 FEWEST_TO_TELL = 8
 """Smallest number of tokens for which zeros at every other position are no coincidence."""
 FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
-"""Smallest number of bytes, and of distinct bytes, for comparing distributions, and the distance of similar
-ones.
-"""
+"""Fewest bytes and distinct bytes for comparing distributions, and the distance of similar ones."""
 
 
 class Shards:
@@ -73,16 +71,12 @@ class Shards:
         return found
 
     def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
-        """Record the files behind the arrays, their sha256 and their current state, so that reads notice
-        changes.
-        """
+        """Record the files, their sha256 and their state, so that reads notice changes."""
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
 
     def _check(self, shard: int) -> None:
-        """Raise DataError where a file was written to; a file that replaces it does not affect the mapped
-        tokens.
-        """
+        """Raise DataError where a file was written to; one that replaces it leaves the mapped tokens."""
         if not self._looks:
             return
         path, before = self._looks[shard]
@@ -209,9 +203,8 @@ def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> Non
             else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
         )
         raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
-    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions; in uint16
-    # ids they do not: their distance is about 0.7 for GPT-2's tokens of English or code, and below 0.1 for
-    # bytes.
+    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions, at a
+    # distance below 0.1; in uint16 ids it is about 0.7, for GPT-2's tokens of English or code.
     places = array[:SCANNED].view(np.uint8).reshape(-1, 2)
     low, high = (np.bincount(places[:, place], minlength=256)[1:] for place in (0, 1))
     if min(low.sum(), high.sum()) < FEWEST_TO_COMPARE or np.count_nonzero(high) < FEWEST_KINDS:

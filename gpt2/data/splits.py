@@ -1,5 +1,4 @@
-"""Decide which files of a folder are for training and which for validation, with one rule for tokens and
-texts.
+"""Decide which files of a folder are for training and which for validation, for tokens and texts alike.
 
 files_of_split("mine", folder, files, "train")     # Split(taken=[...], left_out=[...])
 corpus = open_split("mine", folder, "train", vocab_size=50257)
@@ -33,9 +32,7 @@ HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
 WITH_SET = re.compile(r"(set|data|split)$")
 """Suffixes as in trainset and valdata."""
 WORD = re.compile(r"[A-Z]?[a-z\u00df-\uffff]+|[A-Z]+(?![a-z])")
-"""A word of a file name. Letters of other scripts belong to the word, so a text called médiéval is not for
-validation.
-"""
+"""A word of a file name, with all scripts' letters: a text called médiéval is not for validation."""
 
 
 class Split(NamedTuple):
@@ -47,9 +44,7 @@ class Split(NamedTuple):
 
 
 def split_of(path: PurePath) -> str | None:
-    """Return the split named by a file's path within its corpus: train, val or test; None where it names
-    none.
-    """
+    """Return the split that a file's path within its corpus names: train, val or test; else None."""
     for part in path.parts:
         words = [WITH_SET.sub("", word.lower()) for word in WORD.findall(HELD_OUT.sub("holdout", part))]
         said = [WORDS[word] for word in words if word in WORDS]

@@ -19,9 +19,7 @@ import numpy as np
 RESTART = 0.25
 SUCCESSORS = 8
 BLOCK = 1 << 14
-"""Tokens drawn together; each block begins with a restart and has its own generator, so that any block can be
-read.
-"""
+"""Tokens drawn together; each block begins with a restart and has a generator of its own."""
 
 
 def _zipf(n: int) -> np.ndarray:
@@ -77,13 +75,10 @@ class Synthetic:
         return np.fft.ifft(spectrum).real
 
     def entropy_rate(self) -> float:
-        """Return the entropy of the next token given the previous one, in nats: the lowest mean loss of any
-        model.
-        """
+        """Return the entropy of the next token given the previous one: the lowest mean loss, in nats."""
         restart = RESTART * self.unigram
-        reached = restart[
-            (np.arange(self.vocab_size)[:, None] + self.shifts) % self.vocab_size
-        ]  # (V, SUCCESSORS)
+        places = np.arange(self.vocab_size)[:, None] + self.shifts
+        reached = restart[places % self.vocab_size]  # (V, SUCCESSORS)
         likely = reached + (1 - RESTART) * self.follower
         per_token = _surprise(restart).sum() + (_surprise(likely) - _surprise(reached)).sum(axis=1)
         return float(self.stationary() @ per_token)

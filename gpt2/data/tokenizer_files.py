@@ -1,7 +1,6 @@
 """Write GPT-2's vocabulary as the files that transformers reads, from tiktoken's. Imports no torch.
 
-python -c "from pathlib import Path; from gpt2.data.tokenizer_files import write_tokenizer;
-write_tokenizer(Path('tok'))"
+from gpt2.data.tokenizer_files import write_tokenizer; write_tokenizer(Path("tokenizer"))
 """
 
 from __future__ import annotations
@@ -23,11 +22,10 @@ SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 
 
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
-    """Write the files with which `transformers.AutoTokenizer.from_pretrained(folder)` encodes as tiktoken
-    does.
+    """Write files from which transformers' AutoTokenizer.from_pretrained(folder) encodes as tiktoken does.
 
-    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.files.cache.DataError where the
-    vocabulary is not available, or a file cannot be written.
+    n_ctx: longest text in tokens that it accepts without a warning. Raises DataError where the vocabulary is
+    not available, or a file cannot be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
         with replacing(folder / name) as file:
@@ -54,8 +52,7 @@ def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
 
 
 def other_vocabulary(folder: Path) -> Path | None:
-    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's; None where
-    none does.
+    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's, or None.
 
     Tokens added to GPT-2's do not count as another vocabulary.
     """

@@ -17,25 +17,15 @@ from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
 
 __all__ = [
-    "DEVICES",
-    "ChipUse",
-    "Cpu",
-    "Cuda",
-    "Device",
-    "DeviceError",
-    "Launches",
-    "Mps",
-    "PeakMemory",
-    "Xla",
-    "check",
-    "find",
-]
+    "DEVICES", "ChipUse", "Cpu", "Cuda", "Device", "DeviceError", "Launches", "Mps", "PeakMemory", "Xla",
+    "check", "find",
+]  # fmt: skip
 
 DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla": Xla}
 
 
 def find(toggles: Toggles) -> Device:
-    """Open this process's device (number LOCAL_RANK under torchrun). Raises UnsupportedToggle or DeviceError."""
+    """Open this process's device, number LOCAL_RANK. Raises UnsupportedToggle or DeviceError."""
     constraints.check(toggles)
     if toggles.device not in DEVICES:
         raise UnsupportedToggle(
@@ -47,7 +37,7 @@ def find(toggles: Toggles) -> Device:
 
 
 def check(toggles: Toggles, device: Device) -> None:
-    """Raise UnsupportedToggle where the kind of device, or this one in particular, does not support a toggle."""
+    """Raise UnsupportedToggle where the kind of device, or this one, does not support a toggle."""
     constraints.check(toggles)
     for toggle in fields(toggles):
         if reason := device.refuses(toggle.name, toggles):

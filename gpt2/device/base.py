@@ -27,7 +27,7 @@ class DeviceError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Peak memory in bytes, with the method of measuring it; figures of different methods are not comparable."""
+    """Peak memory in bytes, and the method of measuring it; methods do not compare."""
 
     bytes: int | None
     method: str
@@ -63,9 +63,7 @@ class Launches:
 
 
 class Device(ABC):
-    """One accelerator as the trainer sees it; the defaults suit a device that executes each call
-    synchronously.
-    """
+    """One accelerator as the trainer sees it; the defaults suit a device that runs each call at once."""
 
     kind: str
     ddp_backend = "gloo"
@@ -73,9 +71,7 @@ class Device(ABC):
     shared_by_ranks = False
     """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
     lazy = False
-    """True if ops are recorded and run only as a whole program, so that tensors have no addresses of their
-    own.
-    """
+    """True if ops are recorded and run as a whole program: tensors have no addresses of their own."""
     profiler_activities = (ProfilerActivity.CPU,)
     """Activities that torch's profiler must record to see everything that runs."""
 
@@ -83,9 +79,7 @@ class Device(ABC):
         self.torch_device = torch.device(self.kind)
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
-        """Return why this device does not support the value of `toggle`, with an alternative; None if it
-        does.
-        """
+        """Return why this device does not support the value of `toggle`, with an alternative, or None."""
         value = getattr(toggles, toggle)
         if (toggle, value) == ("cross_entropy", "linear") and not hasattr(
             torch.nn.functional, "linear_cross_entropy"
@@ -113,9 +107,7 @@ class Device(ABC):
         return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor on this device; where one process feeds several devices, its rows are split
-        over all.
-        """
+        """Return a CPU tensor on this device; its rows are split where one process feeds several."""
         return tokens.to(self.torch_device)
 
     def spread(self, tensor: torch.Tensor) -> int:
@@ -136,7 +128,7 @@ class Device(ABC):
         torch.set_float32_matmul_precision(precision)
 
     def matmul_precision(self) -> str:
-        """Return the current setting of set_matmul_precision(), as reported by the library that applies it."""
+        """Return the setting of set_matmul_precision(), as the library that applies it reports it."""
         try:
             return torch.get_float32_matmul_precision()
         except RuntimeError:  # torch raises once the setting was changed through its newer API
@@ -147,7 +139,7 @@ class Device(ABC):
         return
 
     def segments(self) -> tuple[int, int] | None:
-        """Return the numbers of expandable and of all segments of torch's allocator; None where it has none."""
+        """Return the numbers of expandable and of all segments of torch's allocator; None without one."""
         return None
 
     def sample_memory(self) -> None:
@@ -155,9 +147,7 @@ class Device(ABC):
         return
 
     def compilations(self) -> int:
-        """Return how often torch has tried to compile a function or recorded a graph so far; constant once
-        warm.
-        """
+        """Return how often torch has compiled or recorded a graph so far; constant once warm."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # if it is not imported, nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
 
@@ -170,8 +160,7 @@ class Device(ABC):
         return None
 
     def energy_joules(self) -> float | None:
-        """Return the energy used by this device since an arbitrary moment, in joules; None where it has no
-        counter.
+        """Return this device's energy counter in joules, of which differences count; None without one.
 
         Only the difference of two values is meaningful.
         """

@@ -66,12 +66,10 @@ class Cuda(Device):
                 return "torchao is not here; pip install torchao, or choose none"
         if (toggle, value) == ("int8", "rowwise") and not find_spec("torchao"):
             return "torchao is not here; pip install torchao, or choose none"
-        if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
-            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
-        if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
-            return (
-                "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
-            )
+        if toggle in ("cross_entropy", "bias_gradient") and value == "triton" and not find_spec("triton"):
+            other = "closed_form" if toggle == "cross_entropy" else "torch"
+            install = "pip install triton (torch's builds for GPUs bring it)"
+            return f"Triton is not here; {install}, or choose {other}"
         if toggle == "cross_entropy" and value in ("quack", "cut") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose triton"
         if (toggle, value) == ("layer_norm", "quack") and not ampere:
@@ -87,7 +85,8 @@ class Cuda(Device):
             if torch.cuda.get_device_capability(self.torch_device)[0] != 9:
                 return f"{self.chip()} is no Hopper GPU; choose cudnn or flash"
             if not find_spec("flash_attn_interface"):
-                return "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
+                source = "build hopper/ of github.com/Dao-AILab/flash-attention"
+                return f"its package is not here; {source}, or choose cudnn"
         return super().refuses(toggle, toggles)
 
     def _too_many_ranks(self) -> str:
@@ -124,11 +123,9 @@ class Cuda(Device):
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 
     def compilations(self) -> int:
-        # Recording a CUDA graph takes time as compiling does; Inductor does it anew where an input's address
-        # changes.
-        trees = sys.modules.get(
-            "torch._inductor.cudagraph_trees"
-        )  # if it is not imported, nothing was recorded
+        # Recording a CUDA graph takes time as compiling does; Inductor records anew where an input's address
+        # changes. Where its module is not imported, it recorded nothing.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
         manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
         steps = sys.modules.get("gpt2.training.step_graph")
         recordings = (manager.debug_fail_counter if manager else 0) + (
@@ -145,8 +142,7 @@ class Cuda(Device):
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         reserved = torch.cuda.max_memory_reserved(self.torch_device)
         return PeakMemory(
-            # A CUDA graph's memory pool does not count as allocated once it is recorded (pytorch issue
-            # 121932).
+            # A recorded CUDA graph's memory pool does not count as allocated (pytorch issue 121932).
             bytes=reserved if self._cuda_graphs else peak,
             method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
             reserved_bytes=reserved,
@@ -180,8 +176,7 @@ class Cuda(Device):
     def energy_joules(self) -> float | None:
         import pynvml
 
-        # NVML numbers all devices of the machine, torch only those in CUDA_VISIBLE_DEVICES; both know the
-        # UUID.
+        # NVML numbers all devices of the machine, torch those in CUDA_VISIBLE_DEVICES; both know the UUID.
         uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
         with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
             pynvml.nvmlInit()

@@ -35,9 +35,7 @@ class Mps(Device):
         torch.mps.synchronize()
 
     def mark(self) -> None:
-        # MPS events flush the queue each time, can be reordered and can hang when read (pytorch 162872,
-        # 196395).
-        return None
+        return None  # events flush the queue, can be reordered and can hang (pytorch 162872, 196395)
 
     def sample_memory(self) -> None:
         # There is no counter of the peak. This reads the allocator's current figure without waiting.

@@ -25,9 +25,7 @@ from gpt2.device.cpu import Cpu
 from gpt2.hardware.peaks import Chip
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
-"""torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul
-for each float32 one.
-"""
+"""torch_xla's names of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul for each."""
 
 
 INSTALL = (
@@ -114,8 +112,7 @@ class Xla(Device):
         if self._only_records:
             return
         self._xla.sync()
-        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9, with SPMD and
-        # without.
+        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9.
         self._xla.core.xla_model.wait_device_ops()
 
     def mark(self) -> Any:
@@ -209,9 +206,7 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """Return the TPU's name as gpt2.hardware.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
-    out.
-    """
+    """Return the TPU's name as gpt2.hardware.peaks has it, such as "TPU v3"; "TPU" where not known."""
     with contextlib.suppress(Exception):
         from tpu_info import device
 

@@ -49,9 +49,7 @@ class ScoreError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One question: a context and four endings, one of them right. The fields are those of the original
-    files.
-    """
+    """One question: a context and four endings, one of them right, with the original files' fields."""
 
     activity_label: str
     """Subject of the text, such as "Roof shingle removal"."""
@@ -138,9 +136,7 @@ class Choice:
 
 @cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
-    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not
-    available.
-    """
+    """Return the four texts of an example in one style. Raises DataError without the vocabulary."""
     return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
 
 
@@ -164,7 +160,7 @@ def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choic
 
 
 def _cleaned(raw: str) -> str:
-    """Remove the bracketed marks of the WikiHow part, in the harness's order, which may leave spaces behind."""
+    """Remove the bracketed marks of WikiHow as the harness does, which may leave spaces behind."""
     unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
     return unmarked.replace("  ", " ")
 
@@ -228,10 +224,10 @@ def evaluate(
 ) -> Score:
     """Score the model on all examples; returns the same score on every rank.
 
-    autocast: entered around each forward pass (see gpt2.training.stages.precision). batch_size: endings per forward
-    pass of this process; where it feeds several devices, a multiple of their number. Each rank takes every
-    processes-th example. progress: called with this rank's endings done and in total. Raises DataError where
-    an ending does not fit the model's context, ScoreError where the model gives NaN.
+    autocast: entered around each forward pass (see gpt2.training.stages.precision). batch_size: endings per
+    forward pass of this process; where it feeds several devices, a multiple of their number. Each rank takes
+    every processes-th example. progress: called with this rank's endings done and in total. Raises DataError
+    where an ending does not fit the model's context, ScoreError where the model gives NaN.
     """
     from gpt2.evals.log_likelihood import log_probabilities
     from gpt2.training.distributed import gather

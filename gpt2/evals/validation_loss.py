@@ -44,8 +44,7 @@ class Validation:
             )
 
     def loss(self, heed: Callable[[], None] = lambda: None) -> float:
-        """Return the mean cross-entropy in nats per token, the same on every rank; all ranks must call this
-        together.
+        """Return the mean cross-entropy in nats per token, the same on every rank; all call it together.
 
         heed: called before each forward pass; an exception that it raises ends the validation.
         """
@@ -85,8 +84,7 @@ def corpus_loss(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
-    """Return the mean cross-entropy over the first `tokens` of a corpus, in nats per token, and the tokens
-    scored.
+    """Return the mean cross-entropy over a corpus's first `tokens`, in nats per token, and their number.
 
     The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with
     sequences done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError

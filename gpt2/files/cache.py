@@ -1,5 +1,4 @@
-"""The user's cache: where it is, how files are written into it, and when facts cached about other files are
-valid.
+"""The user's cache: where it is, and when facts kept there about other files are valid.
 
 with replacing(cache_dir() / "tokens" / "x.bin") as file: ...    # written whole or not at all
 sha256_of(Path("input.txt"))                       # of the whole file
@@ -22,9 +21,7 @@ from pathlib import Path
 from typing import IO, Any
 
 SAMPLES = 16
-"""Number of places of a file that are sampled before its cached facts are used, the first and last bytes
-included.
-"""
+"""Places of a file that are sampled before its cached facts are used, the first and last bytes included."""
 SAMPLE_BYTES = 4096
 SETTLED_SECONDS = 2.0
 """Facts of a file changed more recently than this are not cached: a coarse clock may hide another change."""
@@ -53,8 +50,7 @@ def cache_dir() -> Path:
 
 @contextlib.contextmanager
 def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `target` once it is written, so that `target` is whole or
-    unchanged.
+    """Open a temporary file that replaces `target` once it is written: whole, or not at all.
 
     Raises DataError where it cannot be written.
     """
@@ -79,9 +75,7 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, from the cache where it is still valid. Raises OSError, or
-    DataError.
-    """
+    """Return the sha256 of a file's bytes, cached while it is unchanged. Raises OSError or DataError."""
     return cached_facts([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
 
 
@@ -102,9 +96,7 @@ def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, 
     if (after := _look(paths)) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
-    newest = max(
-        look["ctime_ns"] for look in before
-    )  # not mtime, which unpacking an archive may set to any time
+    newest = max(look["ctime_ns"] for look in before)  # not mtime, which archives set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
         with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
             file.write(json.dumps({"files": before, "facts": facts}).encode())
@@ -112,7 +104,7 @@ def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, 
 
 
 def changed(files: dict[Path, str]) -> Path | None:
-    """Return the first file whose sha256 differs from the one given, or None. Raises OSError, or DataError."""
+    """Return the first file whose sha256 is not the given one, or None. Raises OSError or DataError."""
     return next((path for path, sha256 in files.items() if sha256_of(path) != sha256), None)
 
 

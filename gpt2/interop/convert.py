@@ -3,9 +3,9 @@
 config, weights = read(Path("gpt2_124M.bin"))
 write_huggingface(Path("exported"), config, weights)
 
-Weights are a dict of float32 tensors, named and laid out as in gpt2.model.model.GPT2 without padding: (out, in) for
-linear layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left out. Loading
-runs no code.
+Weights are a dict of float32 tensors, named and laid out as in gpt2.model.model.GPT2 without padding:
+(out, in) for linear layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left
+out. Loading runs no code.
 """
 
 from __future__ import annotations
@@ -47,20 +47,12 @@ from gpt2.interop.weight_files import (
 )
 
 __all__ = [
-    "ConvertError",
-    "ConvertWarning",
-    "Weights",
-    "read",
-    "write_huggingface",
-    "write_llmc",
-    "write_nanogpt",
-]
+    "ConvertError", "ConvertWarning", "Weights", "read", "write_huggingface", "write_llmc", "write_nanogpt",
+]  # fmt: skip
 
 HUGGINGFACE_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
@@ -70,9 +62,7 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
 }
-"""Keys of config.json that change the model's arithmetic, with the values accepted as GPT-2's, the default
-first.
-"""
+"""Keys of config.json that change the arithmetic, with the values taken as GPT-2's, the default first."""
 
 CONTEXTS = ("n_positions", "block_size", "n_ctx")
 """Names under which other formats store the context length."""
@@ -98,8 +88,7 @@ class ConvertWarning(UserWarning):
 
 
 def read(path: Path) -> tuple[GPT2Config, Weights]:
-    """Load a model from transformers' folder or file, nanoGPT's ckpt.pt or llm.c's .bin, as its content
-    shows.
+    """Load a model of transformers, nanoGPT or llm.c, which its content shows.
 
     Weights are float32 on the CPU, whatever the file's dtype. Raises ConvertError; warns with ConvertWarning.
     """
@@ -127,9 +116,7 @@ def _within(folder: Path) -> Path:
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    """Convert named tensors; the model's sizes are in the same file, as nanoGPT saves them, or in
-    config.json.
-    """
+    """Convert named tensors, with sizes from the same file, as nanoGPT saves them, or from config.json."""
     tensors = _named(path, saved)
     inside = _sizes_within(saved)
     described = path if inside is not None else path.with_name("config.json")
@@ -169,9 +156,7 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
 
 
 def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the dict in a checkpoint that holds the model's sizes, under whatever key; None where there is
-    none.
-    """
+    """Return the dict in a checkpoint that holds the model's sizes, under whatever key, or None."""
     outer = [each for each in saved.values() if isinstance(each, dict)]
     inner = [each for one in outer for each in one.values() if isinstance(each, dict)]
     found = [each for each in (saved, *outer, *inner) if "n_head" in each]
@@ -319,9 +304,7 @@ def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Seq
 
 
 def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
-    """Return the shapes of the non-square linear weights, from which the layout (out, in) or (in, out) can be
-    told.
-    """
+    """Return the shapes of the non-square linear weights, which tell (out, in) from (in, out)."""
     return {
         name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]
     }
@@ -336,9 +319,7 @@ def _is_linear(name: str) -> bool:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Convert a linear weight between (out, in) and the (in, out) of transformers' Conv1D, in either
-    direction.
-    """
+    """Convert a linear weight from (out, in) to (in, out) of transformers' Conv1D, or back."""
     return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
 
 

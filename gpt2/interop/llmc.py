@@ -77,8 +77,7 @@ def _header(path: Path) -> list[int]:
 
 
 def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, bfloat16: bool) -> None:
-    """Write a model file that llm.c starts from: float32 like gpt2_124M.bin, or bfloat16 like
-    gpt2_124M_bf16.bin.
+    """Write a model file that llm.c starts from, like gpt2_124M.bin or, in bfloat16, gpt2_124M_bf16.bin.
 
     Raises ConvertError where it cannot be written.
     """
@@ -97,9 +96,7 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
 
 
 def _order(config: GPT2Config) -> Iterator[tuple[str, torch.Size]]:
-    """Return names and shapes in the file's order: layers grouped by kind of parameter; shapes include
-    padding.
-    """
+    """Return names and padded shapes in the file's order: layers grouped by kind of parameter."""
     all_shapes = shapes(config)
     kinds = [name.removeprefix("h.0.") for name in all_shapes if name.startswith("h.0.")]
     layers = [f"h.{number}.{kind}" for kind in kinds for number in range(config.n_layer)]

@@ -1,5 +1,4 @@
-"""Shared parts of gpt2.interop.convert's formats: read named tensors from files of other projects, write files
-atomically.
+"""Read named tensors from other projects' files of weights, and write files whole or not at all.
 
 content(Path("model.safetensors"))["wte.weight"]
 
@@ -35,8 +34,7 @@ class ConvertError(Exception):
 
 
 def content(path: Path, *, index: bool = True) -> dict[str, Any]:
-    """Return a file's contents by name; index: whether it may be an index of other files that hold the
-    tensors.
+    """Return a file's contents by name; index: whether it may name other files that hold the tensors.
 
     Tensors may be memory-mapped: copy those that you keep. Raises ConvertError, or OSError.
     """
@@ -94,15 +92,17 @@ NUMPY = [
 
 SAVE_WEIGHTS = (
     'save its weights alone, where its code is: torch.save({"model": model.state_dict(), '
-    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
-    '}, "weights.pt")'
+    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, '
+    '"bias": True}}, "weights.pt")'
 )
-"""Advice for a file that needs code, or lacks the model's sizes; the example has those of the smallest GPT-2.
-"""
+"""Advice for a file that needs code or lacks the model's sizes; those here are the smallest GPT-2's."""
 
 
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
-    """Load a file of torch.save(); objects of classes unknown to torch become StandIn. Raises ConvertError."""
+    """Load a file of torch.save(); objects of classes that torch does not know become StandIn.
+
+    Raises ConvertError.
+    """
     # Mapped, because most of a training checkpoint is optimiser state, which then is never read. Mapping
     # needs a path, and newer versions of torch decide by a path's suffix.
     mapped = zipped and path.suffix != ".safetensors"
@@ -125,10 +125,11 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
             if asked and asked[1] not in classes:
                 classes.append(asked[1])
                 continue
+            what = "is damaged or was cut off, or torch.save did not write it by its own protocol"
+            why = f"{what}; copy it again"
             if classes:
-                why = f"asks for {asked[1] if asked else classes[-1]}, which is code and is not run; {SAVE_WEIGHTS}"
-            else:
-                why = "is damaged or was cut off, or torch.save did not write it by its own protocol; copy it again"
+                code = asked[1] if asked else classes[-1]
+                why = f"asks for {code}, which is code and is not run; {SAVE_WEIGHTS}"
             raise ConvertError(f"{path} {why}") from None
     if isinstance(saved, StandIn):
         raise ConvertError(f"{path} holds an object of {classes[0]}, whose code is not run; {SAVE_WEIGHTS}")
@@ -166,9 +167,7 @@ SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
 def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
-    """Return the GPT2Config of these sizes. n_ctx: the file's name for the context length. Raises
-    ConvertError.
-    """
+    """Return the GPT2Config of these sizes; n_ctx: the context length's name. Raises ConvertError."""
     for name in (*SIZES, n_ctx):
         if type(given.get(name)) is not int or given[name] < 1:
             raise ConvertError(

@@ -18,12 +18,11 @@ LIBRARY = torch.library.Library("gpt2", "FRAGMENT")
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
-"""Constants of GELU's tanh approximation: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3.
-"""
+"""GELU's tanh approximation is x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which a matmul takes a tensor: autocast's where that is on, else the tensor's own."""
+    """Return the dtype in which a matmul takes a tensor: autocast's where that is on, else its own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
@@ -55,14 +54,15 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 CHUNK = 256
-"""Tokens per chunk of logits on a CPU. torch's own choice, 16 for GPT-2, accumulates the gradient of all
-weights so often that it takes four to five times as long.
+"""Tokens per chunk of logits on a CPU.
+
+torch's own choice, 16 for GPT-2, takes four to five times as long: it adds up the gradient of all weights as
+often.
 """
 
 
 def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy of x @ head.T + bias, in chunks, so that all logits are never in memory
-    at once.
+    """Return the mean cross-entropy of x @ head.T + bias, in chunks: all logits are never in memory at once.
 
     x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar. Uses
     torch.nn.functional.linear_cross_entropy.
@@ -110,9 +110,7 @@ class CrossEntropy(Function):
 
 
 class TiedEmbedding(Function):
-    """Embedding rows and the lm_head's weights in one function, so that both gradients accumulate in one
-    matrix.
-    """
+    """Embedding rows and the lm_head's weights in one function, whose gradients add up in one matrix."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:

@@ -20,9 +20,7 @@ from gpt2.model.autograd import LIBRARY
 COLUMNS = 256
 """Columns that a program of a kernel takes: in bfloat16, 512 adjacent bytes of each row."""
 MOST_ROWS, LEAST_ROWS = 256, 16
-"""Rows that a program takes. It leaves one row of sums, which with MOST_ROWS is under one percent of what it
-reads and writes.
-"""
+"""Rows that a program takes; its one row of sums is under 1 % of what MOST_ROWS read and write."""
 PROGRAMS = 1056
 """Programs that should be left to share out: eight for each multiprocessor of an H100."""
 
@@ -31,7 +29,7 @@ _ANY_GAPS = (torch.Tag.needs_fixed_stride_order,)
 
 
 def rows_per_program(rows: int, columns: int) -> int:
-    """Return how many rows each program takes of a matrix: a power of two, fewer where programs would be few."""
+    """Return the rows that each program takes of a matrix: a power of two, fewer where programs are few."""
     taken = MOST_ROWS
     while taken > LEAST_ROWS and rows * columns < PROGRAMS * COLUMNS * taken:
         taken //= 2
@@ -94,9 +92,7 @@ torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=LIBRARY)
 
 
 class BiasedGelu(Function):
-    """GELU's tanh approximation of a linear layer's result, whose backward pass sums the layer's bias
-    gradient too.
-    """
+    """GELU's tanh approximation of a linear layer's result; its backward pass sums the bias gradient too."""
 
     @staticmethod
     def forward(ctx: Any, wide: Tensor, bias: Tensor) -> Tensor:

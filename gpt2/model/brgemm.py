@@ -1,6 +1,4 @@
-"""Causal attention by this project's C++ kernel for CPUs (gpt2/model/attention.cpp), as a differentiable torch
-operator.
-"""
+"""Causal attention by this project's C++ kernel for CPUs (attention.cpp), as an operator of torch."""
 
 from __future__ import annotations
 
@@ -66,7 +64,7 @@ torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=LIB
 
 
 class BrgemmAttention(Function):
-    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) on one packed tensor of q, k and v."""
+    """Causal scaled_dot_product_attention of one packed tensor of q, k and v."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:

@@ -1,5 +1,4 @@
-"""Kernels of other projects for GPUs, by toggle; no other module imports these packages, which only a GPU
-needs.
+"""Kernels of other projects for GPUs, by toggle; no other module imports these packages.
 
 What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece
 around it.
@@ -18,8 +17,7 @@ from gpt2.model.autograd import LIBRARY, product_dtype
 
 
 def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of all rows'
-    losses.
+    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of losses.
 
     logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
     (N,) float32.
@@ -71,8 +69,7 @@ def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     return _by_cut(x.to(dtype), head.to(dtype), targets)
 
 
-# Its autograd function asks the device for the targets to ignore. As the model's last step, it breaks little
-# off.
+# Its autograd function asks the device for targets to ignore. As the model's last step, it breaks little off.
 @torch.compiler.disable()
 def _by_cut(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
@@ -138,7 +135,7 @@ class QuackLayerNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        """Normalise the last dimension. x: (..., d); weight, bias: (d,) float32. Returns x's shape and dtype."""
+        """Normalise the last dimension. x: (..., d); weight, bias: (d,) float32. Returns x's kind."""
         rows = x.flatten(0, -2)
         out, reciprocal, mean = torch.ops.gpt2.quack_layer_norm(rows, weight, bias, eps)
         ctx.save_for_backward(rows, weight, reciprocal, mean)
@@ -160,9 +157,7 @@ LIBRARY.define(
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T)
-    float32.
-    """
+    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp, (B, n_head, T) float32."""
     from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
 
     out, log_sum, *_ = _flash_attn_fwd(q, k, v, causal=True, return_lse=True)
@@ -172,7 +167,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
 ) -> Tensor:
-    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim). The kernel writes each in its place."""
+    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim), each written in its place."""
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
 
     to_qkv = _attention_backward_shape(gradient, q, k, v, out, log_sum)

@@ -25,13 +25,10 @@ LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
 """Timing budget for one shape after LEAST_ROUNDS rounds; large shapes need fewer timings."""
 PLENTY_SECONDS = 5.0
-"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the
-scheduler.
-"""
+"""Timing budget for one shape after any round; little disturbs a matmul that takes a second."""
 
 WORTH_CUTTING = 0.97
-"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse.
-"""
+"""A split must take less than this share of the whole matmul's time, as it adds calls."""
 
 Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
@@ -52,15 +49,8 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
 
     a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
     """
-    key = (
-        torch.get_num_threads(),
-        a.shape,
-        b.shape,
-        a.stride(-1) == 1,
-        b.stride(-1) == 1,
-        a.dtype,
-        bias is not None,
-    )
+    layouts = a.stride(-1) == 1, b.stride(-1) == 1
+    key = (torch.get_num_threads(), a.shape, b.shape, *layouts, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
         name = _chosen[key] = _fastest(a, b, bias)
@@ -124,7 +114,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 class TunedLinear(Function):
-    """A linear layer with tuned matmuls, forward and backward, in autocast's number format where that is on."""
+    """A linear layer with tuned matmuls, forward and backward, in autocast's number format if that is on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

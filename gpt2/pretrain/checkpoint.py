@@ -1,5 +1,4 @@
-"""Checkpoints as folders: safetensors for tensors (see gpt2.pretrain.checkpoint_tensors), checkpoint.json for the rest. Imports no
-torch.
+"""Checkpoints as folders: safetensors (see gpt2.pretrain.checkpoint_tensors) and checkpoint.json.
 
 for folder in folders(run / "checkpoints"): print(read(folder).step)
 """
@@ -32,7 +31,7 @@ class CheckpointError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The model sizes that must match for weights to fit: GPT2Config without the choices that toggles make."""
+    """The model sizes that must match for weights to fit: GPT2Config without its toggles."""
 
     n_layer: int
     n_head: int
@@ -77,9 +76,7 @@ class Saved:
     val_loss: float | None = None
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
-    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made
-    none yet.
-    """
+    """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 
@@ -93,7 +90,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the complete checkpoints under `root`, ordered by step; copies under other names are left alone."""
+    """Return the complete checkpoints under `root` by step; other names are left alone."""
     steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
     return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
 

@@ -1,4 +1,4 @@
-"""Configuration of a long run: a YAML file, or one of those in gpt2/pretrain/configs by name. Imports no torch.
+"""Configuration of a long run: a YAML file, or the name of one in gpt2/pretrain/configs.
 
 name: gpt2-shakespeare
 steps: 1000
@@ -105,8 +105,7 @@ class Run:
 
 
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
-    """Load a Run from a file, or by its name in gpt2/pretrain/configs; overrides are PATH=VALUE, such as
-    toggles.device=cuda.
+    """Load a Run by its file or name; overrides are PATH=VALUE, such as toggles.device=cuda.
 
     Raises ConfigError, which names file and key.
     """

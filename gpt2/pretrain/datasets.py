@@ -1,5 +1,4 @@
-"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports
-no torch.
+"""Open a run's training and validation data, check them, and resume at a checkpoint's position.
 
 data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
 """
@@ -54,9 +53,7 @@ class Data:
     """Messages for the user: the files trained and validated on, and warnings about them."""
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are
-        read.
-        """
+        """Raise DataError where a streamed file changed since it was opened; shards tell as they are read."""
         if self.streamed:
             self.streamed.check_unchanged()
 

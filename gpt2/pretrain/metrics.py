@@ -73,9 +73,7 @@ class Files:
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
-        """New path of metrics that could not be continued, because they have no checkpoint or are damaged;
-        else None.
-        """
+        """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
         kept = self._kept(step, looked)
         try:
             part = self._jsonl_path.with_suffix(".part")
@@ -122,9 +120,7 @@ class Files:
 
 
 class TensorBoard:
-    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later
-    ones.
-    """
+    """The sink that writes numbers as scalars to RUN/tensorboard; a resumed run hides later ones."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

@@ -88,7 +88,7 @@ def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wa
 
 
 def _lost_a_rank(error: Exception) -> bool:
-    """Return whether a collective failed because another rank is gone; gloo has no exception type of its own."""
+    """Return whether a collective failed for want of another rank; gloo has no exception type for it."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
@@ -109,11 +109,8 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
         for event in session:
             if rank == 0 and not moved and _is_gone(options.folder / ABOUT):
                 moved = True
-                _say(
-                    f"{options.folder} was moved or removed: new checkpoints go there, metrics to where it is "
-                    "now",
-                    0,
-                )
+                gone = f"{options.folder} was moved or removed"
+                _say(f"{gone}: new checkpoints go there, metrics to where it is now", 0)
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -121,12 +118,8 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
                     sinks.remove(sink)
                     failed |= _told_of(error, sink, session)
     if rank == 0:
-        end = (
-            f"{session.ended_early}; the same command with --resume goes on"
-            if session.ended_early
-            else _done(session)
-        )
-        _say(end, 0)
+        early = f"{session.ended_early}; the same command with --resume goes on"
+        _say(early if session.ended_early else _done(session), 0)
     if failed:
         return FAILED
     return 130 if interrupted() and session.ended_early else 0
@@ -158,18 +151,13 @@ def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
         _say(str(error), 0)
         session.end("the metrics could not be written")
         return True
-    _say(
-        f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on "
-        "without",
-        0,
-    )
+    what = f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())})"
+    _say(f"{what}; the run goes on without", 0)
     return False
 
 
 def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
-    """Close a sink and report an error, since writing what is left may find the disk full or the network
-    gone.
-    """
+    """Close a sink and report an error: the disk may be full, or the network gone."""
     try:
         sink.close(failed=kind is not None)
     except Exception as error:
@@ -217,9 +205,7 @@ def _leave(folder: Path) -> None:
 
 
 def _see_one_folder(run: Run, options: SessionOptions) -> None:
-    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint
-    there.
-    """
+    """Raise CheckpointError unless all ranks see the folder, to which each writes its part."""
     if run.toggles.processes == 1:
         return
     sign = options.folder / f".ranks-{distributed.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
@@ -245,11 +231,8 @@ def _sinks(
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:
-        _say(
-            "the metrics that were there have no checkpoint to go on from, or are damaged: now "
-            f"{files.set_aside}",
-            0,
-        )
+        why = "have no checkpoint to go on from, or are damaged"
+        _say(f"the metrics that were there {why}: now {files.set_aside}", 0)
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(options.folder, step))
@@ -259,9 +242,7 @@ def _sinks(
 
 
 def _id(about: Path) -> str | None:
-    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not
-    recorded.
-    """
+    """Return the id of the run's earlier legs, by which metrics sites know it; None where not recorded."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
         return found if isinstance(found, str) else None
@@ -269,9 +250,7 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(session: Session) -> Callable[[], bool]:
-    """End the leg in order at the first signal, and exit at once at the second; returns whether there was
-    one.
-    """
+    """End the leg in order at the first signal, exit at the second; returns whether there was one."""
     seen: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
@@ -287,8 +266,6 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
 
 
 def _say(text: Any, code: int) -> int:
-    with contextlib.suppress(
-        OSError, RuntimeError
-    ):  # the terminal is gone, or a signal interrupted another print
+    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal broke into a print
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

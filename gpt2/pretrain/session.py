@@ -3,8 +3,8 @@
 with process_group(run.toggles, device):
     for event in Session(run, SessionOptions(folder=Path("runs/mine")), device): print(event)
 
-The steps are those of gpt2.training.train, which the harness times. This module holds the clock, checkpoints and
-policies; the caller (gpt2.pretrain.rank_main) displays and records the events.
+The steps are those of gpt2.training.train, which the harness times. This module holds the clock, checkpoints
+and policies; the caller (gpt2.pretrain.rank_main) displays and records the events.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class SessionOptions:
     """A checkpoint whose weights the run begins with, at step 0."""
     source: Source = field(default_factory=Source)
     seconds: float | None = None
-    """Time limit of this leg; it ends in order before a step and the last checkpoint would exceed it. None:
-    no limit.
-    """
+    """Time limit of this leg, within which its last step and checkpoint must fit; None: no limit."""
     peak_flops: float | None = None
     """Dense bfloat16 peak of one device in FLOP/s, for MFU; None: the datasheet's figure, if known."""
 
@@ -128,7 +126,7 @@ class Session(Iterator[Event]):
         return next(self._events)
 
     def end(self, why: str) -> None:
-        """Ask the leg to end after the current step, with a checkpoint. Safe in any thread or signal handler."""
+        """Ask the leg to end after the current step, with a checkpoint; safe in any signal handler."""
         self._asked_to_end = self._asked_to_end or why
 
     def _go(self) -> Iterator[Event]:
@@ -207,9 +205,7 @@ class Session(Iterator[Event]):
         )
 
     def _accept(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Return whether the guard accepts this step; shares the mean loss, and requests to end, among all
-        ranks.
-        """
+        """Return whether the guard accepts this step; ranks share the mean loss, and requests to end."""
         values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
         mean, ending = distributed.mean(values, self.run.toggles.processes).tolist()
         if ending:
@@ -221,10 +217,8 @@ class Session(Iterator[Event]):
         limit = self.options.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            following = (
-                self.training.number + 1,
-                self.training.number + 2,
-            )  # this step and the next must fit
+            step = self.training.number
+            following = (step + 1, step + 2)  # this step and the next must fit
             looking = self._looking_seconds if any(map(self.evaluations.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
@@ -232,7 +226,7 @@ class Session(Iterator[Event]):
         return bool(self._asked_to_end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint when the data fails; in a single process only, as other ranks may be mid-step."""
+        """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""
         already = newest(self.options.folder) == step_folder(self.options.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
             self._keep()
@@ -293,8 +287,7 @@ class Session(Iterator[Event]):
 
 
 def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
-    """Open the run's data on every rank; one rank of each machine goes first and fills the cache for the
-    others.
+    """Open the run's data on every rank; one rank of each machine fills the cache for the others.
 
     Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank
     0's.
@@ -345,9 +338,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
 
 
 FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
-"""Workload keys that must not change on resuming, because the data or model would no longer match earlier
-steps.
-"""
+"""Workload keys that must not change on resuming: earlier steps had other data, or another model."""
 
 
 def _comparable(folder: Path, saved: Saved, run: Run) -> None:

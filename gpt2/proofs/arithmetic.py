@@ -61,9 +61,7 @@ def attention(step: StepEvidence) -> Finding:
     if wanted == "math":
         if step.named("aten::_scaled_dot_product_attention_math"):
             return Finding(True, f"math kernel: {materialised}")
-        compiled = (
-            step.toggles.compile != "eager"
-        )  # compiled code contains the kernel's matmuls, but not its name
+        compiled = step.toggles.compile != "eager"  # its code has the kernel's matmuls, but not its name
         return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
     if wanted == "blocks":
         backward = [op.name for op in step.ops if re.search("attention.*_backward", op.name)]
@@ -91,11 +89,8 @@ def attention(step: StepEvidence) -> Finding:
             set(fused) == {"flash"} and active == "FA3", f"{ran or materialised}, by {active or 'torch'}"
         )
     if wanted == "sdpa":
-        return (
-            Finding(True, f"ran {ran}")
-            if fused
-            else Finding(False, f"torch chose its math kernel: {materialised}")
-        )
+        chose = f"ran {ran}" if fused else f"torch chose its math kernel: {materialised}"
+        return Finding(bool(fused), chose)
     return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)
 
 

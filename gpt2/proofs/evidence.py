@@ -26,16 +26,14 @@ def loaded_libraries() -> str:
 
 
 def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
-    """Return the page faults caused by creating and filling a tensor of `size` bytes, and its number of
-    pages.
-    """
+    """Return the page faults of creating and filling a tensor of `size` bytes, and its pages."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(size, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
 def cores_of_pinned_threads() -> set[int]:
-    """Return the logical processors to which a thread of this process is pinned; empty where that is unknown."""
+    """Return the logical processors to which a thread of this process is pinned; empty where not known."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(OSError):  # the thread may have ended
@@ -77,9 +75,7 @@ class StepEvidence:
 
     @cached_property
     def heads(self) -> list[Matmul]:
-        """The lm_head's matmul of each forward pass, recognised by its many columns and short inner
-        dimension.
-        """
+        """The lm_head's matmul of each forward pass, told by its many columns and short inner dimension."""
         config = self.training.model.config
         return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
 
@@ -88,16 +84,14 @@ class StepEvidence:
         """Tokens of each forward pass in the step."""
         if self.toggles.cross_entropy == "linear":  # the lm_head's matmul runs in chunks
             config = self.training.model.config
-            first = [
-                p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)
-            ]  # of each layer
+            qkv = config.n_embd, 3 * config.n_embd  # the first matmul of each layer
+            first = [p.m for p in self.linear if (p.k, p.n) == qkv]
             return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
         if self.toggles.cross_entropy == "cut":  # the kernel that has the lm_head's matmul in it
             return [op.shapes[0][0] for op in self.named("LinearCrossEntropyFunction")]
         if self.heads:
             return [head.m for head in self.heads]
-        # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of
-        # them.
+        # A compiled graph's inputs, with tokens and targets, are visible even where its kernels are not.
         whole = [
             torch.Size(shape).numel()
             for op in self.named("CompiledFunction")
@@ -116,7 +110,7 @@ class StepEvidence:
         return [op for op in self.ops if op.name == name]
 
     def exchanges(self, kind: str) -> int:
-        """Return the number of collectives of this kind on this rank: gather, reduce_scatter, broadcast, ..."""
+        """Return this rank's number of collectives of a kind: gather, reduce_scatter, broadcast, ..."""
         return sum(op.name.startswith("c10d::") and kind in op.name for op in self.ops)
 
     @property
@@ -140,9 +134,7 @@ class StepEvidence:
 
     @cached_property
     def wide_kept(self) -> int:
-        """Number of activations of the MLPs' inner width that one more forward pass keeps for its backward
-        pass.
-        """
+        """Number of activations of the MLPs' inner width that one more forward pass keeps."""
         assert self.training.micro_batch is not None
         wide, kept = 4 * self.training.model.config.n_embd, set()
         weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
@@ -160,7 +152,7 @@ class StepEvidence:
 
     @cached_property
     def residual_dtype(self) -> torch.dtype:
-        """Dtype of the last layer's input, from one more eager forward pass, of one sequence to limit memory."""
+        """Dtype of the last layer's input, from one more eager forward pass of one sequence."""
         assert self.training.micro_batch is not None
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         found: list[torch.dtype] = []
@@ -181,9 +173,7 @@ class StepEvidence:
         x, y = (tokens[:1] for tokens in self.training.micro_batch)
         model = self.training.model
         with self.training.autocast(), torch.compiler.set_stance("force_eager"):
-            loss = model(
-                x, y
-            )  # kept, because a function written in Python tells nothing once its result is gone
+            loss = model(x, y)  # kept: a function written in Python tells nothing once its result is gone
         found, left = set(), [loss.grad_fn]
         while left:
             if (node := left.pop()) is not None and node not in found:

@@ -84,6 +84,6 @@ PROOFS: dict[str, Callable[[StepEvidence], Finding]] = {
 
 
 def prove(training: Training, ops: list[Op]) -> dict[str, Finding]:
-    """Return a finding for each toggle, baseline values included. `ops`: those of one step of this training."""
+    """Return a finding for each toggle, baseline values included. `ops`: those of one of its steps."""
     step = StepEvidence(training, ops)
     return {toggle.name: PROOFS[toggle.name](step) for toggle in fields(Toggles)}

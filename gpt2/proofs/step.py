@@ -32,14 +32,9 @@ def compile(step: StepEvidence) -> Finding:
     if tuned := counters["inductor"]["select_algorithm_autotune"]:
         return Finding(True, f"{ran}, {counted(tuned, 'product')} autotuned")
     cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    if (
-        step.toggles.compile.startswith("max-autotune")
-        and not cached
-        and not any(op.on_device for op in step.ops)
-    ):
-        return Finding(
-            False, f"{ran}, but there was no product to autotune"
-        )  # on a GPU, other kernels are tuned too
+    on_device = any(op.on_device for op in step.ops)  # where other kernels are tuned too
+    if step.toggles.compile.startswith("max-autotune") and not cached and not on_device:
+        return Finding(False, f"{ran}, but there was no product to autotune")
     return Finding(True, ran)
 
 
@@ -76,17 +71,8 @@ def adamw(step: StepEvidence) -> Finding:
     foreach = len(step.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
     single = len(step.named("aten::addcdiv_"))
     compiled = isinstance(step.training.optimizer, CompiledAdamW) and step.compiled_regions[1]
-    ran = (
-        "fused"
-        if fused
-        else "foreach"
-        if foreach
-        else "for_loop"
-        if single
-        else "compiled"
-        if compiled
-        else "none"
-    )
+    ops = {"fused": fused, "foreach": foreach, "for_loop": single, "compiled": compiled}
+    ran = next((name for name, count in ops.items() if count), "none")
     evidence = {
         "compiled": "a compiled function ran in the optimiser's step, no update was seen apart",
         "fused": f"{counted(fused, 'call')} of _fused_adamw_",
@@ -163,9 +149,7 @@ LAYER_NORMS = {
     "liger": "LigerLayerNormFunctionBackward",
     "quack": "QuackLayerNormBackward",
 }
-"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where
-bias_gradient is triton; layer_norm.
-"""
+"""Autograd's backward function by value of cross_entropy, gelu (biased: by Triton) and layer_norm."""
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
     "liger": "gpt2::liger_cross_entropy_",

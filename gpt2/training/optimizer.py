@@ -60,8 +60,7 @@ class CompiledAdamW(torch.optim.Optimizer):
             for weight, *views in zip(part, _parted(average, part), _parted(square, part), strict=True):
                 self.state[weight] = {"step": steps[weight], "exp_avg": views[0], "exp_avg_sq": views[1]}
         on_cuda = rows[0].is_cuda
-        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel of
-        # its own.
+        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel.
         options: Any = {"combo_kernels": True} if on_cuda else None
         self._update = torch.compile(_update, fullgraph=True, dynamic=False, options=options)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
@@ -95,7 +94,7 @@ class CompiledAdamW(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise NotImplementedError: torch would put other tensors in place of views. gpt2.pretrain.checkpoint_tensors fills them."""
+        """Refuse: torch would put tensors in place of views; checkpoint_tensors.restore() fills them."""
         raise NotImplementedError(
             "its averages are views; fill them in place, as gpt2.pretrain.checkpoint_tensors.restore() does"
         )
@@ -147,9 +146,7 @@ def _scalars(*values: float) -> list[Tensor]:
 
 
 def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], int]]:
-    """Yield the weights that are updated together and their group: each matrix alone, a group's vectors at
-    once.
-    """
+    """Yield weights updated together and their group: each matrix alone, a group's vectors at once."""
     for index, group in enumerate(groups):
         yield from (([weight], index) for weight in group["params"] if weight.dim() > 1)
         if small := [weight for weight in group["params"] if weight.dim() <= 1]:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 Batch = tuple[Tensor, Tensor]
 Compute = Callable[[Iterator[Batch]], tuple[Tensor, Tensor]]
-"""Takes one optimiser step with micro-batches that lie on the device, and returns its loss and gradient norm.
-"""
+"""Takes one optimiser step with micro-batches on the device, and returns its loss and gradient norm."""
 
 EAGER_STEPS = 2
 """Steps that run before the recording: they compile, choose kernels and allocate what stays."""

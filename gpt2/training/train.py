@@ -31,13 +31,9 @@ class Step:
     """One optimiser step. The tensors stay on the device; reading them waits for it."""
 
     loss: Tensor
-    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is that of the global
-    batch.
-    """
+    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is the batch's."""
     grad_norm: Tensor
-    """Global gradient norm before clipping, equal on all ranks; not finite where float16's scaler skipped the
-    step.
-    """
+    """Global gradient norm before clipping, equal on all ranks; not finite where the step was skipped."""
     tokens: int
     """Tokens of this step over all ranks."""
 
@@ -45,8 +41,7 @@ class Step:
 def micro_batches(
     batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this process's part of each global batch, in order: inputs and targets, int64 (sequences,
-    seq_len).
+    """Yield this process's part of each global batch, in order: two int64 tensors (sequences, seq_len).
 
     Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
     """
@@ -76,11 +71,9 @@ class Training(Iterator[Step]):
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
         self.leaves = leaves(self.optimizer)
         self.autocast, self.scaler = stages.precision(toggles, device)
-        device.end_step()  # a lazy device runs the set-up now, so that it is not part of the first step's program
+        device.end_step()  # a lazy device runs the set-up now, apart from the first step's program
         self.micro_batch: tuple[Tensor, Tensor] | None = None
-        """The last micro-batch: inputs and targets on the device, with the strides that compiled code
-        expects.
-        """
+        """The last micro-batch, on the device, with the strides that compiled code expects."""
         self.number = 0
         """Steps taken so far, skipped ones included; this is the number of the next step."""
         self.accept: Callable[[Tensor, Tensor], bool] | None = None
@@ -90,8 +83,7 @@ class Training(Iterator[Step]):
         self.graph = stages.step_graph(toggles, device, self._compute)
         """The recording of a whole step; None where the host launches its ops one by one."""
         self.replay = True
-        """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops.
-        """
+        """False takes the next steps op by op, so that a profiler sees what a recording hides."""
 
     def __next__(self) -> Step:
         for group in self.optimizer.param_groups:
@@ -117,7 +109,7 @@ class Training(Iterator[Step]):
         )
 
     def _compute(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Train on the next micro-batches, as many as a step has; return the step's loss and gradient norm."""
+        """Train on a step's micro-batches; return the step's loss and gradient norm."""
         accumulated = self.toggles.grad_accum_steps
         losses = []
         for micro_step in range(accumulated):

@@ -29,7 +29,7 @@ class KnownCorpus:
     about: str
 
     def split(self, name: str, asked: str) -> str:
-        """Return the corpus's own name of the split train or validation. Raises DataError where it has none."""
+        """Return the corpus's own name of the split train or validation. Raises DataError without one."""
         if asked == "train":
             return asked
         if self.validation is None:

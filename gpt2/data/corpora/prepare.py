@@ -2,12 +2,11 @@
 
 for progress in prepare("fineweb-edu", Path("data/fineweb-edu")):
     print(progress.tokens, progress.tokens_per_second, progress.remaining_seconds)
-corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))      # the training
-shards
+corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))   # the training shards
 
 The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads the shards
-as they are; nanoGPT maps one headerless file per split, which gpt2.data.index.to_nanogpt() writes. Run by `gpt2
-prepare`. Imports no torch.
+as they are; nanoGPT maps one headerless file per split, which gpt2.data.index.to_nanogpt() writes. Run by
+`gpt2 prepare`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -70,9 +69,7 @@ class Settings:
                 raise DataError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings as the index stores them, with only the last part of each path, since folders
-        move.
-        """
+        """Return the settings as the index stores them: of paths only the last part, since folders move."""
         paths = {"corpus": self.corpus, "val_corpus": self.val_corpus}
         return {**vars(self), **{key: _last_part(value) for key, value in paths.items()}}
 
@@ -194,9 +191,7 @@ class _Job:
         return {"file": path.name, "split": split, "tokens": count, "documents": documents, "sha256": sha256}
 
     def _tenth(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split a corpus that ended within its first shard: its first tenth becomes validation, the rest
-        training.
-        """
+        """Split a corpus that ended within its first shard: a tenth for validation, the rest for training."""
         path = self.folder / entry["file"]
         ids = np.fromfile(path, dtype=TOKEN, offset=HEADER_BYTES)
         if self.asked.val_tokens is not None or len(ids) < 10:
@@ -233,15 +228,12 @@ class _Job:
 
 
 def _begin(asked: Settings, folder: Path) -> _Job | None:
-    """Open the corpus and the folder's index, and check that they match; None where the preparation is
-    finished.
+    """Open the corpus and the folder's index, and check that they match; None where all is prepared.
 
     Raises DataError.
     """
     index = read_index(folder)
-    if (
-        index is not None and not index.shards
-    ):  # an earlier attempt failed early; its cause may be fixed by now
+    if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
         raise DataError(
@@ -293,9 +285,7 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """Return an estimator of the number of tokens in all shards together, which gives None where it is not
-    known.
-    """
+    """Return an estimator of the number of tokens in all shards together; it gives None where unknown."""
     whole, of_text = documents.documents, documents.bytes_of_text
 
     def estimate(tokens: Tokens, index: Index) -> float | None:
@@ -328,7 +318,7 @@ def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _prefix(name: str) -> str:
-    """Return the prefix of shard names: the corpus's name, or "corpus" where that name contains train or val."""
+    """Return the prefix of shard names: the corpus's name, or "corpus" where that says train or val."""
     return "corpus" if re.search("train|val", name.lower()) else name
 
 

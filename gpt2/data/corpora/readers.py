@@ -1,7 +1,7 @@
 """Read the documents of one corpus file, and explain what is wrong with it. Imports no torch.
 
-gpt2.data.corpora.sources passes read_text, read_json_lines and read_parquet to `datasets`. Each yields documents with
-"text", None where it is null, and "where": the file, with the line or row.
+gpt2.data.corpora.sources passes read_text, read_json_lines and read_parquet to `datasets`. Each yields
+documents with "text", None where it is null, and "where": the file, with the line or row.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
-    """Yield each line's `column` as one document; of a duplicate key, the last value counts. Raises
-    DataError.
+    """Yield each line's `column` as one document; of a duplicate key, the last value counts.
+
+    Raises DataError.
 
     null is an empty document, and so is a line without the column, unless it has text in another one.
     """
@@ -104,9 +105,7 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
 
 
 def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each JSON object of a file with its line, skipping lines of BLANK characters only. Raises
-    DataError.
-    """
+    """Yield each JSON object of a file with its line, skipping lines of BLANK only. Raises DataError."""
     number, first = 0, True
     try:
         with open_file(file) as lines:

@@ -1,11 +1,11 @@
 """Corpora as streams of documents: from the Hugging Face hub, or from text, JSON Lines and Parquet files.
 
-documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the
-hub for piece in documents: ...                               # piece.text, piece.begins position =
-documents.state_dict()                         # position of the next piece; JSON-able
+documents = open_documents("fineweb-edu")      # or a path, a URL, or OWNER/NAME[:CONFIG] of the hub
+for piece in documents: ...                    # piece.text, piece.begins
+position = documents.state_dict()              # position of the next piece; JSON-able
 
-gpt2.data.corpora.prepare writes them into shards; gpt2.data.corpora.stream trains on them directly. Imports no torch; `datasets`, which
-may import it, is imported only when a corpus is opened.
+gpt2.data.corpora.prepare writes them into shards; gpt2.data.corpora.stream trains on them directly. Imports
+no torch; `datasets`, which may import it, is imported only when a corpus is opened.
 """
 
 from __future__ import annotations
@@ -130,9 +130,7 @@ class Documents:
 
     @property
     def bytes_of_text(self) -> int | None:
-        """Total size in bytes of local, uncompressed text or JSON files, else None; used to estimate the time
-        left.
-        """
+        """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
         if self.kind == "parquet" or not all(
             _is_local(file) and not file.endswith(".gz") for file in self.files
         ):
@@ -179,7 +177,7 @@ class Documents:
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
-        """Start over, with the files in an order drawn from `seed`, or in their own order where it is None."""
+        """Start over, with the files in an order drawn from `seed`, or in their own where it is None."""
         order = (
             range(len(self.files))
             if seed is None
@@ -190,9 +188,7 @@ class Documents:
         self._dataset = self._open()
 
     def cut(self, piece_chars: int) -> None:
-        """Start over, cutting texts into pieces of about `piece_chars` characters; positions then count
-        pieces.
-        """
+        """Start over, cutting texts into pieces of about `piece_chars` characters, which positions count."""
         self._piece_chars = piece_chars
         self.restart()
 
@@ -212,10 +208,10 @@ def open_documents(
 
     A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such files. A text file is one
     document; each line of JSON and each row of Parquet is one. `text_column` names their column of text;
-    where None, it is text or content, or the only column of text. gpt2.data.splits decides which files of a folder
-    belong to a split; hidden files are ignored (see gpt2.files.listing). `revision` selects a revision of a hub
-    repository, the newest where None; the result's `origin` says which was taken. Raises DataError with a
-    one-line message that says what to do.
+    where None, it is text or content, or the only column of text. gpt2.data.splits decides which files of a
+    folder belong to a split; hidden files are ignored (see gpt2.files.listing). `revision` selects a revision
+    of a hub repository, the newest where None; the result's `origin` says which was taken. Raises DataError
+    with a one-line message that says what to do.
     """
     import_datasets()
     if name in KNOWN:
@@ -249,9 +245,8 @@ def open_documents(
 def differs_from_known(source: Mapping[str, Any]) -> bool:
     """Return whether a Documents.source has the name of a known text but other content."""
     known = batches.KNOWN.get(source["corpus"]) if "corpus" in source else None
-    told = [
-        sha256 for _, sha256 in source["files"] if isinstance(sha256, str)
-    ]  # older versions kept sizes instead
+    # Older versions kept sizes instead.
+    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]
     return known is not None and told not in ([], [known.text_sha256])
 
 
@@ -298,9 +293,7 @@ def has_validation(name: str) -> bool:
 
 
 def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
-    """Return the files of a split, and a description of the folder's files that belong to none. Raises
-    DataError.
-    """
+    """Return the files of a split, and which files of the folder belong to none. Raises DataError."""
     found = files_below(folder)
     files = [file for file in found if _has_kind(file.name)]
     if not files:
@@ -340,9 +333,7 @@ def _is_local(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a local file's name without its folder, which may move between sessions; other addresses
-    unchanged.
-    """
+    """Return a local file's name without its folder, which may move; other addresses unchanged."""
     return printable(Path(file).name) if _is_local(file) else file
 
 

@@ -1,9 +1,8 @@
 """Batches directly from a corpus, without shards on disk, with a position for checkpoints. Imports no torch.
 
-batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337) x, y
-= batches.sequences(step=0, first=0, count=4)                # as gpt2.data.batches.Batches, steps in rising order
-state = batches.state(step=0)                                     # JSON-able; give it to a later
-StreamedBatches
+batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337)
+x, y = batches.sequences(step=0, first=0, count=4)      # as gpt2.data.batches.Batches, steps in rising order
+state = batches.state(step=0)                           # JSON-able; give it to a later StreamedBatches
 """
 
 from __future__ import annotations
@@ -146,8 +145,7 @@ class StreamedBatches:
         self._note_state(first, place)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences first to first + count of the global batch of `step`; see
-        gpt2.data.batches.Batches.sequences.
+        """Return sequences first to first + count of the batch of `step`; see Batches.sequences.
 
         A step can be asked for again until a later one is; earlier ones are no longer available.
         """
@@ -160,8 +158,7 @@ class StreamedBatches:
         return taken[:, :-1], taken[:, 1:]
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the position before `step`, JSON-able, from which a new StreamedBatches gives the same
-        batches.
+        """Return the position before `step`, JSON-able, from which a new stream gives the same batches.
 
         Available for the next step and the last KEPT steps that were asked for.
         """
@@ -195,9 +192,7 @@ class StreamedBatches:
             del self._states[old]
 
     def _end(self) -> None:
-        """Wait until no block is being read while the interpreter exits: a thread inside pyarrow would abort
-        it.
-        """
+        """Wait until no block is being read at exit: a thread inside pyarrow would abort it."""
         self._ending = True
         self._working.acquire(timeout=10)
 
