@@ -21,7 +21,8 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.files.cache import DataError, cache_dir, cached_facts, replacing, samples
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir, cached_facts, samples
 from gpt2.files.listing import POINTER, kind_of
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, is_whole, shard_header
 
@@ -68,7 +69,7 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     target = cache_dir() / "tokens" / f"{digest}-gpt2-{TOKENISED}.bin"
     if target.exists() and is_whole(target):
         return target
-    with replacing(target) as file:
+    with atomic_write(target, DataError, WRITABLE) as file:
         file.write(bytes(HEADER_BYTES))
         count, blank = 0, True
         for text in pieces(path, piece_chars):

@@ -27,7 +27,7 @@ bench.run: bench.process bench.host bench.analysis bench.records bench.ladder be
 bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
   gpt2.pretrain.metrics gpt2.evals.hellaswag
 bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
-bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
+bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals gpt2.files
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
 bench.records: bench.ladder gpt2.config gpt2.hardware gpt2.files

@@ -20,6 +20,7 @@ import psutil
 
 from bench.process.supervisor import CACHE
 from bench.records.record import Outcome, progress_path
+from gpt2.files.atomic import atomic_write
 
 _STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
 """When this process was, by the clock that the runner's time limit goes by: it rests while the machine
@@ -85,9 +86,8 @@ def compile_cache_filled() -> bool:
 
 def write(out: Path, outcome: Outcome) -> None:
     """Replace the file as a whole."""
-    part = out.with_name(f"{out.name}.{os.getpid()}")
-    part.write_text(outcome.model_dump_json(), encoding="utf-8")
-    part.replace(out)
+    with atomic_write(out, sync=False) as file:
+        file.write(outcome.model_dump_json().encode())
 
 
 def cause(error: Exception) -> str:

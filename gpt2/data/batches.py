@@ -20,7 +20,8 @@ import numpy as np
 from gpt2.data.shards import Shards, open_shards
 from gpt2.data.splits import open_split, split_of
 from gpt2.data.synthetic import Synthetic
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir
 from gpt2.text import end_of_text_written, tokenise
 
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
@@ -131,7 +132,7 @@ def download(name: str, known: KnownCorpus) -> Path:
     if hashlib.sha256(text).hexdigest() != known.text_sha256:
         raise DataError(f"corpus {name!r}: {known.url} no longer gives the known text; {_ways(name)}")
     target = cache_dir() / "corpora" / f"{name}.txt"
-    with replacing(target) as file:
+    with atomic_write(target, DataError, WRITABLE) as file:
         file.write(text)
     return target
 

@@ -17,7 +17,8 @@ import numpy as np
 from gpt2.data.batches import Corpus
 from gpt2.data.shards import Shards
 from gpt2.data.splits import open_split
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir
 
 SEPARATOR = 50256
 """Token id of <|endoftext|>, which precedes each document."""
@@ -112,17 +113,17 @@ class ShuffledDocuments:
 def _bounds(corpus: Shards) -> np.ndarray:
     """Return the start of each document and the end of the last: int64, mapped from a cached file."""
     assert corpus.tokens
-    cached_facts = cache_dir() / "documents" / f"{corpus.sha256}.npy"
-    if (bounds := _kept(cached_facts)) is None:
+    cached = cache_dir() / "documents" / f"{corpus.sha256}.npy"
+    if (bounds := _kept(cached)) is None:
         found = [np.zeros(1, dtype=np.int64)]
         for start in range(0, corpus.tokens, SCANNED):
             part = corpus.read(start, min(SCANNED, corpus.tokens - start))
             places = start + np.flatnonzero(part == SEPARATOR)
             found.append(places[places > 0])
         found.append(np.array([corpus.tokens]))
-        with replacing(cached_facts) as file:
+        with atomic_write(cached, DataError, WRITABLE) as file:
             np.save(file, np.concatenate(found))
-        bounds = _kept(cached_facts)
+        bounds = _kept(cached)
     assert bounds is not None
     return bounds
 

@@ -5,17 +5,15 @@ index = read_index(Path("data/fineweb-edu"))      # None where there is none
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN
 
@@ -56,7 +54,7 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's index.json atomically. Raises DataError."""
-        with writing(folder / "index.json") as file:
+        with atomic_write(folder / "index.json", DataError, AGAIN, one_writer=True) as file:
             file.write(json.dumps(asdict(self), indent=1).encode())
 
 
@@ -97,28 +95,6 @@ def damaged(folder: Path) -> list[str]:
     return wrong
 
 
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[Any]:
-    """Open NAME.part for writing and rename it to `target` once it is on disk. Raises DataError.
-
-    A killed write leaves its .part file, which the next write to the same target overwrites.
-    """
-    part = target.with_name(target.name + ".part")
-    try:
-        try:
-            with part.open("wb+") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink()  # frees space where the disk is full
-            raise
-    except OSError as error:
-        raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
-
-
 def to_nanogpt(folder: Path, target: Path) -> list[Path]:
     """Write a preparation as nanoGPT's train.bin and val.bin, without headers; returns their paths.
 
@@ -133,7 +109,7 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
     written = []
     for split in ("train", "val"):
-        with writing(target / f"{split}.bin") as file:
+        with atomic_write(target / f"{split}.bin", DataError, AGAIN, one_writer=True) as file:
             for entry in (entry for entry in index.shards if entry["split"] == split):
                 ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
                 for start in range(0, len(ids), 1 << 22):

@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpt2.config.workload import TEXT_VOCABULARY
-from gpt2.files.cache import DataError, cached_facts, sha256_of
+from gpt2.files.cache import DataError, cached_facts, fingerprint, sha256_of
 from gpt2.files.listing import kind_of
-from gpt2.files.shard_format import (
-    HEADER_BYTES,
-    MAGIC,
-    TOKEN,
-    VERSION,
-    first_bytes,
-)
+from gpt2.files.shard_format import HEADER_BYTES, MAGIC, TOKEN, VERSION, first_bytes
 
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
@@ -45,7 +39,7 @@ class Shards:
         """sha256 of each file, header included; empty where the tokens are in memory."""
         self.warnings: tuple[str, ...] = ()
         self._arrays = arrays
-        self._looks: list[tuple[Path, tuple[int, ...]]] = []
+        self._looks: list[tuple[Path, dict[str, Any]]] = []
         self._vocab_size = vocab_size
         self._ends = np.cumsum([len(array) for array in arrays])
         self.tokens: int | None = int(self._ends[-1])
@@ -70,7 +64,7 @@ class Shards:
             )
         return found
 
-    def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
+    def watch(self, files: dict[Path, str], looks: list[dict[str, Any]]) -> None:
         """Record the files, their sha256 and their state, so that reads notice changes."""
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
@@ -81,8 +75,8 @@ class Shards:
             return
         path, before = self._looks[shard]
         try:
-            now = _look(path)
-            if now == before or now[0] != before[0]:
+            now = fingerprint(path)
+            if now == before or now["inode"] != before["inode"]:
                 return
             same = sha256_of(path) == self.files[path]
         except OSError:  # the file was removed
@@ -101,7 +95,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
-    looks = [_look(path) for path in paths]
+    looks = [fingerprint(path) for path in paths]
     found = cached_facts(paths, "tokens 2", lambda: _read_all(paths))
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
@@ -119,12 +113,6 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     corpus = Shards(name, [_map_shard(path) for path in paths], found["sha256"], vocab_size=vocab_size)
     corpus.watch(dict(zip(paths, found["files"], strict=True)), looks)
     return corpus
-
-
-def _look(path: Path) -> tuple[int, ...]:
-    """Return a file's identity, size and modification time, which reveal a change."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _map_shard(path: Path) -> np.memmap:

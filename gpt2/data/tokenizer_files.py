@@ -11,7 +11,8 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from gpt2.files.cache import replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import DataError
 from gpt2.text import gpt2_encoding
 
 END_OF_TEXT = "<|endoftext|>"
@@ -28,7 +29,7 @@ def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
     not available, or a file cannot be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
-        with replacing(folder / name) as file:
+        with atomic_write(folder / name, DataError) as file:
             file.write(text.encode())
 
 

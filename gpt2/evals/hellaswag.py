@@ -27,7 +27,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gpt2 import text
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir
 from gpt2.files.shard_format import TOKEN
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def _find() -> Path:
     if hashlib.sha256(content).hexdigest() != SHA256:
         raise DataError(f"HellaSwag: {URL} does not give the known file; {ways}")
     target = cache_dir() / "corpora" / NAME
-    with replacing(target) as file:
+    with atomic_write(target, DataError, WRITABLE) as file:
         file.write(content)
     return target
 

@@ -1,8 +1,7 @@
 """The user's cache: where it is, and when facts kept there about other files are valid.
 
-with replacing(cache_dir() / "tokens" / "x.bin") as file: ...    # written whole or not at all
 sha256_of(Path("input.txt"))                       # of the whole file
-remembered([path], "tokens", lambda: {...})        # caches facts that take reading these files
+cached_facts([path], "tokens", lambda: {...})      # caches facts that take reading these files
 
 A file's name, size and modification time can all stay while its content changes. Cached facts are therefore
 used only while each file's size, times, inode and a sample of its bytes are unchanged. Imports no torch.
@@ -14,15 +13,18 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from gpt2.files.atomic import atomic_write
 
 SAMPLES = 16
 """Places of a file that are sampled before its cached facts are used, the first and last bytes included."""
 SAMPLE_BYTES = 4096
+WRITABLE = "set GPT2_CACHE_DIR to a writable folder"
+"""Advice where a file of the cache cannot be written."""
 SETTLED_SECONDS = 2.0
 """Facts of a file changed more recently than this are not cached: a coarse clock may hide another change."""
 
@@ -48,32 +50,6 @@ def cache_dir() -> Path:
         ) from None
 
 
-@contextlib.contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `target` once it is written: whole, or not at all.
-
-    Raises DataError where it cannot be written.
-    """
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())  # else a power failure could leave the name without its content
-            except BaseException:
-                Path(file.name).unlink()
-                raise
-        os.umask(mask := os.umask(0o077))  # reading the umask means setting it
-        os.chmod(file.name, 0o666 & ~mask)  # temporary files are readable by their owner only
-        os.replace(file.name, target)
-    except OSError as error:
-        where = ""
-        with contextlib.suppress(DataError):
-            where = "; set GPT2_CACHE_DIR to a writable folder" if target.is_relative_to(cache_dir()) else ""
-        raise DataError(f"cannot write {target} ({error.strerror}){where}") from None
-
-
 def sha256_of(path: Path) -> str:
     """Return the sha256 of a file's bytes, cached while it is unchanged. Raises OSError or DataError."""
     return cached_facts([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
@@ -87,20 +63,25 @@ def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, 
     """
     places = [str(path.resolve()) for path in paths]
     key = hashlib.sha256(json.dumps([what, *places]).encode()).hexdigest()
-    before = _look(paths)
+    before = [_sampled(path) for path in paths]
     with contextlib.suppress(DataError, OSError, ValueError, TypeError, KeyError):
-        kept = json.loads((cache_dir() / "fingerprints" / f"{key}.json").read_text(encoding="utf-8"))
+        kept = json.loads(_facts_file(key).read_text(encoding="utf-8"))
         if kept["files"] == before:
             return kept["facts"]
     facts = read()
-    if (after := _look(paths)) != before:
+    if (after := [_sampled(path) for path in paths]) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
     newest = max(look["ctime_ns"] for look in before)  # not mtime, which archives set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
-        with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
-            file.write(json.dumps({"files": before, "facts": facts}).encode())
+        kept = json.dumps({"files": before, "facts": facts}).encode()
+        with contextlib.suppress(DataError, OSError), atomic_write(_facts_file(key)) as file:
+            file.write(kept)
     return facts
+
+
+def _facts_file(key: str) -> Path:
+    return cache_dir() / "fingerprints" / f"{key}.json"
 
 
 def changed(files: dict[Path, str]) -> Path | None:
@@ -108,22 +89,16 @@ def changed(files: dict[Path, str]) -> Path | None:
     return next((path for path, sha256 in files.items() if sha256_of(path) != sha256), None)
 
 
-def _look(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a JSON-able fingerprint of each file that can be taken without reading the whole file."""
-    looks = []
-    for path in paths:
-        stat = path.stat()
-        digest = hashlib.sha256(b"".join(samples(path)))
-        looks.append(
-            {
-                "size": stat.st_size,
-                "mtime_ns": stat.st_mtime_ns,
-                "ctime_ns": stat.st_ctime_ns,
-                "inode": [stat.st_dev, stat.st_ino],
-                "sample": digest.hexdigest(),
-            }
-        )
-    return looks
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return a file's size, times and inode, JSON-able, which tell of most changes. Raises OSError."""
+    stat = path.stat()
+    times = {"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
+    return {"size": stat.st_size, **times, "inode": [stat.st_dev, stat.st_ino]}
+
+
+def _sampled(path: Path) -> dict[str, Any]:
+    """Return a file's fingerprint with a digest of samples of its bytes."""
+    return {**fingerprint(path), "sample": hashlib.sha256(b"".join(samples(path))).hexdigest()}
 
 
 def samples(path: Path) -> Iterator[bytes]:

@@ -27,16 +27,17 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.data.tokenizer_files import SIZE, tokenizer_files
+from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import DataError
 from gpt2.interop.llmc import is_llmc, read_llmc, write_llmc
 from gpt2.interop.weight_files import (
+    MEND,
     SAVE_WEIGHTS,
     SIZES,
     ConvertError,
     StandIn,
     Weights,
     assert_fit,
-    atomic_write,
     config_of,
     content,
     float32,
@@ -217,10 +218,12 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
     model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}
     model["lm_head.weight"] = model["transformer.wte.weight"]
     arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
-    with atomic_write(path) as file:
-        torch.save(
-            {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file
-        )
+    saved = {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}
+    with atomic_write(path, ConvertError, MEND) as file:
+        try:
+            torch.save(saved, file)
+        except RuntimeError as error:  # as torch raises it on a full disk
+            raise OSError(reason(error.__context__ or error)) from None
 
 
 def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -335,8 +338,6 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         yield part
         part.rename(folder)
     except (OSError, SafetensorError) as error:
-        raise ConvertError(
-            f"cannot write {folder} ({reason(error)}); choose another place, or make room"
-        ) from None
+        raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None
     finally:
         shutil.rmtree(part, ignore_errors=True)

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
-from gpt2.files.shard_format import HEADER_BYTES, HEADER_INTS
+from gpt2.files.atomic import atomic_write
+from gpt2.files.shard_format import HEADER_BYTES, first_bytes, header
 from gpt2.interop.weight_files import (
+    MEND,
     ConvertError,
     Weights,
     assert_fit,
-    atomic_write,
     config_of,
     float32,
     shapes,
@@ -72,8 +73,7 @@ def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
 
 
 def _header(path: Path) -> list[int]:
-    with path.open("rb") as file:
-        return np.frombuffer(file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"), "<i4").tolist()
+    return np.frombuffer(first_bytes(path).ljust(HEADER_BYTES, b"\0"), "<i4").tolist()
 
 
 def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, bfloat16: bool) -> None:
@@ -85,10 +85,9 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
     padded = replace(config, padded_vocab_size=-(-config.vocab_size // MULTIPLE) * MULTIPLE)
     dtype = torch.bfloat16 if bfloat16 else torch.float32
     (version,) = (version for version, each in DTYPES.items() if each == dtype)
-    header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:8] = MAGIC, version, *(getattr(config, name) for name in HEADER), padded.padded_vocab_size
-    with atomic_write(path) as file:
-        file.write(header.tobytes())
+    sizes = (*(getattr(config, name) for name in HEADER), padded.padded_vocab_size)
+    with atomic_write(path, ConvertError, MEND) as file:
+        file.write(header(MAGIC, version, *sizes))
         for name, shape in _order(padded):
             numbers = float32(weights[name]).to(dtype).flatten().view(torch.uint8).numpy()
             file.write(numbers.data)

@@ -1,4 +1,4 @@
-"""Read named tensors from other projects' files of weights, and write files whole or not at all.
+"""Read named tensors from other projects' files of weights.
 
 content(Path("model.safetensors"))["wte.weight"]
 
@@ -7,13 +7,12 @@ A file's first bytes decide its format. No code in a file is run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,11 +21,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
-from gpt2.files.cache import DataError, replacing
 from gpt2.model.model import GPT2
 
 Weights = dict[str, Tensor]
 """Float32 tensors, named and laid out as in gpt2.model.model.GPT2, without padding."""
+
+
+MEND = "choose another place, or make room"
+"""Advice where a file cannot be written."""
 
 
 class ConvertError(Exception):
@@ -200,19 +202,6 @@ def assert_fit(config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
 def float32(tensor: Tensor) -> Tensor:
     """Return the tensor as contiguous float32 on the CPU."""
     return tensor.detach().to("cpu", torch.float32).contiguous()
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once it is complete. Raises ConvertError."""
-    try:
-        with replacing(path) as file:
-            yield file
-    except (DataError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        cause = error.__context__ or error  # a DataError's advice is about the cache
-        raise ConvertError(
-            f"cannot write {path} ({reason(cause)}); choose another place, or make room"
-        ) from None
 
 
 def reason(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
@@ -76,9 +77,8 @@ class Files:
         """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
         kept = self._kept(step, looked)
         try:
-            part = self._jsonl_path.with_suffix(".part")
-            part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
-            part.replace(self._jsonl_path)
+            with atomic_write(self._jsonl_path, one_writer=True, sync=False) as file:
+                file.write("".join(f"{_json(event)}\n" for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
             self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")

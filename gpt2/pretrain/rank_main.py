@@ -26,7 +26,7 @@ from gpt2.config.toggles import UnsupportedToggle
 from gpt2.config.validation import ConfigError
 from gpt2.data.batches import DataError
 from gpt2.device import Device, DeviceError, find
-from gpt2.files.cache import replacing
+from gpt2.files.atomic import atomic_write
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
@@ -227,7 +227,7 @@ def _sinks(
 ) -> list[Sink]:
     step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
-    with replacing(about) as file:
+    with atomic_write(about, MetricsError) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:

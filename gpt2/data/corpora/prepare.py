@@ -27,7 +27,8 @@ from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
 from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
-from gpt2.data.index import Index, damaged, read_index, writing
+from gpt2.data.index import AGAIN, Index, damaged, read_index
+from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
@@ -174,7 +175,7 @@ class _Job:
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
-        with writing(path) as file:
+        with atomic_write(path, DataError, AGAIN, one_writer=True) as file:
             file.write(bytes(HEADER_BYTES))
             while count < wanted and tokens.more():
                 part = tokens.take(wanted - count)
