@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from gpt2.config.devices import DeviceName
 from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.terminal import fail
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Model = Annotated[
     Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]
-OnDevice = Annotated[Literal["cpu", "cuda", "mps", "xla"], typer.Option(help="Where the model runs.")]
+OnDevice = Annotated[DeviceName, typer.Option(help="Where the model runs.")]
 Products = Annotated[
     Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")
 ]
@@ -289,7 +290,7 @@ def _learnt_from(path: Path) -> str:
 
 
 def _open(
-    path: Path, device: Literal["cpu", "cuda", "mps", "xla"], autocast: Literal["float32", "bfloat16"]
+    path: Path, device: DeviceName, autocast: Literal["float32", "bfloat16"]
 ) -> tuple[GPT2Config, GPT2, Device, Autocast]:
     from gpt2.config.toggles import Toggles
     from gpt2.device import find

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from gpt2.config.toggles import HOST, SCALED, Toggles, UnsupportedToggle
+from gpt2.config.devices import HOST
+from gpt2.config.toggles import SCALES_IN_ADAMW, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:
@@ -43,7 +44,7 @@ def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
     """Return a toggle that does nothing, or the wrong thing, without another: name, value and requirement."""
     if toggles.adamw == "compiled" and toggles.sharding != "none":
         return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
-    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
+    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALES_IN_ADAMW:
         # https://github.com/pytorch/pytorch/pull/186360
         return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
     if toggles.clip == "in_step":

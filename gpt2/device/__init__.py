@@ -1,6 +1,6 @@
 """The interface to accelerators: each kind of device is one class, with a method for everything that differs.
 
-A new device is a class in a module of its own, registered in DEVICES.
+A new device is a row of gpt2.config.devices.DEVICES and a class in a module of its own, listed in DEVICES.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = [
     "check", "find",
 ]  # fmt: skip
 
-DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla": Xla}
+DEVICES: dict[str, type[Device]] = {each.kind: each for each in (Cpu, Cuda, Mps, Xla)}
 
 
 def find(toggles: Toggles) -> Device:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from gpt2.config.devices import DEVICES
 from gpt2.config.toggles import BASELINE, Toggles
 from gpt2.hardware import peaks
 from gpt2.hardware.peaks import Chip
@@ -66,17 +67,21 @@ class Device(ABC):
     """One accelerator as the trainer sees it; the defaults suit a device that runs each call at once."""
 
     kind: str
+    """A key of gpt2.config.devices.DEVICES."""
     ddp_backend = "gloo"
     ddp_device_ids: list[int] | None = None
     shared_by_ranks = False
     """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
-    lazy = False
-    """True if ops are recorded and run as a whole program: tensors have no addresses of their own."""
     profiler_activities = (ProfilerActivity.CPU,)
     """Activities that torch's profiler must record to see everything that runs."""
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
+
+    @property
+    def lazy(self) -> bool:
+        """True if ops are recorded and run as a whole program: tensors have no addresses of their own."""
+        return not DEVICES[self.kind].eager
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         """Return why this device does not support the value of `toggle`, with an alternative, or None."""

@@ -37,7 +37,6 @@ class Xla(Device):
     """A TPU, or several under SPMD, or XLA's CPU backend."""
 
     kind = "xla"
-    lazy = True
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         chosen = "PJRT_DEVICE" in os.environ  # checked before torch_xla sets it itself
