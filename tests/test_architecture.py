@@ -37,19 +37,20 @@ bench.campaign_parts: gpt2.hardware
 bench.format: bench.stats gpt2.format
 bench.stats:
 gpt2.cli: gpt2
-gpt2.pretrain: gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files gpt2.config \
-  gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
+gpt2.pretrain: gpt2.errors gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files \
+  gpt2.config gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
 gpt2.proofs: gpt2.training gpt2.model gpt2.device gpt2.config gpt2.hardware
-gpt2.evals: gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
-gpt2.interop: gpt2.model gpt2.data gpt2.files gpt2.config
-gpt2.training: gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
+gpt2.evals: gpt2.errors gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
+gpt2.interop: gpt2.errors gpt2.model gpt2.data gpt2.files gpt2.config
+gpt2.training: gpt2.errors gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
 gpt2.model: gpt2.config gpt2.hardware
-gpt2.device: gpt2.config gpt2.hardware gpt2.prefetch
+gpt2.device: gpt2.errors gpt2.config gpt2.hardware gpt2.prefetch
 gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
 gpt2.text: gpt2.files
-gpt2.config:
+gpt2.config: gpt2.errors
 gpt2.hardware:
-gpt2.files:
+gpt2.files: gpt2.errors
+gpt2.errors:
 gpt2.format:
 gpt2.prefetch:
 gpt2.provenance:

@@ -14,6 +14,7 @@ import typer
 
 from gpt2.config.devices import DeviceName
 from gpt2.config.workload import TEXT_VOCABULARY
+from gpt2.errors import GPT2Error
 from gpt2.terminal import fail
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def evaluate(
     """
     if val_corpus is None and not (hellaswag or hellaswag_file):
         fail("nothing to judge by: say --val-corpus CORPUS, --hellaswag, or both")
-    from gpt2.data.batches import DataError
     from gpt2.data.documents import FirstTokens
     from gpt2.evals import hellaswag as task
     from gpt2.evals.validation_loss import corpus_loss
@@ -108,7 +108,7 @@ def evaluate(
                     f"HellaSwag ({each}) acc {score.acc:.4f}, acc_norm {score.acc_norm:.4f} "
                     f"({low:.4f} to {high:.4f}, 95 %) of {score.examples:,} examples{learnt}"
                 )
-    except (DataError, task.ScoreError, *_refused()) as error:
+    except GPT2Error as error:
         fail(error)
 
 
@@ -133,7 +133,6 @@ def sample(
     """
     import torch
 
-    from gpt2.data.batches import DataError
     from gpt2.evals.generate import generate, stream_text
     from gpt2.pretrain.config import PROMPTS
     from gpt2.text import encoded
@@ -159,7 +158,7 @@ def sample(
                 sys.stdout.write(text)
                 sys.stdout.flush()
             sys.stdout.write("\n\n")
-    except (DataError, ValueError, *_refused()) as error:
+    except (GPT2Error, ValueError) as error:
         fail(error)
 
 
@@ -187,7 +186,7 @@ def import_(
             typer.echo(
                 f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True
             )
-    except _refused() as error:
+    except GPT2Error as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
 
@@ -216,18 +215,9 @@ def export(
                 convert.write_nanogpt(target, config, weights)
             else:
                 convert.write_llmc(target, config, weights, bfloat16=format == "llmc-bfloat16")
-    except _refused() as error:
+    except GPT2Error as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {target}")
-
-
-def _refused() -> tuple[type[Exception], ...]:
-    from gpt2.config.toggles import UnsupportedToggle
-    from gpt2.device import DeviceError
-    from gpt2.interop.convert import ConvertError
-    from gpt2.pretrain.checkpoint import CheckpointError
-
-    return CheckpointError, ConvertError, DeviceError, UnsupportedToggle
 
 
 @contextlib.contextmanager

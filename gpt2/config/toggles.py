@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Literal
 from gpt2.config.devices import CUDA, DEVICES, HOST, XLA, DeviceName, devices
 from gpt2.config.tolerances import LOSS_TOLERANCE
 from gpt2.config.workload import STRICT, Workload
+from gpt2.errors import GPT2Error
 
 EAGER = devices(lambda kind: kind.eager)
 COMPILES_ADAMW = devices(lambda kind: kind.compiles_adamw)
@@ -20,7 +21,7 @@ SCALES_IN_ADAMW = devices(lambda kind: kind.scales_in_adamw)
 SHARDS = devices(lambda kind: kind.shards)
 
 
-class UnsupportedToggle(Exception):
+class UnsupportedToggle(GPT2Error):
     """A toggle that this device does not support; the message says why and what to choose instead."""
 
     def __init__(self, toggle: str, value: object, reason: str) -> None:

@@ -15,6 +15,7 @@ from torch.profiler import ProfilerActivity
 
 from gpt2.config.devices import DEVICES
 from gpt2.config.toggles import BASELINE, Toggles
+from gpt2.errors import GPT2Error
 from gpt2.hardware import peaks
 from gpt2.hardware.peaks import Chip
 
@@ -22,7 +23,7 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch, int64 (sequences, seq_len) each."""
 
 
-class DeviceError(RuntimeError):
+class DeviceError(GPT2Error):
     """A device that exists but cannot be opened; the message says why and what to do."""
 
 

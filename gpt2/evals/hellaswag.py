@@ -27,6 +27,7 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gpt2 import text
+from gpt2.errors import GPT2Error
 from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import WRITABLE, DataError, cache_dir
 from gpt2.files.shard_format import TOKEN
@@ -44,7 +45,7 @@ SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"  # p
 END_OF_TEXT = 50256
 
 
-class ScoreError(Exception):
+class ScoreError(GPT2Error):
     """A model that cannot be scored; the message says why and what to do."""
 
 

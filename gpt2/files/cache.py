@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpt2.errors import GPT2Error
 from gpt2.files.atomic import atomic_write
 
 SAMPLES = 16
@@ -29,7 +30,7 @@ SETTLED_SECONDS = 2.0
 """Facts of a file changed more recently than this are not cached: a coarse clock may hide another change."""
 
 
-class DataError(Exception):
+class DataError(GPT2Error):
     """A corpus that cannot be used; the message says which, why and what to do."""
 
 

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
+from gpt2.errors import GPT2Error
 from gpt2.model.model import GPT2
 
 Weights = dict[str, Tensor]
@@ -31,7 +32,7 @@ MEND = "choose another place, or make room"
 """Advice where a file cannot be written."""
 
 
-class ConvertError(Exception):
+class ConvertError(GPT2Error):
     """A weight file that cannot be used or written; the message says which, why and what to do."""
 
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config.workload import GPT2Config
+from gpt2.errors import GPT2Error
 from gpt2.files.strict_json import dumps
 
 FORMAT = "gpt2-bench checkpoint"
@@ -25,7 +26,7 @@ PART = ".part"
 """Suffix of a checkpoint's folder while it is being written."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(GPT2Error):
     """A checkpoint that cannot be used or written; the message says which, and what is wrong with it."""
 
 

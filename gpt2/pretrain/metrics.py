@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from gpt2.errors import GPT2Error
 from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
 
@@ -38,7 +39,7 @@ COLUMNS = (
 """Columns of metrics.csv; values that an event lacks stay empty."""
 
 
-class MetricsError(Exception):
+class MetricsError(GPT2Error):
     """Metrics that cannot be written or read; the message says what and where."""
 
 

@@ -22,10 +22,9 @@ from typing import Any
 
 import torch
 
-from gpt2.config.toggles import UnsupportedToggle
-from gpt2.config.validation import ConfigError
-from gpt2.data.batches import DataError
-from gpt2.device import Device, DeviceError, find
+from gpt2.device import Device, find
+from gpt2.errors import GPT2Error
+from gpt2.evals.hellaswag import ScoreError
 from gpt2.files.atomic import atomic_write
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
@@ -39,19 +38,7 @@ from gpt2.pretrain.session import Session, SessionOptions
 from gpt2.signals import ending
 from gpt2.terminal import denied
 from gpt2.training import distributed
-from gpt2.training.distributed import RanksError, process_group
-
-USER_ERRORS = (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    MetricsError,
-    RanksError,
-    UnsupportedToggle,
-)
-"""Errors that the user can fix."""
-
+from gpt2.training.distributed import process_group
 
 ABOUT = "run.json"
 """File in the run's folder that holds its configuration and id."""
@@ -65,18 +52,18 @@ def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wa
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
-    except USER_ERRORS as error:
-        return _say(str(error), REFUSED)
-    except PermissionError as error:
-        return _say(denied(error), REFUSED)
-    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
-        return _say("interrupted before the first step", 130)
-    except TrainingStopped as error:  # raised on all ranks alike
+    except (TrainingStopped, ScoreError) as error:  # raised on all ranks alike
         if distributed.rank():
             return FAILED
         found = folders(options.checkpoints)
         kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
         return _say(f"{error}; {kept}", FAILED)
+    except GPT2Error as error:
+        return _say(str(error), REFUSED)
+    except PermissionError as error:
+        return _say(denied(error), REFUSED)
+    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
+        return _say("interrupted before the first step", 130)
     except Exception as error:
         if run.toggles.processes > 1 and _lost_a_rank(error):
             return _say(f"another rank is gone ({' '.join(str(error).split())[:200]})", FAILED)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpt2.config.toggles import Toggles
 from gpt2.device import Device
+from gpt2.errors import GPT2Error
 
 if TYPE_CHECKING:
     from gpt2.model.model import GPT2
@@ -28,7 +29,7 @@ def nodes() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
-class RanksError(RuntimeError):
+class RanksError(GPT2Error):
     """The number of started ranks is not the one asked for; the message says how many, and what to do."""
 
 
