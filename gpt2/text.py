@@ -95,10 +95,8 @@ def _digest(path: Path) -> str:
 
 def end_of_text_written(path: Path) -> str | None:
     """Return a warning where a text file holds <|endoftext|> as text, as between documents; else None."""
-    count = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})[
-        "count"
-    ]
-    if not count:
+    facts = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})
+    if not (count := facts["count"]):
         return None
     return (
         f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no "
@@ -191,18 +189,16 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
             place = _first_undecodable(file)
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}"
-        ) from None
+        what = f"{error.reason} at byte {place}"
+        raise DataError(f"{path} is not UTF-8 text ({what}){of_other_kind(head)}") from None
     if held:
         yield held
 
 
 def _no_text(path: Path, head: bytes) -> DataError:
     what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written throughout"
-    return DataError(
-        f"{path} is not UTF-8 text (much of it is control characters){of_other_kind(head) or what}"
-    )
+    kind = of_other_kind(head) or what
+    return DataError(f"{path} is not UTF-8 text (much of it is control characters){kind}")
 
 
 def of_other_kind(head: bytes) -> str:

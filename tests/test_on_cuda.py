@@ -33,8 +33,7 @@ from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.device import Device
 from gpt2.model.model import GPT2
 from gpt2.proofs.breakdown import breakdown
-from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.finding import Finding
+from gpt2.proofs.evidence import Finding, StepEvidence
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile, record
 from gpt2.proofs.prove import prove

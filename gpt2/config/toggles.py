@@ -55,6 +55,8 @@ def choice(
     return field(default=default, metadata={"help": help, **facts})
 
 
+FLOAT8 = ("tensorwise", "rowwise")
+"""Scalings of float8."""
 Attention = Literal[
     "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flash4", "flex"
 ]
@@ -204,9 +206,7 @@ class Toggles:
         note=lambda toggles, workload: (
             ""
             if toggles.world_size == 1 or toggles.shards_gradients
-            else "DDP"
-            if toggles.processes > 1
-            else "SPMD, one process"
+            else ("DDP" if toggles.processes > 1 else "SPMD, one process")
         ),
     )
     cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
@@ -287,13 +287,9 @@ class Toggles:
         "none",
         "The blocks' linear layers multiply in float8 by torchao, scaled by tensor or by row; the lm_head "
         "does not.",
-        maths=dict.fromkeys(
-            ("tensorwise", "rowwise"), "linear layers keep 3 or 4 bits of what they multiply"
-        ),
-        precision=dict.fromkeys(("tensorwise", "rowwise"), "float8"),
-        only=dict.fromkeys(
-            ("tensorwise", "rowwise"), Only({CUDA}, "only newer GPUs have such units; choose none")
-        ),
+        maths=dict.fromkeys(FLOAT8, "linear layers keep 3 or 4 bits of what they multiply"),
+        precision=dict.fromkeys(FLOAT8, "float8"),
+        only=dict.fromkeys(FLOAT8, Only({CUDA}, "only newer GPUs have such units; choose none")),
         note=lambda toggles, workload: "" if toggles.float8 == "none" else "MFU is over bfloat16's peak",
     )
     int8: Literal["none", "rowwise"] = choice(
@@ -330,10 +326,8 @@ class Toggles:
         for toggle in fields(self):
             value = getattr(self, toggle.name)
             if isinstance(value, bool):  # a bool is an int in Python
-                raise ValueError(
-                    f"{toggle.name}: YAML reads on, off, yes and no as true and false; none of them is a "
-                    "value"
-                )
+                words = "YAML reads on, off, yes and no as true and false"
+                raise ValueError(f"{toggle.name}: {words}; none of them is a value")
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
 

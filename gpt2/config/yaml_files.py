@@ -61,9 +61,8 @@ class _Loader(yaml.SafeLoader):
                 raise _wrong(f"*{event.anchor} stands within what it names", event)
             self._values += self._sizes.get(event.anchor, 0)
         elif event.anchor in self.anchors:
-            raise _wrong(
-                f"anchor &{event.anchor} is given twice; every anchor needs a name of its own", event
-            )
+            twice = f"anchor &{event.anchor} is given twice"
+            raise _wrong(f"{twice}; every anchor needs a name of its own", event)
         self._values += 1
         if self._depth > DEEPEST:
             raise _wrong("is nested too deeply", event)
@@ -163,9 +162,8 @@ def mapping(path: Path, keys: str) -> dict[str, Any]:
     if content is None:
         raise ConfigError(f"{path}: is empty; {keys}")
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: line 1: is {'a list' if isinstance(content, list) else 'one value'}; {keys}"
-        )
+        what = "a list" if isinstance(content, list) else "one value"
+        raise ConfigError(f"{path}: line 1: is {what}; {keys}")
     if odd := next((key for key in content if not isinstance(key, str)), None):
         raise ConfigError(f"{path}: unknown key {odd!r}; {keys}")
     return content

@@ -18,7 +18,7 @@ from gpt2.data.batches import Corpus
 from gpt2.data.shards import Shards
 from gpt2.data.splits import open_split
 from gpt2.files.atomic import atomic_write
-from gpt2.files.cache import WRITABLE, DataError, cache_dir
+from gpt2.files.cache import WRITABLE, DataError, cache_dir, readable
 
 SEPARATOR = 50256
 """Token id of <|endoftext|>, which precedes each document."""
@@ -165,9 +165,5 @@ def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | N
 
     Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
     """
-    try:
+    with readable(f"corpus {name!r}", folder):
         return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)
-    except OSError as error:
-        raise DataError(
-            f"corpus {name!r}: cannot read {error.filename or folder} ({error.strerror})"
-        ) from None

@@ -67,14 +67,10 @@ def read_index(folder: Path) -> Index | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); prepare the corpus into another folder") from None
-    if (
-        not isinstance(found, dict)
-        or found.get("version") != VERSION
-        or set(found) != {f.name for f in fields(Index)}
-    ):
-        raise DataError(
-            f"{path} is not an index of version {VERSION}; prepare the corpus into another folder"
-        )
+    known = isinstance(found, dict) and found.get("version") == VERSION
+    if not known or set(found) != {f.name for f in fields(Index)}:
+        other = f"{path} is not an index of version {VERSION}"
+        raise DataError(f"{other}; prepare the corpus into another folder")
     return Index(**found)
 
 

@@ -128,18 +128,16 @@ def _map_shard(path: Path) -> np.memmap:
         # No text has 506 equal tokens after its first six, so zeros there are a header of some kind.
         if magic == MAGIC or not header[3:].any():
             if magic == LLAMA_MAGIC:
-                raise DataError(
-                    f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary"
-                )
+                advice = "prepare the text anew with GPT-2's vocabulary"
+                raise DataError(f"{path} holds Llama 3's uint32 tokens; {advice}")
             if magic != MAGIC:
                 raise DataError(f"{path}: header magic {magic} is not {MAGIC}, llm.c's GPT-2 token shards")
             if version != VERSION:
                 raise DataError(f"{path}: llm.c shard version {version} is not {VERSION}")
             if size != HEADER_BYTES + tokens * TOKEN.itemsize:
-                raise DataError(
-                    f"{path}: the header promises {tokens} tokens, the file holds "
-                    f"{(size - HEADER_BYTES) // TOKEN.itemsize}; it was cut off or damaged"
-                )
+                held = f"the file holds {(size - HEADER_BYTES) // TOKEN.itemsize}"
+                promise = f"{path}: the header promises {tokens} tokens, {held}"
+                raise DataError(f"{promise}; it was cut off or damaged")
             if not tokens:
                 raise DataError(f"{path}: holds no tokens")
             return np.memmap(path, dtype=TOKEN, mode="r", offset=HEADER_BYTES)
@@ -185,11 +183,8 @@ def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> Non
     text has token 0, an exclamation mark, at every other position.
     """
     if any(zeros):
-        wide = (
-            "all its tokens are 0"
-            if all(zeros)
-            else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
-        )
+        every_other = "every other uint16 of it is 0: its ids have 4 or 8 bytes"
+        wide = "all its tokens are 0" if all(zeros) else every_other
         raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
     # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions, at a
     # distance below 0.1; in uint16 ids it is about 0.7, for GPT-2's tokens of English or code.

@@ -84,15 +84,13 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
     if index is not None:
         if not index.finished:
             raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
-        entries = {
-            folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split
-        }
+        ours = [entry for entry in index.shards if entry["split"] == split]
+        entries = {folder / entry["file"]: entry["sha256"] for entry in ours}
         if missing := [path for path in entries if not path.is_file()]:
             raise DataError(f"{missing[0]} is missing; put it back, or prepare anew into another folder")
         if not entries:
-            raise DataError(
-                f"{folder / 'index.json'} lists no {split} shard; prepare anew into another folder"
-            )
+            lacks = f"{folder / 'index.json'} lists no {split} shard"
+            raise DataError(f"{lacks}; prepare anew into another folder")
         corpus = open_shards(name, list(entries), vocab_size)
         for path, sha256 in corpus.files.items():
             if sha256 != entries[path]:

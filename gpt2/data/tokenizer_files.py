@@ -66,12 +66,10 @@ def other_vocabulary(folder: Path) -> Path | None:
 def _is_gpt2(path: Path) -> bool:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-        added = {
-            each["content"]: each["id"]
-            for each in content.get("added_tokens", ())
-            if path.stem == "tokenizer"
-        }
-        ranks = (content["model"]["vocab"] if path.stem == "tokenizer" else content) | added
+        ranks = content
+        if path.stem == "tokenizer":
+            added = {each["content"]: each["id"] for each in content.get("added_tokens", ())}
+            ranks = content["model"]["vocab"] | added
         tokens = {rank: token for token, rank in ranks.items()}
         found = "\n".join(tokens[rank] for rank in range(SIZE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not GPT-2's in any case

@@ -14,6 +14,7 @@ import hashlib
 import json
 import os
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,43 @@ def cache_dir() -> Path:
         raise DataError(
             "this user has no home directory to keep tokens in; set GPT2_CACHE_DIR to a folder"
         ) from None
+
+
+@contextlib.contextmanager
+def readable(what: str, path: Path) -> Iterator[None]:
+    """Raise an OSError within the block as a DataError; what: begins its message."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what}: cannot read {error.filename or path} ({error.strerror})") from None
+
+
+def at_hand(*names: str) -> Path | None:
+    """Return the first of these files or folders in $GPT2_DATA_DIR, else in the cache; None without one."""
+    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
+        for name in names:
+            if folder and (candidate := Path(folder) / name).exists():
+                return candidate
+    return None
+
+
+def download(what: str, url: str, name: str, sha256: str, ways: str) -> Path:
+    """Download a file of known content into the cache and return its path. Raises DataError.
+
+    what: begins the message; ways: ends it, with other ways to get the file.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=30) as response:
+            content = response.read()
+    except OSError as error:
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{what} is not at hand and could not be downloaded ({reason}); {ways}") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(f"{what}: {url} does not give the known file; {ways}")
+    target = cache_dir() / "corpora" / name
+    with atomic_write(target, DataError, WRITABLE) as file:
+        file.write(content)
+    return target
 
 
 def sha256_of(path: Path) -> str:

@@ -68,9 +68,8 @@ def _kernel_kind(name: str) -> str:
         return "attention"
     if is_matmul_kernel(name):
         return "products"
-    return next(
-        (kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other"
-    )
+    kinds = (kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+    return next(kinds, "other")
 
 
 def _of_operations(events: Sequence[Any]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Evidence for the proofs of effect: a training, the ops of one of its steps, and facts derived from them."""
+"""Evidence for the proofs of effect: the ops of one step and facts derived from them; and their findings."""
 
 from __future__ import annotations
 
@@ -40,6 +40,14 @@ def cores_of_pinned_threads() -> set[int]:
             allowed = os.sched_getaffinity(int(thread.name))
             found |= allowed if len(allowed) == 1 else set()
     return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a proof: whether a toggle's value, baseline or not, is in effect, and the evidence."""
+
+    took_effect: bool
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -150,11 +158,15 @@ class StepEvidence:
         del loss  # frees the kept activations, whose addresses had to stay distinct until now
         return len(kept - weights)
 
+    def _sequence(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.training.micro_batch is not None
+        x, y = self.training.micro_batch
+        return x[:1], y[:1]
+
     @cached_property
     def residual_dtype(self) -> torch.dtype:
         """Dtype of the last layer's input, from one more eager forward pass of one sequence."""
-        assert self.training.micro_batch is not None
-        x, y = (tokens[:1] for tokens in self.training.micro_batch)
+        x, y = self._sequence()
         found: list[torch.dtype] = []
         model = self.training.model
         hook = model.h[-1].register_forward_pre_hook(lambda block, inputs: found.append(inputs[0].dtype))
@@ -169,8 +181,7 @@ class StepEvidence:
     @cached_property
     def functions(self) -> frozenset[str]:
         """Names of the autograd functions behind the eager loss of one sequence."""
-        assert self.training.micro_batch is not None
-        x, y = (tokens[:1] for tokens in self.training.micro_batch)
+        x, y = self._sequence()
         model = self.training.model
         with self.training.autocast(), torch.compiler.set_stance("force_eager"):
             loss = model(x, y)  # kept: a function written in Python tells nothing once its result is gone
@@ -193,3 +204,14 @@ class StepEvidence:
         device = self.training.device.torch_device
         found = (a.to(device) @ b.to(device)).cpu().double()
         return ((found - exact).norm() / exact.norm()).item()
+
+
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """Return a number with its noun in the right form: 1 kernel, 2 kernels."""
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+def built_for(step: StepEvidence, name: str) -> Finding:
+    """Return whether the model was built with the toggle's value, for toggles that leave no other trace."""
+    built = getattr(step.training.model.config, name)
+    return Finding(built == getattr(step.toggles, name), f"the model is built for {built}")

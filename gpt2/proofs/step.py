@@ -7,8 +7,7 @@ import sys
 from collections import Counter
 
 from gpt2.model.tuned_linear import chosen as arrangements
-from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.finding import Finding, built_for, counted
+from gpt2.proofs.evidence import Finding, StepEvidence, built_for, counted
 from gpt2.training.optimizer import CompiledAdamW
 
 
@@ -52,12 +51,10 @@ def compile_region(step: StepEvidence) -> Finding:
 
 def reductions(step: StepEvidence) -> Finding:
     """A kernel that sums over columns alone is a loop over rows, which Inductor's name for it tells."""
-    apart = sum(
-        op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in step.ops
-    )
-    wanted = step.toggles.reductions == "apart"
+    kernels = [op.name for op in step.ops if op.on_device]
+    apart = sum(bool(re.match("triton_red.*layer_norm_backward", name)) for name in kernels)
     evidence = f"{counted(apart, 'kernel')} of LayerNorms' backward pass only summed over columns"
-    return Finding(apart > 0 if wanted else True, evidence)
+    return Finding(apart > 0 or step.toggles.reductions == "mixed", evidence)
 
 
 def launch(step: StepEvidence) -> Finding:
@@ -85,9 +82,8 @@ def adamw(step: StepEvidence) -> Finding:
 
 def clip(step: StepEvidence) -> Finding:
     given = getattr(step.training.optimizer, "grad_scale", None) is not None
-    evidence = (
-        "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
-    )
+    apart = "gradients were scaled before AdamW's step"
+    evidence = "AdamW was given the scale of the gradients" if given else apart
     return Finding(given == (step.toggles.clip == "in_step"), evidence)
 
 
@@ -100,17 +96,15 @@ def vocab_multiple(step: StepEvidence) -> Finding:
         return Finding(padded == logical, f"{padded} rows{ran}")
     if padded == logical:
         return Finding(False, f"{logical} is already a multiple: nothing to pad")
-    right = (
-        padded % step.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
-    )
-    return Finding(right, f"{padded} rows for {logical} tokens{ran}")
+    right = padded % step.toggles.vocab_multiple == 0 and all(n == padded for n in columns)
+    return Finding(right and padded > logical, f"{padded} rows for {logical} tokens{ran}")
 
 
 def recompute(step: StepEvidence) -> Finding:
     config = step.training.model.config
     wanted, layers = step.toggles.recompute, config.n_layer
     if step.training.device.lazy:
-        return Finding(config.recompute == wanted, f"the model is built for {config.recompute}")
+        return built_for(step, "recompute")
     if step.rows == config.n_embd and (step.toggles.autocast != "float32" or step.toggles.shards_gradients):
         evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
         return Finding(config.recompute == wanted, evidence)
@@ -131,9 +125,8 @@ def micro_batch_size(step: StepEvidence) -> Finding:
 
 def grad_accum_steps(step: StepEvidence) -> Finding:
     passes = len(step.forward_rows)
-    return Finding(
-        passes == step.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step"
-    )
+    evidence = f"{counted(passes, 'forward pass', 'es')} in the step"
+    return Finding(passes == step.toggles.grad_accum_steps, evidence)
 
 
 LOSSES = {
@@ -192,9 +185,8 @@ def tied_gradient(step: StepEvidence) -> Finding:
         return built_for(step, "tied_gradient")
     added = len(step.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
-    return Finding(
-        added == (step.toggles.grad_accum_steps if step.toggles.tied_gradient == "rows" else 0), evidence
-    )
+    wanted = step.toggles.grad_accum_steps if step.toggles.tied_gradient == "rows" else 0
+    return Finding(added == wanted, evidence)
 
 
 def bias_gradient(step: StepEvidence) -> Finding:
@@ -203,9 +195,8 @@ def bias_gradient(step: StepEvidence) -> Finding:
     gelus, joins = (len(step.named(f"gpt2::{name}")) for name in ("gelu_backward", "join_gradients"))
     layers = step.training.model.config.n_layer * step.toggles.grad_accum_steps
     wanted = layers if step.toggles.bias_gradient == "triton" else 0
-    evidence = (
-        f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
-    )
+    with_gelu = f"biases summed with GELU's gradient {counted(gelus, 'time')}"
+    evidence = f"{with_gelu}, with those of q, k and v {joins}"
     return Finding(gelus == joins == wanted, evidence)
 
 
@@ -215,6 +206,5 @@ def products(step: StepEvidence) -> Finding:
     if not tuned or (shared and set(arrangements()) == {"whole"}):  # whole may be the fastest for every shape
         return Finding(tuned or not shared, "each product was handed over whole")
     shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
-    return Finding(
-        bool(shared), f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
-    )
+    ways = f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
+    return Finding(bool(shared), ways)

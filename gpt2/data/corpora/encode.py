@@ -108,9 +108,8 @@ class Encoder:
         try:
             for began, pieces in _batches(documents, position):
                 characters = sum(len(piece.text) for piece in pieces)
-                waiting.append(
-                    (began, characters, self._pool.submit(encode, pieces) if self._pool else pieces)
-                )
+                work = self._pool.submit(encode, pieces) if self._pool else pieces
+                waiting.append((began, characters, work))
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
                     yield self._finished(*waiting.popleft(), leave_out)
             while waiting:

@@ -141,21 +141,21 @@ class _Job:
         self.before = self.index.tokens
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
-            entry = yield from self._shard("val", tokens, self._val_tokens, _nothing)
+            entry = yield from self._shard("val", tokens, self._val_tokens)
             self._keep([entry], None)
         place = self.index.position or {"state": None, "skip": 0, "taken": 0, "documents": 0, "characters": 0}
         limit = None if self.asked.max_tokens is None else self.asked.max_tokens - place["taken"]
         tokens = Tokens(encoder.encoded(self.training, place["state"]), limit=limit, place=place)
         estimate = _total(self.asked, self.training)
+
+        def total() -> float | None:
+            return estimate(tokens, self.index)
+
         if not self.index.shards:
-            entry = yield from self._shard(
-                "val", tokens, self._val_tokens, lambda: estimate(tokens, self.index)
-            )
+            entry = yield from self._shard("val", tokens, self._val_tokens, total)
             self._keep([entry] if tokens.more() else self._tenth(entry), tokens.position())
         while tokens.more():
-            entry = yield from self._shard(
-                "train", tokens, self.asked.shard_tokens, lambda: estimate(tokens, self.index)
-            )
+            entry = yield from self._shard("train", tokens, self.asked.shard_tokens, total)
             self._keep([entry], tokens.position())
         if not any(entry["split"] == "train" for entry in self.index.shards):
             raise DataError(f"corpus {self.index.name!r} holds no training tokens")
@@ -169,7 +169,7 @@ class _Job:
         return self.asked.val_tokens or self.asked.shard_tokens
 
     def _shard(
-        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None]
+        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None] = lambda: None
     ) -> Generator[Progress, None, dict[str, Any]]:
         """Write the next shard of a split, and return its entry in the index."""
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
@@ -203,7 +203,7 @@ class _Job:
         entries = []
         for split, part in (("train", ids[tenth:]), ("val", ids[:tenth])):
             batch = Batch(None, 0, part)
-            shard = self._shard(split, Tokens(iter([batch]), limit=None), len(part), _nothing)
+            shard = self._shard(split, Tokens(iter([batch]), limit=None), len(part))
             entries.append(_result(shard))
         return entries[::-1]
 
@@ -237,17 +237,15 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
     if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
-        raise DataError(
-            f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own"
-        )
+        stranger = f"{folder} holds {strangers[0].name} and no index.json"
+        raise DataError(f"{stranger}; prepare into a folder of its own")
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
     local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        raise DataError(
-            f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder"
-        )
+        where = folder / wrong[0]
+        raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
     if index is not None and index.finished and not local:
         return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
@@ -265,15 +263,13 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
 
 
 def _validation(asked: Settings, training: Documents, index: Index | None) -> Documents | None:
-    revision = index.validation.get("revision") if index else None
-    if asked.val_corpus is None:
-        if not has_validation(asked.corpus):
-            return None
-        revision = revision or training.origin.get("revision")
-        return open_documents(
-            asked.corpus, split="validation", text_column=asked.text_column, revision=revision
-        )
-    return open_validation_corpus(asked.val_corpus, text_column=asked.text_column, revision=revision)
+    revision, column = index.validation.get("revision") if index else None, asked.text_column
+    if asked.val_corpus is not None:
+        return open_validation_corpus(asked.val_corpus, text_column=column, revision=revision)
+    if not has_validation(asked.corpus):
+        return None
+    revision = revision or training.origin.get("revision")
+    return open_documents(asked.corpus, split="validation", text_column=column, revision=revision)
 
 
 def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -290,11 +286,8 @@ def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], f
     whole, of_text = documents.documents, documents.bytes_of_text
 
     def estimate(tokens: Tokens, index: Index) -> float | None:
-        apart = (
-            sum(entry["tokens"] for entry in index.shards[:1])
-            if "first tokens of" not in index.validation
-            else 0
-        )
+        other = "first tokens of" not in index.validation
+        apart = sum(entry["tokens"] for entry in index.shards[:1]) if other else 0
         found = documents.tokens
         if of_text and tokens.characters:
             found = tokens.taken * of_text / tokens.characters
@@ -304,10 +297,6 @@ def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], f
         return apart + min(limits) if limits else None
 
     return estimate
-
-
-def _nothing() -> None:
-    return None
 
 
 def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:

@@ -139,12 +139,8 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         if first and error.pos >= len(text):  # the value continues on the next line
-            what = (
-                "an array over several lines"
-                if text.lstrip().startswith("[")
-                else "an object over several lines"
-            )
-            raise DataError(f"{where}: the beginning of {what}; {ONE_EACH}") from None
+            what = "an array" if text.lstrip().startswith("[") else "an object"
+            raise DataError(f"{where}: the beginning of {what} over several lines; {ONE_EACH}") from None
         raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of nested brackets
         raise DataError(f"{where}: no JSON that can be read ({error})") from None
@@ -181,9 +177,8 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if asked is not None and asked not in columns:
         raise NoColumn(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
-        raise DataError(
-            f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}"
-        )
+        wrong = f"column {asked!r} of {file} is no text"
+        raise DataError(f"corpus {name!r}: {wrong}; those of text: {', '.join(texts)}")
     named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
     if asked is None and not named and (other := [column for column in USUAL_COLUMNS if column in columns]):
         raise DataError(
@@ -257,9 +252,8 @@ def explain(file: str, error: Exception) -> DataError:
     if isinstance(error, PermissionError):
         return DataError(f"{file} cannot be read (permission denied)")
     if isinstance(error, FileNotFoundError):
-        return DataError(
-            f"{file} is not there, or its server does not answer" if remote else f"{file} does not exist"
-        )
+        gone = "is not there, or its server does not answer" if remote else "does not exist"
+        return DataError(f"{file} {gone}")
     if isinstance(error, UnicodeDecodeError):
         return DataError(f"{file} holds text that is no UTF-8 ({error.reason})")
     if remote and not type(error).__module__.startswith("pyarrow"):
@@ -267,6 +261,5 @@ def explain(file: str, error: Exception) -> DataError:
             f"{file} cannot be read any further, after all tries ({type(error).__name__}: {said}); nothing "
             "is lost: once the network is back, go on from the last checkpoint or whole shard"
         )
-    return DataError(
-        f"{file} cannot be read ({said}); it is damaged, cut off, or not of the kind that its name says"
-    )
+    why = "it is damaged, cut off, or not of the kind that its name says"
+    return DataError(f"{file} cannot be read ({said}); {why}")

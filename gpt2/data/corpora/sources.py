@@ -32,7 +32,7 @@ from gpt2.data.corpora.readers import (
     text_column_of,
 )
 from gpt2.data.splits import files_of_split, split_of
-from gpt2.files.cache import DataError, changed, sha256_of
+from gpt2.files.cache import DataError, changed, readable, sha256_of
 from gpt2.files.listing import files_below, listed, printable
 from gpt2.text import end_of_text_written
 
@@ -90,23 +90,16 @@ class Documents:
         Local files are identified by their sha256, which takes reading each once; a hub repository by its
         revision. Raises DataError where a file cannot be read, or changes meanwhile.
         """
-        try:
-            files = [
-                [_shown(file), sha256_of(Path(file)) if _is_local(file) else None] for file in self.files
-            ]
-        except OSError as error:
-            raise DataError(
-                f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})"
-            ) from None
+        with readable(f"corpus {self.name!r}", Path(self.files[0])):
+            sums = [sha256_of(Path(file)) if _is_local(file) else None for file in self.files]
+        files = [[_shown(file), sha256] for file, sha256 in zip(self.files, sums, strict=True)]
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
         """Raise DataError where a local file differs from what `source` recorded."""
-        local = [
-            (Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)
-        ]
+        sums = [sha256 for _, sha256 in self.source["files"]]
         try:
-            other = changed({path: sha256 for path, sha256 in local if sha256})
+            other = changed({Path(f): sha256 for f, sha256 in zip(self.files, sums, strict=True) if sha256})
         except OSError as error:
             raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
         if other:
@@ -131,9 +124,9 @@ class Documents:
     @property
     def bytes_of_text(self) -> int | None:
         """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
-        if self.kind == "parquet" or not all(
-            _is_local(file) and not file.endswith(".gz") for file in self.files
-        ):
+        if self.kind == "parquet" or not all(map(_is_local, self.files)):
+            return None
+        if any(file.endswith(".gz") for file in self.files):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
@@ -171,18 +164,14 @@ class Documents:
         self._at_start = False
         place = state["examples_iterable"]  # the file (a shard to `datasets`), and its pieces already read
         if self.kind == "parquet" and place["shard_idx"] < len(self.files):
-            self._dataset = self._open(
-                begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"]
-            )
+            begun = self._in_order[place["shard_idx"]]
+            self._dataset = self._open(begun=begun, skip=place["shard_example_idx"])
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
         """Start over, with the files in an order drawn from `seed`, or in their own where it is None."""
-        order = (
-            range(len(self.files))
-            if seed is None
-            else np.random.default_rng(seed).permutation(len(self.files))
-        )
+        count = len(self.files)
+        order = range(count) if seed is None else np.random.default_rng(seed).permutation(count)
         self._in_order = [self.files[i] for i in order]
         self._at_start = True
         self._dataset = self._open()
@@ -222,7 +211,7 @@ def open_documents(
         return Documents(name, split, files, column, origin)
     if name in TEXTS:
         path = batches.find(name)
-        path = path if path.suffix == ".txt" else batches.download(name, batches.KNOWN[name])
+        path = path if path.suffix == ".txt" else batches.download_text(name)
         return Documents(name, split, [str(path)], None, {"corpus": name})
     if re.match(r"https?://|hf://", name):
         return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
@@ -230,9 +219,8 @@ def open_documents(
         files, left_out = ([path], "") if path.is_file() else _files_in(path, split)
         stem = stem_of(path)
         if stem == batches.GENERATED:
-            raise DataError(
-                f"{path}: a corpus called {batches.GENERATED} is taken for the generated one; rename it"
-            )
+            taken = f"a corpus called {stem} is taken for the generated one"
+            raise DataError(f"{path}: {taken}; rename it")
         return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem}, left_out)
     if HUB.fullmatch(name) and not _has_kind(name):
         repository, _, config = name.partition(":")
@@ -301,9 +289,8 @@ def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
     chosen = files_of_split(str(folder), folder, files, "train" if split == "train" else "val")
     others = [file.name for file in found if not _has_kind(file.name)]
     tests = [file.name for file in files if split_of(file.relative_to(folder)) == "test"]
-    left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [
-        f"{listed(tests)} (for tests)"
-    ] * bool(tests)
+    left_out = [f"{listed(others)} (of no known kind)"] * bool(others)
+    left_out += [f"{listed(tests)} (for tests)"] * bool(tests)
     # A title may contain the word train, so texts that name no split are trained on, too.
     return sorted([*chosen.taken, *chosen.left_out]), " and ".join(left_out)
 
@@ -317,11 +304,8 @@ def _kind(name: str, files: Sequence[str]) -> str:
     kinds = {kind for each in names for suffix, kind in FILE_KINDS.items() if each.endswith(suffix)}
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
-        hint = (
-            " (JSON Lines, an object on each line, are to be named .jsonl)"
-            if names[0].endswith(".json")
-            else ""
-        )
+        named = " (JSON Lines, an object on each line, are to be named .jsonl)"
+        hint = named if names[0].endswith(".json") else ""
         raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")
@@ -343,7 +327,5 @@ def _unknown(name: str) -> DataError:
     names = [*KNOWN, *TEXTS]
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? Known: " if near else "known: "
-    return DataError(
-        f"unknown corpus {name!r}; {guess}{', '.join(names)}; or give a file, a folder, or OWNER/NAME of the "
-        "hub"
-    )
+    others = "or give a file, a folder, or OWNER/NAME of the hub"
+    return DataError(f"unknown corpus {name!r}; {guess}{', '.join(names)}; {others}")

@@ -63,14 +63,11 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
         if not left:
             break
     if left and not (or_all and parts):
-        raise DataError(
-            f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out"
-        )
+        fewer = f"has {tokens - left} tokens, fewer than the {tokens} to hold out"
+        raise DataError(f"corpus {documents.name!r} {fewer}")
     ids = np.concatenate(parts)
-    return HeldOut(
-        Shards(documents.name, [ids], hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()),
-        frozenset(digests),
-    )
+    sha256 = hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()
+    return HeldOut(Shards(documents.name, [ids], sha256), frozenset(digests))
 
 
 class _BlockPosition(NamedTuple):
@@ -115,13 +112,9 @@ class StreamedBatches:
         self.sequences_per_step = tokens_per_step // seq_len
         self.warnings: tuple[str, ...] = ()
         self._held_out = held_out.digests if held_out else frozenset()
-        held = held_out.corpus.sha256 if held_out else None
-        self._identity = {
-            "seed": seed,
-            "block_documents": block_documents,
-            "held_out": held,
-            "source": documents.source,
-        }
+        self._identity: dict[str, Any] = {"seed": seed, "block_documents": block_documents}
+        self._identity |= {"held_out": held_out.corpus.sha256 if held_out else None}
+        self._identity |= {"source": documents.source}
         if documents.kind == "text":
             self._identity["piece_chars"] = PIECE_CHARS
         documents.cut(PIECE_CHARS)
@@ -215,9 +208,8 @@ class StreamedBatches:
                     begun = True
                     tokens = _encoded(pool, pieces)
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
-                    yield _Block(
-                        _BlockPosition(epoch, number, position), np.concatenate([tokens[i] for i in order])
-                    )
+                    shuffled = np.concatenate([tokens[i] for i in order])
+                    yield _Block(_BlockPosition(epoch, number, position), shuffled)
                     number, position = number + 1, following
                 self._documents.check_unchanged()
                 if not begun:
@@ -256,15 +248,15 @@ def _same(block: _Block) -> _Block:
 
 
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
+    older = ""
     if any(isinstance(size, int) for _, size in state.get("source", {}).get("files", [])):
+        older = "which kept sizes of the corpus' files and no checksums"
+    elif state.keys() & identity.keys() != identity.keys():
+        older = "whose positions mean something else"
+    if older:
         raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files "
-            "and no checksums; go on with that version, or begin a new run from its weights with --init-from"
-        )
-    if state.keys() & identity.keys() != identity.keys():
-        raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, whose positions mean something else; "
-            "go on with that version, or begin a new run from its weights with --init-from"
+            f"corpus {name!r}: the checkpoint is of an older version, {older}; go on with that version, or "
+            "begin a new run from its weights with --init-from"
         )
     had, now = (Counter(map(tuple, each.get("files", []))) for each in (state["source"], identity["source"]))
     if other := sorted({file for file, _ in (had - now) + (now - had)}):
