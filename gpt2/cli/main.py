@@ -32,9 +32,7 @@ Overrides = Annotated[
 
 
 @app.callback()
-def options(
-    version: Version = False,
-) -> None:
+def options(version: Version = False) -> None:
     return
 
 
@@ -159,22 +157,14 @@ def prepare(
     if other := shadowed_path(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
+
+    def say(line: str) -> None:
+        typer.echo(f"gpt2: {line}", err=True)
+
+    settings = {"text_column": text_column, "revision": revision, "val_corpus": val_corpus}
+    settings |= {"val_tokens": val_tokens, "shard_tokens": shard_tokens, "max_tokens": max_tokens}
     try:
-        preparing(
-            prepare(
-                corpus,
-                folder,
-                processes=processes,
-                warn=lambda line: typer.echo(f"gpt2: {line}", err=True),
-                tell=lambda line: typer.echo(f"gpt2: {line}", err=True),
-                text_column=text_column,
-                revision=revision,
-                val_corpus=val_corpus,
-                val_tokens=val_tokens,
-                shard_tokens=shard_tokens,
-                max_tokens=max_tokens,
-            )
-        )
+        preparing(prepare(corpus, folder, processes=processes, warn=say, tell=say, **settings))
         if nanogpt:
             to_nanogpt(folder, nanogpt)
     except DataError as error:
@@ -183,23 +173,17 @@ def prepare(
         fail("interrupted; the same command goes on after the last whole shard", 130)
     index = read_index(folder)
     assert index
-    parts = {split: [each for each in index.shards if each["split"] == split] for split in ("train", "val")}
-    tokens = {split: sum(each["tokens"] for each in shards) for split, shards in parts.items()}
+    train = [each["tokens"] for each in index.shards if each["split"] == "train"]
     typer.echo(
-        f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to "
-        f"train on, {tokens['val']:,} for validation"
+        f"{index.documents:,} documents: {sum(train):,} tokens in {len(train):,} shard(s) to train on, "
+        f"{index.tokens - sum(train):,} for validation"
     )
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
 
-for name, command in {
-    "prepare": prepare,
-    "train": train,
-    "eval": evaluate,
-    "sample": sample,
-    "import": import_,
-    "export": export,
-}.items():
+COMMANDS = {"prepare": prepare, "train": train, "eval": evaluate, "sample": sample}
+COMMANDS |= {"import": import_, "export": export}
+for name, command in COMMANDS.items():
     app.command(name, help=paragraphs(command.__doc__ or ""))(command)
 
 

@@ -67,42 +67,24 @@ def evaluate(
 
     try:
         config, plain, chip, casts = _open(model, device, autocast)
+        how: dict[str, Any] = {"device": chip, "autocast": casts, "batch_size": batch_size}
         learnt = _learnt_from(model)
         if hellaswag or hellaswag_file:
             _reads_text(model, config)
         if val_corpus is not None:
             corpus = validation_shards(val_corpus, config.vocab_size)
             loss, tokens = corpus_loss(
-                plain,
-                corpus,
-                tokens=val_tokens,
-                device=chip,
-                autocast=casts,
-                batch_size=batch_size,
-                progress=_progress("sequences"),
+                plain, corpus, tokens=val_tokens, progress=_progress("sequences"), **how
             )
-            files = (
-                f" ({listed([path.name for path in corpus.files])})"
-                if isinstance(corpus, FirstTokens)
-                else ""
-            )
-            cut = f"in sequences of {config.n_ctx:,}"
-            typer.echo(
-                f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus} {cut}{files}{learnt}"
-            )
+            names = [path.name for path in corpus.files] if isinstance(corpus, FirstTokens) else []
+            files = f" ({listed(names)})" if names else ""
+            of = f"{tokens:,} tokens of {val_corpus} in sequences of {config.n_ctx:,}"
+            typer.echo(f"validation loss {loss:.4f} on {of}{files}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
             for each in styles:
-                score = task.evaluate(
-                    plain,
-                    examples,
-                    style=each,
-                    device=chip,
-                    autocast=casts,
-                    batch_size=batch_size,
-                    progress=_progress("endings"),
-                )
+                score = task.evaluate(plain, examples, style=each, progress=_progress("endings"), **how)
                 low, high = score.acc_norm_interval
                 typer.echo(
                     f"HellaSwag ({each}) acc {score.acc:.4f}, acc_norm {score.acc_norm:.4f} "
@@ -182,10 +164,9 @@ def import_(
         with _said():
             config, weights = convert.read(source)
         checkpoint_tensors.save_weights(folder, config, weights)
-        if tokenizer := other_vocabulary(source if source.is_dir() else source.parent):
-            typer.echo(
-                f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True
-            )
+        if tokenizer := other_vocabulary(_folder(source)):
+            other = f"{tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other"
+            typer.echo(f"gpt2: {other}", err=True)
     except GPT2Error as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
@@ -249,6 +230,10 @@ def _checkpoint(path: Path) -> Path | None:
     return found if (found / FACTS).exists() else None
 
 
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
 def _reads_text(path: Path, config: GPT2Config) -> None:
     """Exit where the model's vocabulary is not the one that text is encoded with."""
     from gpt2.data.tokenizer_files import other_vocabulary
@@ -259,9 +244,7 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
             f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, "
             "say, with a meta.pkl beside their data, or generated tokens)"
         )
-    elif _checkpoint(path) is None and (
-        tokenizer := other_vocabulary(path if path.is_dir() else path.parent)
-    ):
+    elif _checkpoint(path) is None and (tokenizer := other_vocabulary(_folder(path))):
         what = f"has a vocabulary that is not GPT-2's: see {tokenizer}"
     if what:
         fail(

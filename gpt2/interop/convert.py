@@ -100,9 +100,8 @@ def read(path: Path) -> tuple[GPT2Config, Weights]:
         raise ConvertError(f"{path} cannot be read ({reason(error)})") from None
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise ConvertError(
-                f"{file}: {name} is not finite; the model has diverged, or the file is damaged"
-            )
+            why = "the model has diverged, or the file is damaged"
+            raise ConvertError(f"{file}: {name} is not finite; {why}")
     return config, weights
 
 
@@ -111,9 +110,8 @@ def _within(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
-    raise ConvertError(
-        f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
-    )
+    advice = "give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
+    raise ConvertError(f"{folder} holds no {wanted}; {advice}")
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
@@ -124,16 +122,12 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
     given = inside if inside is not None else _described(described)
     for key, values in HUGGINGFACE_MATHS.items():
         if given.get(key, values[0]) not in values:
-            raise ConvertError(
-                f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}"
-            )
-    config = config_of(
-        described, given, n_ctx=next((name for name in CONTEXTS if name in given), CONTEXTS[0])
-    )
-    if given.get("n_inner") not in (None, 4 * config.n_embd):
-        raise ConvertError(
-            f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd"
-        )
+            only = f"only GPT-2 is taken, which has {values[0]!r}"
+            raise ConvertError(f"{described}: {key} is {given[key]!r}; {only}")
+    n_ctx = next((name for name in CONTEXTS if name in given), CONTEXTS[0])
+    config = config_of(described, given, n_ctx=n_ctx)
+    if (inner := given.get("n_inner")) not in (None, 4 * config.n_embd):
+        raise ConvertError(f"{described}: n_inner is {inner!r}; only GPT-2 is taken, which has 4 n_embd")
     plain = _plain(path, tensors, config)
     linear = any(plain[name].shape == shape for name, shape in _oblong(config).items() if name in plain)
     if not linear:
@@ -141,9 +135,8 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
     if inside is None:
         return config, _weights(path, config, plain)
     if not given.get("bias", any(name.endswith("bias") for name in plain)):
-        plain = {
-            name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")
-        } | plain
+        biases = {name: shape for name, shape in shapes(config).items() if name.endswith("bias")}
+        plain = {name: torch.zeros(shape) for name, shape in biases.items()} | plain
     weights = _weights(path, config, plain)
     if linear:
         gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
@@ -243,9 +236,8 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
         found[plain] = tensor
     if not any(GPT2_NAME.match(name) for name in found):
         if isinstance(saved, StandIn):
-            raise ConvertError(
-                f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}"
-            )
+            what = f"{path} holds an object in place of weights, whose code is not run"
+            raise ConvertError(f"{what}; {SAVE_WEIGHTS}")
         held = ", ".join([*found][:3]) or "nothing"
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         known = "only GPT-2's own names are known, as transformers and nanoGPT have them"
@@ -275,9 +267,8 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
             raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
     layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:
-        raise ConvertError(
-            f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}"
-        )
+        said = f"its configuration says {config.n_layer}"
+        raise ConvertError(f"{path} has {len(layers)} layers of GPT-2, {said}")
     for name, rows in (("wte.weight", config.vocab_size), ("wpe.weight", config.n_ctx)):
         _assert_shape(path, name, plain, (rows, config.n_embd))
     return plain
@@ -290,9 +281,8 @@ def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Wei
     """
     wanted = shapes(config)
     if missing := sorted(wanted.keys() - found.keys()):
-        raise ConvertError(
-            f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
-        )
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ConvertError(f"{path} lacks {missing[0]}{others}")
     if more := sorted(found.keys() - wanted.keys()):
         raise ConvertError(f"{path} holds {more[0]}, which GPT-2 has not; it is another model")
     for name, shape in wanted.items():
@@ -308,9 +298,8 @@ def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Seq
 
 def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
     """Return the shapes of the non-square linear weights, which tell (out, in) from (in, out)."""
-    return {
-        name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]
-    }
+    linear = {name: shape for name, shape in shapes(config).items() if _is_linear(name)}
+    return {name: shape for name, shape in linear.items() if shape[0] != shape[1]}
 
 
 def _is_mask(name: str) -> bool:

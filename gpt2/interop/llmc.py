@@ -50,18 +50,16 @@ def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
     """
     _, version, *sizes, rows = _header(path)[:8]
     if version not in DTYPES:
-        raise ConvertError(
-            f"{path} is of llm.c's version {version}; only 3 (float32) and 5 (bfloat16) are read"
-        )
+        known = "only 3 (float32) and 5 (bfloat16) are read"
+        raise ConvertError(f"{path} is of llm.c's version {version}; {known}")
     dtype, config = DTYPES[version], config_of(path, dict(zip(HEADER, sizes, strict=True)), "n_ctx")
     if rows < config.vocab_size:
         raise ConvertError(f"{path}: {config.vocab_size} tokens do not fit in {rows} rows; it is damaged")
     count = config.parameters + (rows - config.vocab_size) * config.n_embd
     promised, size = HEADER_BYTES + count * dtype.itemsize, path.stat().st_size
     if size != promised:
-        raise ConvertError(
-            f"{path} has {size:,} bytes, its header promises {promised:,}; it was cut off or damaged"
-        )
+        differs = f"has {size:,} bytes, its header promises {promised:,}"
+        raise ConvertError(f"{path} {differs}; it was cut off or damaged")
     number = np.dtype("<f4" if dtype == torch.float32 else "<i2")
     weights, at = {}, HEADER_BYTES
     for name, shape in _order(replace(config, padded_vocab_size=rows)):
@@ -99,6 +97,5 @@ def _order(config: GPT2Config) -> Iterator[tuple[str, torch.Size]]:
     all_shapes = shapes(config)
     kinds = [name.removeprefix("h.0.") for name in all_shapes if name.startswith("h.0.")]
     layers = [f"h.{number}.{kind}" for kind in kinds for number in range(config.n_layer)]
-    return (
-        (name, all_shapes[name]) for name in ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
-    )
+    names = ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
+    return ((name, all_shapes[name]) for name in names)

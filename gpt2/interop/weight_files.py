@@ -56,9 +56,8 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
         return _indexed(path)
     if start.startswith(b"version https://git-lfs"):
         raise ConvertError(f"{path} only points to the weights, which Git LFS keeps; run git lfs pull there")
-    raise ConvertError(
-        f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged"
-    )
+    others = "of transformers, nanoGPT or llm.c, or its beginning is damaged"
+    raise ConvertError(f"{path} is no file of weights {others}")
 
 
 class StandIn(dict[str, Any]):
@@ -112,14 +111,12 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
     classes: list[str] = []
     while True:
         # torch's error message omits the module builtins
-        allowed: list[Any] = [
-            (StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")
-        ]
+        names = [f"{module}{name}" for name in classes for module in ("", "builtins.")]
+        allowed: list[Any] = [(StandIn, name) for name in names]
         try:
             with torch.serialization.safe_globals([*NUMPY, *allowed]), path.open("rb") as file:
-                saved = torch.load(
-                    path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped
-                )
+                source = path if mapped else file
+                saved = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
             break
         except OSError:
             raise
@@ -173,13 +170,11 @@ def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
     """Return the GPT2Config of these sizes; n_ctx: the context length's name. Raises ConvertError."""
     for name in (*SIZES, n_ctx):
         if type(given.get(name)) is not int or given[name] < 1:
-            raise ConvertError(
-                f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2"
-            )
-    if given["n_embd"] % given["n_head"]:
-        raise ConvertError(
-            f"{path}: {given['n_head']} heads cannot share a width of {given['n_embd']}; it is damaged"
-        )
+            wrong = f"{name} is {given.get(name)!r}, no number above 0"
+            raise ConvertError(f"{path}: {wrong}; it is damaged or no GPT-2")
+    heads, width = given["n_head"], given["n_embd"]
+    if width % heads:
+        raise ConvertError(f"{path}: {heads} heads cannot share a width of {width}; it is damaged")
     return GPT2Config(n_ctx=given[n_ctx], **{name: given[name] for name in SIZES})
 
 

@@ -90,9 +90,8 @@ class Guard:
 
     def _act(self, step: int, seen: str, action: str) -> bool:
         if action == "stop":
-            raise TrainingStopped(
-                f"step {step}: {seen}; the policy is to stop (guard.not_finite, guard.spike)"
-            )
+            policy = "the policy is to stop (guard.not_finite, guard.spike)"
+            raise TrainingStopped(f"step {step}: {seen}; {policy}")
         if action == "skip":
             return self._pass_over(step, seen)
         self.tell(step, f"{seen}: trained on all the same")

@@ -110,9 +110,7 @@ def read(folder: Path) -> Saved:
     """
     path = folder / FACTS
     if not path.is_file():
-        what = (
-            "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
-        )
+        what = f"holds no {FACTS}: it is no checkpoint of gpt2 train" if folder.is_dir() else "is no folder"
         raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -128,13 +126,11 @@ def read(folder: Path) -> Saved:
         found = file.stat().st_size if file.is_file() else None
         if not os.access(file, os.R_OK) and found is not None:
             raise CheckpointError(f"{file} cannot be read (permission denied)")
+        if found is None:
+            raise CheckpointError(f"{file} is missing")
         if found != size:
-            how = (
-                "is missing"
-                if found is None
-                else f"has {found:,} bytes instead of {size:,}; it was cut off or changed"
-            )
-            raise CheckpointError(f"{file} {how}")
+            differs = f"has {found:,} bytes instead of {size:,}"
+            raise CheckpointError(f"{file} {differs}; it was cut off or changed")
     return saved
 
 

@@ -187,10 +187,8 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
             if not state:
                 device = parameter.device if group.get("fused") else "cpu"
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-                state |= {
-                    each: torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    for each in AVERAGES
-                }
+                for each in AVERAGES:
+                    state[each] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["step"].fill_(updates)
 
 

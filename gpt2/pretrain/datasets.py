@@ -125,12 +125,8 @@ def _shards(run: Run, source: Source) -> Data:
             for path, sha256 in validation.files.items()
             if sha256 in trained
         ]
-    return Data(
-        batches=batches,
-        validation=validation,
-        facts={"name": name, "sha256": corpus.sha256},
-        notes=tuple(notes),
-    )
+    facts = {"name": name, "sha256": corpus.sha256}
+    return Data(batches=batches, validation=validation, facts=facts, notes=tuple(notes))
 
 
 def _taken(what: str, corpus: Corpus | None) -> str:
@@ -163,9 +159,8 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
     documents = opened()
-    apart = (
-        f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
-    )
+    first = f"{held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
+    apart = f", without its first {first}" if first else ""
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -193,9 +188,8 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
     if folder is None and Path(os.path.expanduser(name)).exists():
-        raise DataError(
-            f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER"
-        )
+        way = f"gpt2 prepare {shlex.quote(name)} --out FOLDER"
+        raise DataError(f"{name} is no folder of shards; make one by: {way}")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size=vocab_size)

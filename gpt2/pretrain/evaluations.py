@@ -82,9 +82,8 @@ class Evaluations:
     def due(self, step: int) -> bool:
         """Return whether an evaluation is due before step `step`."""
         asked = self.asked
-        return any(
-            self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every)
-        )
+        intervals = (asked.val_every, asked.hellaswag_every, asked.sample_every)
+        return any(self._due(every, step) for every in intervals)
 
     def _due(self, every: int, step: int) -> bool:
         return bool(every) and (step % every == 0 or step >= self.steps)

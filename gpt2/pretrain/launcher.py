@@ -80,16 +80,15 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
         stack.callback(_end, ranks)  # in case not all could be started
         for rank in range(processes):
             said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.PIPE,  # never written to; see end_with_launcher
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,  # else they would receive Ctrl-C twice
-                )
+            process = subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,  # never written to; see end_with_launcher
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # else they would receive Ctrl-C twice
             )
+            ranks.append(process)
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)

@@ -100,9 +100,8 @@ class Files:
             if not any(event.kind == "step" for event in found):
                 return []
         others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
-        self.set_aside = self._jsonl_path.with_name(
-            f"metrics-before{f'-{others + 1}' if others else ''}.jsonl"
-        )
+        number = f"-{others + 1}" if others else ""
+        self.set_aside = self._jsonl_path.with_name(f"metrics-before{number}.jsonl")
         self._jsonl_path.replace(self.set_aside)
         return []
 

@@ -88,7 +88,7 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
         interrupted = _heed_signals(session)
         sinks: list[Sink] = []
         if rank == 0:
-            sinks = _sinks(run, options, session, **wanted)
+            sinks = _sinks(run, session, **wanted)
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
                 stack.push(partial(_close, sink))
@@ -114,21 +114,19 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
 
 def _is_gone(path: Path) -> bool:
     """Return whether the file does not exist; False where the file system does not answer."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
     return False
 
 
 def _done(session: Session) -> str:
     steps, wanted, kept = session.training.number, session.run.steps, newest(session.options.folder)
     if steps > wanted:
-        return (
-            f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
-        )
+        beyond = f"the run is at step {steps:,}, beyond the {wanted:,} that are asked for"
+        return f"nothing to do: {beyond}: {kept}"
     return f"all {wanted:,} steps are done: {kept}"
 
 
@@ -158,9 +156,8 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
         str(folder).encode()
     except UnicodeEncodeError:  # safetensors cannot open such a path
         shown = os.fsencode(folder).decode(errors="backslashreplace")
-        raise MetricsError(
-            f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
-        ) from None
+        unreadable = f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
+        raise MetricsError(unreadable) from None
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)
@@ -168,20 +165,17 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
             stack.callback(_leave, folder)
         stack.enter_context(exclusive(folder))
         if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
-            raise MetricsError(
-                f"cannot write into {options.checkpoints}; ask for access, or choose another --out"
-            )
+            denied_to = f"cannot write into {options.checkpoints}"
+            raise MetricsError(f"{denied_to}; ask for access, or choose another --out")
     except Locked:
-        raise MetricsError(
-            f"another gpt2 train is writing to {folder}; end it, or choose another --out"
-        ) from None
+        other = f"another gpt2 train is writing to {folder}"
+        raise MetricsError(f"{other}; end it, or choose another --out") from None
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     metrics = folder / "metrics.jsonl"
     if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
-        raise MetricsError(
-            f"{folder} has a run already: --resume goes on with it, --out chooses another folder"
-        )
+        ways = "--resume goes on with it, --out chooses another folder"
+        raise MetricsError(f"{folder} has a run already: {ways}")
 
 
 def _leave(folder: Path) -> None:
@@ -209,9 +203,8 @@ def _see_one_folder(run: Run, options: SessionOptions) -> None:
         )
 
 
-def _sinks(
-    run: Run, options: SessionOptions, session: Session, *, tensorboard: bool, wandb: bool
-) -> list[Sink]:
+def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> list[Sink]:
+    options = session.options
     step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
     with atomic_write(about, MetricsError) as file:

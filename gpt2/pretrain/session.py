@@ -185,11 +185,7 @@ class Session(Iterator[Event]):
         # A leg's first step compiles, so its time does not predict later steps.
         self._longest = seconds if self._taken <= 2 else max(self._longest, seconds)
         tps = taken.tokens / seconds
-        mfu = (
-            tps * self.run.workload.flops_per_token / (self._peak * self.run.toggles.world_size)
-            if self._peak
-            else None
-        )
+        flops, peak = tps * self.run.workload.flops_per_token, self._peak
         return self._event(
             "step",
             tokens=training.number * taken.tokens,
@@ -199,7 +195,7 @@ class Session(Iterator[Event]):
             seconds=seconds,
             elapsed_seconds=self._elapsed(),
             tps=tps,
-            mfu=mfu,
+            mfu=flops / (peak * self.run.toggles.world_size) if peak else None,
             peak_memory_bytes=self.device.peak_memory().bytes,
             wait_seconds=self.waiting.seconds - waited,
         )
@@ -235,7 +231,7 @@ class Session(Iterator[Event]):
         start = time.monotonic()
         self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
-        looked = self._looked == training.number
+        looked, place = self._looked == training.number, self.data.place(training.number)
         folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
@@ -244,11 +240,7 @@ class Session(Iterator[Event]):
             tokens=training.number * self.run.tokens_per_step,
             elapsed_seconds=self._elapsed(),
             run=asdict(self.run),
-            data={
-                **self.data.facts,
-                "stream": self.data.place(training.number),
-                "validation": self.evaluations.judged_by,
-            },
+            data=self.data.facts | {"stream": place, "validation": self.evaluations.judged_by},
             scaler=training.scaler.state_dict(),
             guard=self.guard.state_dict(),
             looked=looked,
