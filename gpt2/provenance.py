@@ -14,10 +14,8 @@ THIS_FILE = Path(__file__).resolve().relative_to(ROOT).as_posix()
 def code_hash() -> str:
     """Return the sha256 over names and contents of the Python and C++ sources of gpt2/ and bench/."""
     digest = hashlib.sha256()
-    sources = (
-        p for package in ("bench", "gpt2") for p in (ROOT / package).rglob("*") if p.suffix in {".py", ".cpp"}
-    )
-    for path in sorted(sources):
+    files = (path for package in ("bench", "gpt2") for path in (ROOT / package).rglob("*"))
+    for path in sorted(path for path in files if path.suffix in {".py", ".cpp"}):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
 from gpt2.config.devices import DeviceName
 from gpt2.config.workload import TEXT_VOCABULARY
@@ -25,31 +26,27 @@ if TYPE_CHECKING:
     from gpt2.model.model import GPT2
 
 Model = Annotated[
-    Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
+    Path, Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]
-OnDevice = Annotated[DeviceName, typer.Option(help="Where the model runs.")]
-Products = Annotated[
-    Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")
-]
+OnDevice = Annotated[DeviceName, Option(help="Where the model runs.")]
+Products = Annotated[Literal["float32", "bfloat16"], Option(help="Number format of its matrix products.")]
 
 
 def evaluate(
     model: Model,
     val_corpus: Annotated[
         str | None,
-        typer.Option(help="Validation loss on this corpus: a prepared one, or a folder of shards."),
+        Option(help="Validation loss on this corpus: a prepared one, or a folder of shards."),
     ] = None,
-    val_tokens: Annotated[int, typer.Option(min=1, help="From its beginning.")] = 1_048_576,
-    hellaswag: Annotated[
-        bool, typer.Option("--hellaswag", help="Score HellaSwag's validation examples.")
-    ] = False,
-    hellaswag_file: Annotated[Path | None, typer.Option(help="Where they lie, if not downloaded.")] = None,
+    val_tokens: Annotated[int, Option(min=1, help="From its beginning.")] = 1_048_576,
+    hellaswag: Annotated[bool, Option("--hellaswag", help="Score HellaSwag's validation examples.")] = False,
+    hellaswag_file: Annotated[Path | None, Option(help="Where they lie, if not downloaded.")] = None,
     style: Annotated[
         Literal["completion", "harness", "both"],
-        typer.Option(help="As llm.c scores it, or as lm-evaluation-harness does; these do not compare."),
+        Option(help="As llm.c scores it, or as lm-evaluation-harness does; these do not compare."),
     ] = "both",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first examples.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    limit: Annotated[int | None, Option(min=1, help="Only the first examples.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Sequences at once.")] = 8,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:
@@ -96,16 +93,12 @@ def evaluate(
 
 def sample(
     model: Model,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="What to continue; may be given several times.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
-    top_p: Annotated[
-        float | None, typer.Option(help="Choose among the likeliest of this share together.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
+    prompt: Annotated[list[str] | None, Option(help="What to continue; may be given several times.")] = None,
+    max_tokens: Annotated[int, Option(min=1, help="Tokens to write.")] = 100,
+    temperature: Annotated[float, Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, Option(min=1, help="Choose among so many tokens.")] = 200,
+    top_p: Annotated[float | None, Option(help="Choose among the likeliest of this share together.")] = None,
+    seed: Annotated[int, Option(min=0, help="The same seed writes the same text.")] = 1337,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:
@@ -146,9 +139,9 @@ def sample(
 
 def import_(
     source: Annotated[
-        Path, typer.Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")
+        Path, Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")
     ],
-    folder: Annotated[Path, typer.Argument(help="Where the checkpoint is to be.")],
+    folder: Annotated[Path, Argument(help="Where the checkpoint is to be.")],
 ) -> None:
     """Make a checkpoint of weights that others saved: to train on from, to judge, or to sample from.
 
@@ -174,9 +167,9 @@ def import_(
 
 def export(
     model: Model,
-    target: Annotated[Path, typer.Argument(help="A folder for transformers, a file for the others.")],
+    target: Annotated[Path, Argument(help="A folder for transformers, a file for the others.")],
     format: Annotated[
-        Literal["transformers", "nanogpt", "llmc", "llmc-bfloat16"], typer.Option(help="Who is to read it.")
+        Literal["transformers", "nanogpt", "llmc", "llmc-bfloat16"], Option(help="Who is to read it.")
     ] = "transformers",
 ) -> None:
     """Write a MODEL as others read it: a folder for transformers, nanoGPT's ckpt.pt, or llm.c's .bin.

@@ -171,9 +171,8 @@ class Workload:
         if self.lr_warmup_steps < 0:
             raise ValueError(f"lr_warmup_steps {self.lr_warmup_steps} is negative")
         if self.lr_decay_steps and self.lr_decay_steps <= self.lr_warmup_steps:
-            raise ValueError(
-                f"lr_decay_steps {self.lr_decay_steps} is not beyond lr_warmup_steps {self.lr_warmup_steps}"
-            )
+            warmup = f"lr_warmup_steps {self.lr_warmup_steps}"
+            raise ValueError(f"lr_decay_steps {self.lr_decay_steps} is not beyond {warmup}")
         if not 0 <= self.lr_final_fraction <= 1:
             raise ValueError(f"lr_final_fraction {self.lr_final_fraction} is outside 0 to 1")
         if max(self.lr, self.weight_decay, self.eps) > MOST_FLOAT32:

@@ -28,9 +28,8 @@ def find(toggles: Toggles) -> Device:
     """Open this process's device, number LOCAL_RANK. Raises UnsupportedToggle or DeviceError."""
     constraints.check(toggles)
     if toggles.device not in DEVICES:
-        raise UnsupportedToggle(
-            "device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them"
-        )
+        reason = f"is not one of {', '.join(DEVICES)}; choose one of them"
+        raise UnsupportedToggle("device", toggles.device, reason)
     device = DEVICES[toggles.device](toggles, int(os.environ.get("LOCAL_RANK", 0)))
     check(toggles, device)
     return device

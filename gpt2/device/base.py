@@ -87,9 +87,8 @@ class Device(ABC):
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         """Return why this device does not support the value of `toggle`, with an alternative, or None."""
         value = getattr(toggles, toggle)
-        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(
-            torch.nn.functional, "linear_cross_entropy"
-        ):
+        known = hasattr(torch.nn.functional, "linear_cross_entropy")
+        if (toggle, value) == ("cross_entropy", "linear") and not known:
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 

@@ -55,12 +55,8 @@ class Mps(Device):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         # Metal also refuses a single tensor above a size limit, however much memory is free.
-        text = str(error)
-        return (
-            super().is_out_of_memory(error)
-            or "MPS backend out of memory" in text
-            or "Invalid buffer size" in text
-        )
+        said = ("MPS backend out of memory", "Invalid buffer size")
+        return super().is_out_of_memory(error) or any(each in str(error) for each in said)
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip

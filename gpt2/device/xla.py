@@ -78,9 +78,8 @@ class Xla(Device):
         value = getattr(toggles, toggle)
         # The CPU backend has as many devices as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
-            return (
-                f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
-            )
+            found = self._found
+            return f"a batch is spread over all of the {found} device(s) here; choose 1 or {found}"
         return super().refuses(toggle, toggles)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:

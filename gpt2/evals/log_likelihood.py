@@ -138,7 +138,6 @@ def _sums(logits: Tensor, places: Tensor, targets: Tensor) -> Tensor:
     """
     rows = torch.arange(len(places), device=places.device).unsqueeze(1)
     scored = logits[rows, places].float()
-    losses = F.cross_entropy(
-        scored.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-    )
+    flat = scored.flatten(0, 1), targets.flatten()
+    losses = F.cross_entropy(*flat, ignore_index=IGNORE_INDEX, reduction="none")
     return -losses.view(places.shape).sum(1)

@@ -55,9 +55,8 @@ class Validation:
             # Gradients stay enabled and DDP is used, so that this is the forward pass that trains. The loss
             # is detached at once: a graph kept alive would hold its activations during the next pass.
             with distributed.gradient_sync(training.wrapped, last=False), training.autocast():
-                losses.append(
-                    training.wrapped(training.device.put(x), training.device.put(y)).detach().clone()
-                )
+                x, y = training.device.put(x), training.device.put(y)
+                losses.append(training.wrapped(x, y).detach().clone())
             training.device.end_step()
         if training.toggles.shards_gradients:
             distributed.release(training.wrapped)

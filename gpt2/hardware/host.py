@@ -183,9 +183,8 @@ def flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def _first_processor(cpuinfo: str) -> dict[str, str]:
-    return dict(
-        re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE)
-    )
+    first, _, _ = cpuinfo.strip().partition("\n\n")
+    return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", first, re.MULTILINE))
 
 
 @lru_cache(maxsize=1)
@@ -206,9 +205,8 @@ def memory_held(pid: int | Literal["self"] = "self") -> int | None:
 
 def _memory(name: str, pid: int | Literal["self"]) -> int | None:
     with contextlib.suppress(OSError):
-        if found := re.search(
-            rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(errors="replace"), re.MULTILINE
-        ):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        if found := re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE):
             return int(found[1]) * 1024
     return None
 

@@ -202,9 +202,8 @@ def _zen(identity: Mapping[str, str]) -> int | None:
     if identity.get("vendor") != "AuthenticAMD":
         return None
     family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
-    return next(
-        (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ()))), None
-    )
+    found = (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ())))
+    return next(found, None)
 
 
 def derived_cpu(
@@ -247,6 +246,8 @@ def derived_cpu(
         lacking = "no bfloat16 units; "
     speed = f"{cores} cores x {mhz / 1e3:.3g} GHz"
     cycles = cores * mhz * 1e6
+    formats = f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else ""
+    unknown = "float16: not derived, its vector units sum in float16; memory: not told by flags"
     return Chip(
         name=f"CPU, {speed}",
         pattern="",
@@ -257,9 +258,6 @@ def derived_cpu(
         memory_bytes=None,
         bandwidth=None,
         derived=True,
-        source=f"derived: {speed} x "
-        + (f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else "")
-        + f"{float32} FLOP/cycle in float32 ({vectors})",
-        note=lacking
-        + "no TF32 units; float16: not derived, its vector units sum in float16; memory: not told by flags",
+        source=f"derived: {speed} x {formats}{float32} FLOP/cycle in float32 ({vectors})",
+        note=f"{lacking}no TF32 units; {unknown}",
     )

@@ -6,6 +6,7 @@ They compute the same functions and gradients by other means; torch.compile fuse
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +15,21 @@ from torch import Tensor
 from torch.autograd import Function
 
 LIBRARY = torch.library.Library("gpt2", "FRAGMENT")
-"""Library of this project's operators, which torch.compile treats as opaque."""
+"""Library of this project's operators."""
+
+
+def operator(schema: str, shapes: Callable[..., Any], *, tags: Sequence[Any] = (), **kernels: Any) -> None:
+    """Define gpt2::NAME(...), opaque to torch.compile.
+
+    shapes: returns the results' shapes and dtypes in empty tensors. kernels: functions by dispatch key: CPU,
+    CUDA, or CompositeExplicitAutograd for any device.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=tags)
+    for key, kernel in kernels.items():
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"gpt2::{name}", shapes, lib=LIBRARY)
+
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
@@ -104,9 +119,8 @@ class CrossEntropy(Function):
         share, at = gradient / len(targets), targets[:, None]
         chosen = (logits.gather(1, at).float() - log_sum[:, None]).exp()
         softmax = (logits.float() - log_sum[:, None]).exp()
-        return (softmax * share).to(logits.dtype).scatter(
-            1, at, ((chosen - 1) * share).to(logits.dtype)
-        ), None
+        of_target = ((chosen - 1) * share).to(logits.dtype)
+        return (softmax * share).to(logits.dtype).scatter(1, at, of_target), None
 
 
 class TiedEmbedding(Function):
@@ -133,9 +147,6 @@ class TiedEmbedding(Function):
         return torch.ops.gpt2.add_rows(head, rows.flatten(0, 1), tokens.flatten()), None, None
 
 
-LIBRARY.define("add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor")
-
-
 def _add_rows(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     """Return matrix, (V, d), in rows' dtype with each of rows, (N, d), added at its index, (N,) int64."""
     return matrix.to(rows.dtype, copy=True).index_add_(0, index, rows)
@@ -145,5 +156,8 @@ def _add_rows_shape(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     return matrix.new_empty(matrix.shape, dtype=rows.dtype)
 
 
-LIBRARY.impl("add_rows", _add_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::add_rows", _add_rows_shape, lib=LIBRARY)
+operator(
+    "add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor",
+    _add_rows_shape,
+    CompositeExplicitAutograd=_add_rows,
+)

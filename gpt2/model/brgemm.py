@@ -9,11 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY
+from gpt2.model.autograd import operator
 from gpt2.model.cpp_build import library
-
-LIBRARY.define("attention(Tensor qkv) -> (Tensor, Tensor)")
-LIBRARY.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
 
 
 def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
@@ -57,10 +54,9 @@ def _backward_shape(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor)
     return qkv.new_empty(qkv.shape)
 
 
-LIBRARY.impl("attention", _attention, "CPU")
-LIBRARY.impl("attention_backward", _backward, "CPU")
-torch.library.register_fake("gpt2::attention", _attention_shape, lib=LIBRARY)
-torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=LIBRARY)
+operator("attention(Tensor qkv) -> (Tensor, Tensor)", _attention_shape, CPU=_attention)
+BACKWARD = "attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor"
+operator(BACKWARD, _backward_shape, CPU=_backward)
 
 
 class BrgemmAttention(Function):

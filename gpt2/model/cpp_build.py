@@ -52,9 +52,8 @@ def _compile(command: list[str], target: Path) -> None:
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
             # In a session of its own: Ctrl-C must not kill the compiler while the training shuts down.
-            compiled = subprocess.run(
-                [*command, "-o", made], capture_output=True, text=True, start_new_session=True
-            )
+            command = [*command, "-o", str(made)]
+            compiled = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
             if compiled.returncode:
                 lines = [*compiled.stderr.splitlines(), f"it ended with exit code {compiled.returncode}"]
                 said = next((line for line in lines if "error" in line), lines[0])

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 HALF_SCALE = 2.0**13
 """Factor on float16's gradient of the logits, which would be 0 without one.
@@ -22,12 +22,6 @@ HALF_SCALE = 2.0**13
 A probability of 1 in 50,000 over a batch of 65,536 is 3e-10. The trainer's gradient scaler starts with it,
 too.
 """
-
-# The logits stay row-major, but rows may have gaps: torch.compile need not copy a padded matmul.
-LIBRARY.define(
-    "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
 
 
 def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
@@ -37,9 +31,8 @@ def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     """
     from gpt2.model import loss_kernel
 
-    torch._check(
-        logits.stride(1) == 1, lambda: f"cross_entropy: triton: logits have strides {logits.stride()}"
-    )
+    strides = logits.stride()
+    torch._check(strides[1] == 1, lambda: f"cross_entropy: triton: logits have strides {strides}")
     losses = _losses(logits, targets, scale)
     N, V = logits.shape
     kernel: Any = loss_kernel.cross_entropy
@@ -64,9 +57,14 @@ def _losses(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float32)
 
 
-LIBRARY.impl("cross_entropy_", _by_triton, "CUDA")
-LIBRARY.impl("cross_entropy_", _by_torch, "CPU")
-torch.library.register_fake("gpt2::cross_entropy_", _losses, lib=LIBRARY)
+operator(
+    "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
+    _losses,
+    # The logits stay row-major, but rows may have gaps: torch.compile need not copy a padded matmul.
+    tags=(torch.Tag.needs_fixed_stride_order,),
+    CUDA=_by_triton,
+    CPU=_by_torch,
+)
 
 
 class FusedCrossEntropy(Function):

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 
-def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+def _loss(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
     """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of losses.
 
     logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
@@ -24,14 +24,10 @@ def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tens
     """
 
     def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        operator = f"{name}_cross_entropy_"
+        schema = f"{name}_cross_entropy_(Tensor(a!) logits, Tensor targets) -> Tensor"
         # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
-        LIBRARY.define(
-            f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor",
-            tags=(torch.Tag.needs_fixed_stride_order,),
-        )
-        LIBRARY.impl(operator, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"gpt2::{operator}", _losses, lib=LIBRARY)
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        operator(schema, _losses, tags=tags, CompositeExplicitAutograd=function)
         return function
 
     return define
@@ -41,7 +37,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float32)
 
 
-@_operator("liger")
+@_loss("liger")
 def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     from liger_kernel.ops import cross_entropy_forward  # pyright: ignore[reportMissingImports]
 
@@ -52,7 +48,7 @@ def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.float()
 
 
-@_operator("quack")
+@_loss("quack")
 def _by_quack(logits: Tensor, targets: Tensor) -> Tensor:
     from quack.cross_entropy import cross_entropy_fwd  # pyright: ignore[reportMissingImports]
 
@@ -90,15 +86,6 @@ def layer_norm(name: str) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     return LigerLayerNormFunction.apply
 
 
-LIBRARY.define(
-    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)"
-)
-LIBRARY.define(
-    "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
-    "-> (Tensor, Tensor, Tensor)"
-)
-
-
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
     from quack.rmsnorm import layernorm_fwd  # pyright: ignore[reportMissingImports]
 
@@ -124,10 +111,17 @@ def _layer_norm_backward_shapes(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
-LIBRARY.impl("quack_layer_norm", _layer_norm, "CompositeExplicitAutograd")
-LIBRARY.impl("quack_layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::quack_layer_norm", _layer_norm_shapes, lib=LIBRARY)
-torch.library.register_fake("gpt2::quack_layer_norm_backward", _layer_norm_backward_shapes, lib=LIBRARY)
+operator(
+    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _layer_norm_shapes,
+    CompositeExplicitAutograd=_layer_norm,
+)
+operator(
+    "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
+    "-> (Tensor, Tensor, Tensor)",
+    _layer_norm_backward_shapes,
+    CompositeExplicitAutograd=_layer_norm_backward,
+)
 
 
 class QuackLayerNorm(Function):
@@ -147,13 +141,6 @@ class QuackLayerNorm(Function):
         (gradient,) = grad_outputs
         to_x, *others = torch.ops.gpt2.quack_layer_norm_backward(gradient.flatten(0, -2), *ctx.saved_tensors)
         return to_x.view(gradient.shape), *others, None
-
-
-LIBRARY.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
-LIBRARY.define(
-    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
-    "Tensor"
-)
 
 
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -188,10 +175,17 @@ def _attention_backward_shape(
     return q.new_empty(B, T, 3, n_head, head_dim)
 
 
-LIBRARY.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
-LIBRARY.impl("flash4_attention_backward", _attention_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=LIBRARY)
-torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=LIBRARY)
+operator(
+    "flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
+    _attention_shapes,
+    CompositeExplicitAutograd=_attention,
+)
+operator(
+    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
+    "Tensor",
+    _attention_backward_shape,
+    CompositeExplicitAutograd=_attention_backward,
+)
 
 
 def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:

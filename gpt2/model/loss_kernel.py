@@ -26,9 +26,8 @@ def cross_entropy(logits, targets, losses, stride, scale, columns: tl.constexpr,
     row = tl.program_id(0).to(tl.int64)  # a batch has more than 2**31 logits
     logits += row * stride
     target = tl.load(targets + row)
-    of_target = tl.load(logits + target, mask=(target >= 0) & (target < columns), other=float("nan")).to(
-        tl.float32
-    )
+    there = (target >= 0) & (target < columns)
+    of_target = tl.load(logits + target, mask=there, other=float("nan")).to(tl.float32)
 
     offsets = tl.arange(0, BLOCK)
     largest = tl.full((), float("-inf"), tl.float32)

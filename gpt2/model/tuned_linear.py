@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 ROUNDS = 5
 """Timings of each split when a shape is first met; the median counts, because steps see typical times."""
@@ -41,9 +41,6 @@ def chosen() -> dict[str, int]:
     return {name: found.count(name) for name in sorted(set(found))}
 
 
-LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
-
-
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply with the fastest split for this shape, which is timed when the shape is first met.
 
@@ -63,8 +60,7 @@ def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.size(0), b.size(1))
 
 
-LIBRARY.impl("product", _product, "CPU")
-torch.library.register_fake("gpt2::product", _product_shape, lib=LIBRARY)
+operator("product(Tensor a, Tensor b, Tensor? bias) -> Tensor", _product_shape, CPU=_product)
 
 
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:

@@ -93,9 +93,8 @@ class Run:
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name {self.name!r} is no name for a folder")
         if self.guard.skips and self.toggles.launch == "graph":
-            raise ValueError(
-                "launch: graph records whole steps, so that guard cannot skip one; choose stop or report"
-            )
+            reason = "launch: graph records whole steps, so that guard cannot skip one"
+            raise ValueError(f"{reason}; choose stop or report")
         object.__setattr__(self, "toggles", resolve(self.workload, self.toggles))
 
     @property

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from types import TracebackType
+from collections.abc import Callable, Iterator
 
 from rich.console import Console
 from rich.live import Live
@@ -31,18 +30,14 @@ class Display:
         self._line = Text("starting")
         self._printed = 0.0
         self._recent: list[float] = []
-        self._live = Live(
-            console=self._console, refresh_per_second=2, transient=True, get_renderable=lambda: self._line
-        )
+        self._live = _live(self._console, lambda: self._line)
 
     def __enter__(self) -> Display:
         if self._console.is_terminal:
             self._live.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._live.stop()
 
     def write(self, event: Event) -> None:
@@ -76,12 +71,16 @@ class Display:
             self._console.print(self._line, soft_wrap=True)
 
 
+def _live(console: Console, line: Callable[[], Text]) -> Live:
+    return Live(console=console, refresh_per_second=2, transient=True, get_renderable=line)
+
+
 def preparing(progress: Iterator[Prepared]) -> None:
     """Show the progress of gpt2.data.corpora.prepare.prepare() until it ends."""
     console = stderr_console()
     printed = time.monotonic()
     line = Text("opening the corpus")
-    with Live(console=console, refresh_per_second=2, transient=True, get_renderable=lambda: line) as live:
+    with _live(console, lambda: line) as live:
         if not console.is_terminal:
             live.stop()
         for each in progress:

@@ -198,9 +198,8 @@ def _see_one_folder(run: Run, options: SessionOptions) -> None:
         sign.unlink()
     if not all(seen):
         blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
-        raise CheckpointError(
-            f"{options.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
-        )
+        unseen = f"{options.folder} of rank 0 is not seen by rank {blind}"
+        raise CheckpointError(f"{unseen}; let --out lie on a shared disk")
 
 
 def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> list[Sink]:

@@ -103,9 +103,8 @@ class Session(Iterator[Event]):
         if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         elif run.guard.skips:
-            raise ConfigError(
-                f"{device.kind} runs a step as one program: guard cannot skip one; choose stop or report"
-            )
+            reason = f"{device.kind} runs a step as one program: guard cannot skip one"
+            raise ConfigError(f"{reason}; choose stop or report")
         self.evaluations = Evaluations(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
         self.look_first = saved is None or not saved.looked

@@ -39,10 +39,8 @@ def world_size(step: StepEvidence) -> Finding:
         return Finding(right, f"the rows of a batch lie on {counted(devices, 'device')}; {ran}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
-    kind, name = (
-        ("reduce_scatter", "reduce-scatter") if step.toggles.shards_gradients else ("allreduce", "all-reduce")
-    )
-    exchanges = step.exchanges(kind)
+    name = "reduce-scatter" if step.toggles.shards_gradients else "all-reduce"
+    exchanges = step.exchanges("reduce_scatter" if step.toggles.shards_gradients else "allreduce")
     right = ranks == step.toggles.world_size and (ranks > 1) == (exchanges > 0)
     return Finding(right, f"{counted(ranks, 'rank')}, {counted(exchanges, name)} seen in the step")
 

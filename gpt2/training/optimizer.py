@@ -51,9 +51,8 @@ class CompiledAdamW(torch.optim.Optimizer):
         rows = [_views_of_one(part) for part, _ in self._parts]
         averages, squares = ([torch.zeros_like(row, dtype=torch.float32) for row in rows] for _ in range(2))
         self._rows = rows, averages, squares
-        self._copies = [
-            copies[part[0]].detach().view(-1) if part[0] in copies else None for part, _ in self._parts
-        ]
+        firsts = [copies.get(part[0]) for part, _ in self._parts]
+        self._copies = [None if copy is None else copy.detach().view(-1) for copy in firsts]
         self._steps = torch.zeros(len(self._weights))
         steps = dict(zip(self._weights, self._steps.unbind(), strict=True))
         for (part, _), average, square in zip(self._parts, averages, squares, strict=True):
@@ -69,11 +68,9 @@ class CompiledAdamW(torch.optim.Optimizer):
 
     def norm(self) -> Tensor:
         """Return the norm of all gradients together, a float32 scalar."""
-        return (
-            self._norm(self._gradients())
-            if self.norm_is_compiled
-            else _norm_of_lists(_gradients(self.leaves))
-        )
+        if self.norm_is_compiled:
+            return self._norm(self._gradients())
+        return _norm_of_lists(_gradients(self.leaves))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -95,9 +92,8 @@ class CompiledAdamW(torch.optim.Optimizer):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Refuse: torch would put tensors in place of views; checkpoint_tensors.restore() fills them."""
-        raise NotImplementedError(
-            "its averages are views; fill them in place, as gpt2.pretrain.checkpoint_tensors.restore() does"
-        )
+        way = "fill them in place, as gpt2.pretrain.checkpoint_tensors.restore() does"
+        raise NotImplementedError(f"its averages are views; {way}")
 
     def _gradients(self) -> list[Tensor]:
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]

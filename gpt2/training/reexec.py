@@ -54,9 +54,8 @@ def enter_environment(toggles: Toggles, module: str) -> None:
     wanted = environment(toggles)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         tell_unheeded_threads(toggles, module)
-        os.execve(
-            sys.executable, [*python(module), *sys.argv[1:]], {**os.environ, **own_variables(), **wanted}
-        )
+        variables = {**os.environ, **own_variables(), **wanted}
+        os.execve(sys.executable, [*python(module), *sys.argv[1:]], variables)
 
 
 def tell_unheeded_threads(toggles: Toggles, module: str) -> None:

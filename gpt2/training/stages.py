@@ -204,15 +204,11 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    options: dict[str, Any] = {
-        "lr": workload.lr,
-        "betas": (workload.beta1, workload.beta2),
-        "eps": workload.eps,
-    }
+    betas = (workload.beta1, workload.beta2)
+    options: dict[str, Any] = {"lr": workload.lr, "betas": betas, "eps": workload.eps}
     if toggles.adamw == "compiled":
-        copies = (
-            model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
-        )
+        dtype, cast = getattr(torch, toggles.autocast), toggles.weight_casts == "optimizer"
+        copies = model.keep_copies(dtype) if cast else {}
         return CompiledAdamW(groups, **options, copies=copies)
     if toggles.launch == "graph":  # a recorded step finds the learning rate in memory
         options |= {"lr": torch.tensor(workload.lr, device=parameters[0].device), "capturable": True}

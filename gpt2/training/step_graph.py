@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+from gpt2.device.base import Batch
+
 Compute = Callable[[Iterator[Batch]], tuple[Tensor, Tensor]]
 """Takes one optimiser step with micro-batches on the device, and returns its loss and gradient norm."""
 

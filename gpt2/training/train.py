@@ -17,6 +17,7 @@ from torch import Tensor
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.device import Device
+from gpt2.device.base import Batch
 from gpt2.model.model import build
 from gpt2.training import distributed, stages
 from gpt2.training.optimizer import clip_gradients, leaves
@@ -40,7 +41,7 @@ class Step:
 
 def micro_batches(
     batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[Batch]:
     """Yield this process's part of each global batch, in order: two int64 tensors (sequences, seq_len).
 
     Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
@@ -62,7 +63,7 @@ class Training(Iterator[Step]):
     """
 
     def __init__(
-        self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
+        self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[Batch]
     ) -> None:
         stages.configure_process(toggles, device)
         self.workload, self.toggles, self.device = workload, toggles, device
@@ -72,7 +73,7 @@ class Training(Iterator[Step]):
         self.leaves = leaves(self.optimizer)
         self.autocast, self.scaler = stages.precision(toggles, device)
         device.end_step()  # a lazy device runs the set-up now, apart from the first step's program
-        self.micro_batch: tuple[Tensor, Tensor] | None = None
+        self.micro_batch: Batch | None = None
         """The last micro-batch, on the device, with the strides that compiled code expects."""
         self.number = 0
         """Steps taken so far, skipped ones included; this is the number of the next step."""
@@ -96,19 +97,17 @@ class Training(Iterator[Step]):
             batches = [next(self._batches) for _ in range(self.toggles.grad_accum_steps)]
             loss, grad_norm = self.graph(batches, replay=self.replay)
         else:
-            loss, grad_norm = self._compute(
-                (self.device.put(x), self.device.put(y)) for x, y in self._batches
-            )
+            put = self.device.put
+            loss, grad_norm = self._compute((put(x), put(y)) for x, y in self._batches)
         if self._first and self.device.compilations():
             self.device.release_memory()
         self._first = False
         self.number += 1
         self.device.end_step()
-        return Step(
-            loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len)
-        )
+        tokens = self.toggles.tokens_per_step(self.workload.seq_len)
+        return Step(loss=loss, grad_norm=grad_norm, tokens=tokens)
 
-    def _compute(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _compute(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
         """Train on a step's micro-batches; return the step's loss and gradient norm."""
         accumulated = self.toggles.grad_accum_steps
         losses = []
@@ -133,9 +132,7 @@ class Training(Iterator[Step]):
         return loss, grad_norm
 
 
-def train(
-    workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Training:
+def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[Batch]) -> Training:
     """Return an endless iterator of optimiser steps; the caller decides when to stop.
 
     `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the

@@ -275,9 +275,8 @@ def has_validation(name: str) -> bool:
     if name in KNOWN:
         return KNOWN[name].validation is not None
     path = Path(os.path.expanduser(name))
-    return path.is_dir() and any(
-        split_of(file.relative_to(path)) == "val" for file in files_below(path) if _has_kind(file.name)
-    )
+    files = [file for file in files_below(path) if _has_kind(file.name)] if path.is_dir() else []
+    return any(split_of(file.relative_to(path)) == "val" for file in files)
 
 
 def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
