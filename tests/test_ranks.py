@@ -290,3 +290,11 @@ def test_nodes_that_share_no_folder_are_refused(tmp_path: Path) -> None:
     assert all(
         "of rank 0 is not seen by rank 1; let --out lie on a shared disk" in said for _, said in done
     ), done
+
+
+def test_torchrun_would_lose_the_exit_code_by_which_a_refusal_is_told_from_a_failure(tmp_path: Path) -> None:
+    """The reason for a launcher of our own: with torchrun every end but 0 is 1."""
+    program = tmp_path / "rank.py"
+    program.write_text("import os, sys; sys.exit(2)\n")
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    assert subprocess.run([sys.executable, *torchrun], capture_output=True, timeout=300).returncode == 1

@@ -1,6 +1,6 @@
 """Start this program once per rank on this machine, and end all ranks together. Imports no torch.
 
-    code = train_in_ranks("gpt2.cli", processes=8, variables=environment(toggles))
+    code = launch_ranks("gpt2.cli", processes=8, variables=environment(toggles))
 
 torchrun is not used here: it turns every exit code into 1, prints an error once per rank and a traceback of
 its own below, and before torch 2.13 kills ranks 30 seconds after Ctrl-C, while they still write a checkpoint.
