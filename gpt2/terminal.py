@@ -37,7 +37,7 @@ def use_streams() -> None:
 
 
 def stderr_console() -> Console:
-    """Return a console for progress on stderr that goes quiet when its reader is gone, where rich would exit."""
+    """Return a console for progress on stderr that goes quiet when its reader is gone."""
     from rich.console import Console
 
     class Lasting(Console):
@@ -82,9 +82,7 @@ def finite(value: float | None) -> float | None:
 
 
 def denied(error: PermissionError) -> str:
-    """Return what to say where the system lets this user not read or write; raises `error` if it names no
-    file.
-    """
+    """Return what to say where this user may not read or write; raises `error` if it names no file."""
     if error.filename is None:
         raise error
     return f"{error.filename}: {error.strerror}; ask for access, or name another place"

@@ -1,6 +1,4 @@
-"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a
-reason.
-"""
+"""Shared places and helpers; tests that need the real text or vocabulary skip where these are not here."""
 
 from __future__ import annotations
 

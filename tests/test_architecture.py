@@ -28,7 +28,7 @@ bench.run: bench.errors bench.process bench.host bench.analysis bench.records be
 bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
   gpt2.pretrain.metrics gpt2.evals.hellaswag
 bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
-bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
+bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals gpt2.files
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
 bench.records: bench.errors bench.ladder gpt2.config gpt2.hardware gpt2.files
@@ -39,19 +39,20 @@ bench.campaign_parts: gpt2.hardware
 bench.format: bench.stats gpt2.format
 bench.stats:
 gpt2.cli: gpt2
-gpt2.pretrain: gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files gpt2.config \
-  gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
+gpt2.pretrain: gpt2.errors gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files \
+  gpt2.config gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
 gpt2.proofs: gpt2.training gpt2.model gpt2.device gpt2.config gpt2.hardware
-gpt2.evals: gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
-gpt2.interop: gpt2.model gpt2.data gpt2.files gpt2.config
-gpt2.training: gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
+gpt2.evals: gpt2.errors gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
+gpt2.interop: gpt2.errors gpt2.model gpt2.data gpt2.files gpt2.config
+gpt2.training: gpt2.errors gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
 gpt2.model: gpt2.config gpt2.hardware
-gpt2.device: gpt2.config gpt2.hardware gpt2.prefetch
+gpt2.device: gpt2.errors gpt2.config gpt2.hardware gpt2.prefetch
 gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
 gpt2.text: gpt2.files
-gpt2.config:
+gpt2.config: gpt2.errors
 gpt2.hardware:
-gpt2.files:
+gpt2.files: gpt2.errors
+gpt2.errors:
 gpt2.format:
 gpt2.prefetch:
 gpt2.provenance:
@@ -341,9 +342,8 @@ def test_nothing_imports_an_undeclared_package() -> None:
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info", "pyarrow": "datasets"}
     provided["triton"] = "torch"  # of its CUDA builds
     provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
-    declared.add(
-        "cut_cross_entropy"
-    )  # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's
+    # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's.
+    declared.add("cut_cross_entropy")
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

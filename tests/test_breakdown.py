@@ -283,9 +283,7 @@ def test_on_a_gpu_rest_is_of_the_window_s_median_step_and_so_without_the_profile
     assert any("median step of the window" in note for note in table.notes) == (device == "cuda")
 
 
-def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> (
-    None
-):
+def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_its_interval_lies_beyond_the_noise_floor() -> None:
     def one(
         rung: str, index: int, repetition: int, tps: float = 1e3, kind: str = "cumulative", **kinds: float
     ) -> Record:
@@ -305,9 +303,8 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_li
     told = dict(zip(table.head, table.cells[1], strict=True))
     assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
     assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
-    assert (
-        told["AdamW (ms)"] == "500"
-    )  # less than half on average, but too unlike from round to round to tell
+    # Less than half on average, but too unlike from round to round to tell.
+    assert told["AdamW (ms)"] == "500"
     assert (told["Attention (ms)"], told["Casts and copies (ms)"]) == ("1,100", "-")
 
 

@@ -65,8 +65,7 @@ def with_gpus(*gpus: GpuState) -> State:
     return QUIET.model_copy(update={"gpus": list(gpus)})
 
 
-# --- reading
-# ------------------------------------------------------------------------------------------------------
+# --- reading ------------------------------------------------------------------------------------------------
 
 
 def test_this_machine_has_a_state() -> None:
@@ -170,8 +169,7 @@ def test_cpu_times_are_those_of_the_allowed_cpus(root: Path, monkeypatch: pytest
     assert times.stolen == pytest.approx(0.4)
 
 
-# --- NVIDIA GPUs
-# --------------------------------------------------------------------------------------------------
+# --- NVIDIA GPUs --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -315,8 +313,7 @@ def test_a_gpu_that_tells_nothing_is_no_reason_to_warn(root: Path) -> None:
     assert warn(root, with_gpus(GpuState(index=0)), with_gpus(GpuState(index=0)), device="cuda") == []
 
 
-# --- warnings
-# -----------------------------------------------------------------------------------------------------
+# --- warnings -----------------------------------------------------------------------------------------------
 
 
 def test_the_load_that_earlier_processes_left_behind_is_no_warning(root: Path) -> None:
@@ -464,8 +461,7 @@ def test_a_variable_left_over_from_debugging_is_a_warning(
     assert warn(root) == []
 
 
-# --- bench doctor
-# -------------------------------------------------------------------------------------------------
+# --- bench doctor -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -1,6 +1,4 @@
-"""Timing another trainer: real processes of a stand-in that prints nanoGPT's lines, and each way to end
-badly.
-"""
+"""Timing another trainer: a stand-in's real processes with nanoGPT's lines, and each way to end badly."""
 
 from __future__ import annotations
 
@@ -375,8 +373,7 @@ def test_a_peer_whose_steps_are_of_another_size_than_the_ladder_says_is_refused(
     assert outcome.error.splitlines()[0] == said
 
 
-# --- in a run
-# -----------------------------------------------------------------------------------------------------
+# --- in a run -----------------------------------------------------------------------------------------------
 
 
 def ran(ladder: Path, out: Path) -> list[Record]:

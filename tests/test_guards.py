@@ -274,9 +274,7 @@ def test_a_process_that_the_user_ended_is_missing_in_its_round_and_no_more() -> 
 
 
 def test_a_rung_held_to_one_whose_losses_differ_fails_with_it() -> None:
-    """The parity process trains like the broken rung, and so does the larger batch: they agree with each
-    other.
-    """
+    """The parity process trains like the broken rung, and so does the larger batch: they agree."""
     wrong, big = [10.9, 9.0, 8.0, 7.0], [10.9, 8.8, 7.7]
     child = measurement(tokens_per_step=4096, losses=big, block_seconds=[], block_steps=None)
     records = [
@@ -325,9 +323,7 @@ def float16(norms: list[float], losses: list[float]) -> Row:
     return second(record("b", 1, toggles=half, measurement=found))
 
 
-def test_losses_after_a_step_that_the_scaler_skipped_are_held_to_nothing_and_the_rung_is_not_the_fastest() -> (
-    None
-):
+def test_losses_after_a_step_that_the_scaler_skipped_are_not_compared_and_the_rung_is_not_fastest() -> None:
     row = float16([1.0, math.inf, 1.0, 1.0], [10.9, 10.5, 10.5, 10.2])  # one step behind from there on
     assert row.status == "ok"
     assert row.caveats == (

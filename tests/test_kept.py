@@ -52,8 +52,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls_until_kept(
     ladder: Path, out: Path, fails: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Run, list[str]]:
-    """Run a ladder whose first call of a function of bench, after its process and before its record is kept,
-    fails.
+    """Run a ladder whose first call of a function of bench, before its record is kept, fails.
 
     fails: which, as the functions called meanwhile are named, which are returned.
     """

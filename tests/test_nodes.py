@@ -53,8 +53,7 @@ class Memory(Rendezvous):
             self.heard = {each: json.loads(self.said[each]) for each in seen if each in self.said}
 
 
-# --- who may take part
-# -----------------------------------------------------------------------------------------------
+# --- who may take part --------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -219,8 +218,7 @@ def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
     assert str(third.arrival) in run.team.says["bye"]
 
 
-# --- a node other than node 0
-# ----------------------------------------------------------------------------------------
+# --- a node other than node 0 -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
@@ -270,8 +268,7 @@ def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, An
     assert not list(run.scratch.glob("*.log"))
 
 
-# --- whose fault it was
-# ----------------------------------------------------------------------------------------------
+# --- whose fault it was -------------------------------------------------------------------------------------
 
 OK = Outcome(status="ok")
 PEER = Outcome(
@@ -404,8 +401,7 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
     ]
 
 
-# --- the store
-# -------------------------------------------------------------------------------------------------------
+# --- the store ----------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -546,8 +542,7 @@ def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others
         assert server.getsockname()[0] == "0.0.0.0"
 
 
-# --- a node that never comes
-# -----------------------------------------------------------------------------------------
+# --- a node that never comes --------------------------------------------------------------------------------
 
 
 def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(

@@ -127,8 +127,7 @@ def test_gollem_s_log_is_read() -> None:
     assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.9, 2.5, 0.1564)
 
 
-# --- in a ladder
-# --------------------------------------------------------------------------------------------------
+# --- in a ladder --------------------------------------------------------------------------------------------
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
 TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
@@ -223,9 +222,8 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
         ("control", "b"),
         ("parity", "b"),
     ]
-    assert (
-        tasks[-1].rung.toggles.attention == "explicit"
-    )  # as the rung of ours before it, and not the external one's
+    # As the rung of ours before it, and not the external one's.
+    assert tasks[-1].rung.toggles.attention == "explicit"
     assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
 
 
@@ -373,8 +371,7 @@ def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
     assert script(tmp_path, words) not in (None, before)
 
 
-# --- windows
-# ------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------
 
 
 def arrive(

@@ -16,8 +16,7 @@ from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import usable_cores
 from gpt2.training.stages import environment
 
-# --- which node this is
-# ----------------------------------------------------------------------------------------------
+# --- which node this is -------------------------------------------------------------------------------------
 
 
 def test_options_make_a_place() -> None:
@@ -131,8 +130,7 @@ def test_patience_that_is_no_number_is_one_clear_error(monkeypatch: pytest.Monke
         patience("silence")
 
 
-# --- ranks over nodes
-# ------------------------------------------------------------------------------------------------
+# --- ranks over nodes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What bench plan says of each committed ladder, and how right its estimate of memory is; no process is
-started.
-"""
+"""What bench plan says of each committed ladder, and how right its estimate is; no process is started."""
 
 from __future__ import annotations
 
@@ -206,9 +204,8 @@ def test_the_estimate_of_compiled_code_is_what_torch_s_partitioner_keeps(autocas
         return tensor
 
     model = build(model_config(toggles, workload.config), 0, torch.device("cpu"))
-    model.compile(
-        backend="aot_eager_decomp_partition"
-    )  # the compiler's choice of what to keep, without its code
+    # The compiler's choice of what to keep, without its code.
+    model.compile(backend="aot_eager_decomp_partition")
     weights = [parameter.untyped_storage()._cdata for parameter in model.parameters()]
     tokens, dtype = torch.zeros(8, 128, dtype=torch.int64), getattr(torch, autocast)
     with (

@@ -145,8 +145,7 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
     assert not any("climb" in name or "world-size" in name or "batch" in name for name in names)
 
 
-# --- against the measured ceiling
-# -----------------------------------------------------------------------------------
+# --- against the measured ceiling ---------------------------------------------------------------------------
 
 
 def with_ceiling() -> Scoreboard:
@@ -179,8 +178,7 @@ def test_without_a_ceiling_there_is_no_roofline() -> None:
     assert roofline(board()) is None
 
 
-# --- by batch and by devices
-# ----------------------------------------------------------------------------------------
+# --- by batch and by devices --------------------------------------------------------------------------------
 
 
 def sweep(*formats: Any, gib: dict[int, float | None]) -> Scoreboard:
@@ -298,9 +296,8 @@ def test_rungs_that_accumulate_otherwise_are_lines_of_their_own() -> None:
     groups = [(group.label, [row.rung for row in group.rows]) for group in by_batch(board)]
     assert groups == [("grad_accum_steps=4", ["1 x 4", "2 x 4"]), ("grad_accum_steps=2", ["1 x 2", "2 x 2"])]
     assert [row.rung for row in board.rows] == ["1 x 4", "2 x 4", "1 x 2", "2 x 2"]
-    gains = [
-        row.gain and row.gain.value for row in board.rows
-    ]  # over the smaller batch, or else over the first row
+    # Over the smaller batch, or else over the first row.
+    gains = [row.gain and row.gain.value for row in board.rows]
     assert gains == [None, pytest.approx(204 / 104), pytest.approx(102 / 104), pytest.approx(202 / 102)]
 
 
@@ -378,8 +375,7 @@ def test_an_axis_writes_millions_out() -> None:
     assert figure.axes[0].yaxis.get_major_formatter().format_ticks([0.5, 3_500_000.0]) == ["0.5", "3,500,000"]
 
 
-# --- several runs
-# ---------------------------------------------------------------------------------------------------
+# --- several runs -------------------------------------------------------------------------------------------
 
 
 def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:

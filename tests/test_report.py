@@ -262,7 +262,7 @@ Largest batch that ran: 1 (baseline); 64 ran out of memory.
 2 processes, each fresh: 1 round over the rungs.
 TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds; too few \
 rounds for an interval.
-"""
+"""  # noqa: E501
 
 
 def test_the_markdown_scoreboard_reads_as_agreed() -> None:
@@ -352,8 +352,7 @@ def test_collections_and_allocation_retries_in_the_window_are_warnings() -> None
     assert "garbage collector" not in to_markdown(scoreboard([record(measurement=quick)]))
 
 
-# --- three denominators
-# -------------------------------------------------------------------------------------------
+# --- three denominators -------------------------------------------------------------------------------------
 
 
 def test_each_format_has_its_own_peak_beside_the_one_of_the_whole_ladder() -> None:
@@ -427,8 +426,7 @@ def test_what_is_computed_twice_counts_for_hfu_only() -> None:
     assert scoreboard([record()]).rows[0].hfu is None
 
 
-# --- noise floor and verdicts
-# -------------------------------------------------------------------------------------
+# --- noise floor and verdicts -------------------------------------------------------------------------------
 
 
 def noisy(control: tuple[float, float, float]) -> Scoreboard:
@@ -579,8 +577,7 @@ def test_whether_rounds_until_it_is_narrow_were_enough_is_said() -> None:
     assert "20 did not do" in to_markdown(scoreboard(long))
 
 
-# --- hours, energy, money
-# -----------------------------------------------------------------------------------------
+# --- hours, energy, money -----------------------------------------------------------------------------------
 
 
 def test_hours_to_ten_billion_tokens_are_always_told() -> None:

@@ -459,9 +459,8 @@ def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) 
     assert all(proof.took_effect for proof in proofs.values()), proofs
     assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
     assert record.measurement.attention_kernel == "flash"
-    assert (
-        record.measurement.ranks_agree is record.measurement.skipped_steps is None
-    )  # one rank, and no scaler
+    # One rank, and no scaler.
+    assert record.measurement.ranks_agree is record.measurement.skipped_steps is None
 
 
 @pytest.mark.slow
@@ -469,12 +468,13 @@ def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_p
     rungs = "[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]"
     ladder = load(write_ladder(rungs))
     records = run(ladder, Options(out=tmp_path, ablate=True), Silent()).records
+    # b alone is b, b left out is c alone, c left out is b.
     assert [(r.kind, r.rung, r.status) for r in records] == [
         ("cumulative", "a", "ok"),
         ("cumulative", "b", "ok"),
         ("cumulative", "c", "ok"),
         ("alone", "c", "ok"),
-    ]  # b alone is b, b left out is c alone, c left out is b
+    ]
     assert "--kind alone" in records[3].command
 
 

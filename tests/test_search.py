@@ -170,8 +170,7 @@ def test_what_ran_in_fewer_rounds_than_the_first_is_never_the_fastest(write_ladd
 
 
 def interrupted(ladder: Ladder, *speeds: float) -> tuple[Search, list[Record]]:
-    """A sweep for a winner among four, ended after the first candidate; before it goes on, the machine slows
-    down.
+    """A sweep for a winner among four, ended after the first; then the machine slows down.
 
     speeds: then, of the first candidate's control and of the other three.
     """
@@ -209,11 +208,8 @@ def test_a_candidate_alone_in_its_half_of_a_round_is_not_dropped(write_ladder) -
     ladder = load(write_ladder("[{name: a, set: {attention: explicit}}]", repeats=2))
     over = ("toggles.adamw=for_loop,foreach,fused",)
     ran: list[Record] = []
-    for half, speed in (
-        ("first", 100.0),
-        ("second", 10.0),
-        ("third", 10.0),
-    ):  # the last alone came to its end
+    # The last alone came to its end.
+    for half, speed in (("first", 100.0), ("second", 10.0), ("third", 10.0)):
         search = sweep(ladder, *over, best_only=True)
         search.resume(ran)
         run = machine(speed=lambda _, speed=speed: speed)
@@ -246,9 +242,8 @@ def test_nothing_begins_that_would_end_after_the_budget(ladder: Ladder) -> None:
     assert said == [f"micro_batch_size=2: not begun: {why}"]
 
 
-@pytest.mark.parametrize(
-    ("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)]
-)  # of two rounds of 5 each
+# Of two rounds of 5 each.
+@pytest.mark.parametrize(("most", "left"), [(2, 8), (4, 6), (5, 5), (8, 2), (9, 1)])
 def test_what_a_budget_leaves_undone_is_counted(write_ladder, most: int, left: int) -> None:
     ladder = load(write_ladder(RUNGS, repeats=2, ceiling_seconds=0.01))
     search = sweep(ladder, "toggles.adamw=for_loop,foreach,fused")

@@ -201,9 +201,7 @@ def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
 
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hundred_runs(rounds: int) -> None:
-    """Though in one of 20 the faster one's interval excludes 1; a floor known from 3 rounds makes it no
-    likelier.
-    """
+    """In one of 20 the faster one's interval excludes 1; a floor of 3 rounds makes it no likelier."""
     generator = np.random.default_rng(7)
     excluded = called = 0
     for _ in range(2000):

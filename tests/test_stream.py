@@ -349,7 +349,8 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
 ) -> None:
     corpus = str(streams.folder(tmp_path / "mine", TEXTS * 20, 4, kind))
     program = (
-        "from gpt2.data.corpora.sources import open_documents; from gpt2.data.corpora.stream import StreamedBatches\n"
+        "from gpt2.data.corpora.sources import open_documents\n"
+        "from gpt2.data.corpora.stream import StreamedBatches\n"
         f"documents = open_documents({corpus!r})\n"
         "b = StreamedBatches(documents, seq_len=16, tokens_per_step=64, seed=1, block_documents=50)\n"
         "print(b.sequences(0, 0, 4)[0].shape, flush=True)\n"

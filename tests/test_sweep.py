@@ -82,9 +82,8 @@ def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(
     assert kinds == [("sweep", 1, 1, "ok"), ("sweep", 2, 1, "ok"), ("parity", 1, 2, "ok")]
     assert records[2].measurement
     at_once, accumulated = (record.measurement.losses[0] for record in records[1:] if record.measurement)
-    assert at_once == pytest.approx(
-        accumulated, rel=1e-6
-    )  # products of another size, which may be cut otherwise
+    # Products of another size, which may be cut otherwise.
+    assert at_once == pytest.approx(accumulated, rel=1e-6)
     assert not records[2].measurement.block_seconds
     assert load(best).rungs[-1].toggles.micro_batch_size in (1, 2)
     # What a record says runs it again does so.

@@ -39,8 +39,7 @@ from bench.run.turns.paused_process import started
 ROOT = Path(__file__).parent.parent
 RUNGS = """[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 2}},
   {name: d, set: {attention: sdpa}}]"""
-# Prints its steps as any trainer may, and when the last one ended to a file, by which it is seen to have
-# slept.
+# Prints its steps as any trainer may, and to a file when the last one ended, by which it is seen to sleep.
 TRAINER = """
 import time
 print("tokens per step 64", flush=True)

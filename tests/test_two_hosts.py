@@ -118,9 +118,8 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
         for name, value in holding(place, *HELD, rank=1).items():
             patch.setenv(name, value)
         patch.setenv("GPT2_CACHE_DIR", str(place / "cache"))
-        patch.setenv(
-            "TMPDIR", str(place)
-        )  # where runs have their rungs' files, by which their processes are known
+        # Where runs have their rungs' files, by which their processes are known.
+        patch.setenv("TMPDIR", str(place))
         leader = Node(hosts, 0, place, "--out", str(place / "results"))
         nodes = {"leader": leader, "killed": Node(hosts, 1, place)}
         same = on_one_host(place)

@@ -20,6 +20,7 @@ import psutil
 
 from bench.process.supervisor import CACHE
 from bench.records.record import Outcome, progress_path
+from gpt2.files.atomic import atomic_write
 
 _STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
 """Start of this process by time.monotonic(), the clock of the runner's time limit, which stops in sleep."""
@@ -76,9 +77,8 @@ def compile_cache_filled() -> bool:
 
 def write(out: Path, outcome: Outcome) -> None:
     """Write an outcome to `out`, replacing the file as a whole."""
-    part = out.with_name(f"{out.name}.{os.getpid()}")
-    part.write_text(outcome.model_dump_json(), encoding="utf-8")
-    part.replace(out)
+    with atomic_write(out, sync=False) as file:
+        file.write(outcome.model_dump_json().encode())
 
 
 def cause(error: Exception) -> str:

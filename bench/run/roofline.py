@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args, get_type_hints
 
 from bench.analysis.schedule import Task, ceiling_rung
 from bench.analysis.scoreboard import Scoreboard
@@ -18,11 +17,9 @@ from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.probe import probe
 from bench.run.runner import results_file
-from gpt2.config.toggles import Toggles
+from gpt2.config.devices import DEVICES
 from gpt2.config.workload import Workload
 from gpt2.hardware.host import temp_folder
-
-DEVICES: tuple[str, ...] = get_args(get_type_hints(Toggles)["device"])
 
 
 def measure(

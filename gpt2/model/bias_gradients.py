@@ -15,14 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY
+from gpt2.model.autograd import operator
 
 COLUMNS = 256
 """Columns that a program of a kernel takes: in bfloat16, 512 adjacent bytes of each row."""
 MOST_ROWS, LEAST_ROWS = 256, 16
-"""Rows that a program takes. It leaves one row of sums, which with MOST_ROWS is under one percent of what it
-reads and writes.
-"""
+"""Rows that a program takes; its one row of sums is under 1 % of what MOST_ROWS read and write."""
 PROGRAMS = 1056
 """Programs that should be left to share out: eight for each multiprocessor of an H100."""
 
@@ -31,7 +29,7 @@ _ANY_GAPS = (torch.Tag.needs_fixed_stride_order,)
 
 
 def rows_per_program(rows: int, columns: int) -> int:
-    """Return how many rows each program takes of a matrix: a power of two, fewer where programs would be few."""
+    """Return the rows that each program takes of a matrix: a power of two, fewer where programs are few."""
     taken = MOST_ROWS
     while taken > LEAST_ROWS and rows * columns < PROGRAMS * COLUMNS * taken:
         taken //= 2
@@ -49,9 +47,6 @@ def _sums_shape(like: Tensor, rows: int, columns: int) -> Tensor:
 def _sums(matrix: Tensor) -> Tensor:
     rows = rows_per_program(*matrix.shape)
     return torch.stack([part.sum(0, dtype=torch.float32) for part in matrix.split(rows)])
-
-
-LIBRARY.define("gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)", tags=_ANY_GAPS)
 
 
 def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,9 +73,8 @@ def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 def _gelu_by_torch(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     """Do what _gelu_by_triton() does by torch's functions."""
     exact = torch.ops.aten.gelu_backward(gradient.float(), wide.float(), approximate="tanh")
-    return exact.to(wide.dtype, memory_format=torch.contiguous_format), _sums(
-        exact.reshape(-1, exact.size(-1))
-    )
+    to_wide = exact.to(wide.dtype, memory_format=torch.contiguous_format)
+    return to_wide, _sums(exact.reshape(-1, exact.size(-1)))
 
 
 def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,15 +82,12 @@ def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     return wide.new_empty(wide.shape), _sums_shape(wide, wide.numel() // columns, columns)
 
 
-LIBRARY.impl("gelu_backward", _gelu_by_triton, "CUDA")
-LIBRARY.impl("gelu_backward", _gelu_by_torch, "CPU")
-torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=LIBRARY)
+GELU = "gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)"
+operator(GELU, _gelu_shape, tags=_ANY_GAPS, CUDA=_gelu_by_triton, CPU=_gelu_by_torch)
 
 
 class BiasedGelu(Function):
-    """GELU's tanh approximation of a linear layer's result, whose backward pass sums the layer's bias
-    gradient too.
-    """
+    """GELU's tanh approximation of a linear layer's result; its backward pass sums the bias gradient too."""
 
     @staticmethod
     def forward(ctx: Any, wide: Tensor, bias: Tensor) -> Tensor:
@@ -112,9 +103,6 @@ class BiasedGelu(Function):
         (wide,) = ctx.saved_tensors
         to_wide, sums = torch.ops.gpt2.gelu_backward(gradient, wide)
         return to_wide, sums.sum(0).to(ctx.of_bias)
-
-
-LIBRARY.define("join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", tags=_ANY_GAPS)
 
 
 def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -149,9 +137,8 @@ def _join_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(B, T, 3, n_head, head_dim), _sums_shape(q, B * T, 3 * n_head * head_dim)
 
 
-LIBRARY.impl("join_gradients", _join_by_triton, "CUDA")
-LIBRARY.impl("join_gradients", _join_by_torch, "CPU")
-torch.library.register_fake("gpt2::join_gradients", _join_shape, lib=LIBRARY)
+JOIN = "join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)"
+operator(JOIN, _join_shape, tags=_ANY_GAPS, CUDA=_join_by_triton, CPU=_join_by_torch)
 
 
 class BiasedSplit(Function):

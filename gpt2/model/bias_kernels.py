@@ -1,5 +1,4 @@
-"""The Triton kernels of gpt2.model.bias_gradients. Importing this needs Triton, which torch's CUDA builds for Linux
-bring.
+"""The Triton kernels of gpt2.model.bias_gradients; importing this needs Triton.
 
 Both go over a matrix in blocks: a program takes COLUMNS columns of ROWS rows, STEP of these at a time, and
 adds its sums up in registers. Programs of adjacent columns follow each other, so that whole rows are in
@@ -22,19 +21,9 @@ B = tl.constexpr(autograd.B)
 
 @triton.jit
 def gelu_backward(
-    gradient,
-    wide,
-    to_wide,
-    sums,
-    gradient_row,
-    gradient_column,
-    wide_row,
-    wide_column,
-    rows,
-    columns: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    gradient, wide, to_wide, sums, gradient_row, gradient_column, wide_row, wide_column, rows,
+    columns: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Write gradient times GELU's slope at `wide`, and the sums over each program's rows.
 
     gradient, wide: (rows, columns) in any floating-point format, with the given strides; to_wide: the same
@@ -46,9 +35,7 @@ def gelu_backward(
     gradient += far * gradient_row
     wide += far * wide_row
     to_wide += far * columns
-    total = tl.zeros(
-        (STEP, COLUMNS), tl.float32
-    )  # added up at the end: a reduction over the warps costs a barrier
+    total = tl.zeros((STEP, COLUMNS), tl.float32)  # added up last: a sum over the warps costs a barrier
     for start in range(0, ROWS, STEP):
         row = start + tl.arange(0, STEP)
         within = (first + row < rows)[:, None] & (column < columns)[None, :]
@@ -68,30 +55,9 @@ def gelu_backward(
 
 @triton.jit
 def join_gradients(
-    q,
-    k,
-    v,
-    joined,
-    sums,
-    q_b,
-    q_t,
-    q_h,
-    q_d,
-    k_b,
-    k_t,
-    k_h,
-    k_d,
-    v_b,
-    v_t,
-    v_h,
-    v_d,
-    rows,
-    T: tl.constexpr,
-    width: tl.constexpr,
-    head_dim: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    q, k, v, joined, sums, q_b, q_t, q_h, q_d, k_b, k_t, k_h, k_d, v_b, v_t, v_h, v_d, rows,
+    T: tl.constexpr, width: tl.constexpr, head_dim: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     """Copy q, k and v side by side, and write the sums over each program's rows.
 
     q, k, v: (rows / T, T, width / head_dim, head_dim) with the given strides; joined: (rows, 3, width)
@@ -111,21 +77,9 @@ def join_gradients(
 
 @triton.jit
 def _copy(
-    source,
-    joined,
-    sums,
-    of_b,
-    of_t,
-    of_h,
-    of_d,
-    block,
-    rows,
-    T: tl.constexpr,
-    width: tl.constexpr,
-    head_dim: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-):
+    source, joined, sums, of_b, of_t, of_h, of_d, block, rows,
+    T: tl.constexpr, width: tl.constexpr, head_dim: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
     column = block * COLUMNS + tl.arange(0, COLUMNS)
     at_column = column // head_dim * of_h + column % head_dim * of_d
     first = tl.program_id(1) * ROWS

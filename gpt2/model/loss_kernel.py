@@ -1,6 +1,4 @@
-"""The Triton kernel of gpt2.model.fused_loss. Importing this needs Triton, which torch's CUDA builds for Linux
-bring.
-"""
+"""The Triton kernel of gpt2.model.fused_loss; importing this needs Triton."""
 
 from __future__ import annotations
 
@@ -10,9 +8,11 @@ import triton.language as tl  # pyright: ignore[reportMissingImports]
 BLOCK = 8192
 """Columns that a program takes at a time: seven blocks for GPT-2's vocabulary."""
 WARPS = 16
-"""Warps of a program: 16 numbers per thread. Compiled for an H100 it takes 57 registers of them (85 where
-rows are not aligned, as of 50,257 columns), so that each of 132 multiprocessors runs two programs: 26 MB of
-bfloat16 rows at once, half of the L2 cache, which is to serve the second pass.
+"""Warps of a program: 16 numbers per thread.
+
+Compiled for an H100 it takes 57 registers of them (85 where rows are not aligned, as of 50,257 columns), so
+that each of 132 multiprocessors runs two programs: 26 MB of bfloat16 rows at once, half of the L2 cache,
+which is to serve the second pass.
 """
 
 
@@ -26,9 +26,8 @@ def cross_entropy(logits, targets, losses, stride, scale, columns: tl.constexpr,
     row = tl.program_id(0).to(tl.int64)  # a batch has more than 2**31 logits
     logits += row * stride
     target = tl.load(targets + row)
-    of_target = tl.load(logits + target, mask=(target >= 0) & (target < columns), other=float("nan")).to(
-        tl.float32
-    )
+    there = (target >= 0) & (target < columns)
+    of_target = tl.load(logits + target, mask=there, other=float("nan")).to(tl.float32)
 
     offsets = tl.arange(0, BLOCK)
     largest = tl.full((), float("-inf"), tl.float32)
@@ -43,16 +42,14 @@ def cross_entropy(logits, targets, losses, stride, scale, columns: tl.constexpr,
         sums = sums * tl.exp(largest - base) + tl.exp(x - base)
         largest = larger
     total = tl.sum(sums, 0)
-    tl.store(
-        losses + row, (largest - of_target) + tl.log(total)
-    )  # the large numbers first, so that they cancel
+    loss = (largest - of_target) + tl.log(total)  # the large numbers first, so that they cancel
+    tl.store(losses + row, loss)
 
     share = scale / total
     blocks: tl.constexpr = (columns + BLOCK - 1) // BLOCK
     for block in range(blocks):
-        at = (
-            blocks - 1 - block
-        ) * BLOCK + offsets  # what was read last is the likeliest still to be in the cache
+        # Backwards: what was read last is the likeliest still to be in the cache.
+        at = (blocks - 1 - block) * BLOCK + offsets
         x = tl.load(logits + at, mask=at < columns, other=float("-inf"), eviction_policy="evict_first").to(
             tl.float32
         )

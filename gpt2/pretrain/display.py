@@ -49,9 +49,7 @@ class Display(LiveLine):
             f"lr {values['lr']:.2e}",
             f"{values['tps'] * values['seconds'] / seconds:,.0f} tokens/s",
             f"MFU {values['mfu']:.1%}" if values["mfu"] is not None else "",
-            f"{values['peak_memory_bytes'] / 2**30:.2f} GiB"
-            if values["peak_memory_bytes"] is not None
-            else "",
+            f"{held / 2**30:.2f} GiB" if (held := values["peak_memory_bytes"]) is not None else "",
             f"{duration(seconds * (self.steps - event.step))} left",
         ]
         self._line = Text("  ".join(part for part in parts if part))

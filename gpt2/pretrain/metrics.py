@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from gpt2.errors import GPT2Error
+from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
@@ -37,7 +39,7 @@ COLUMNS = (
 """Columns of metrics.csv; values that an event lacks stay empty."""
 
 
-class MetricsError(Exception):
+class MetricsError(GPT2Error):
     """Metrics that cannot be written or read; the message says what and where."""
 
 
@@ -73,14 +75,11 @@ class Files:
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
-        """New path of metrics that could not be continued, because they have no checkpoint or are damaged;
-        else None.
-        """
+        """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
         kept = self._kept(step, looked)
         try:
-            part = self._jsonl_path.with_suffix(".part")
-            part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
-            part.replace(self._jsonl_path)
+            with atomic_write(self._jsonl_path, one_writer=True, sync=False) as file:
+                file.write("".join(f"{_json(event)}\n" for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
             self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
@@ -101,9 +100,8 @@ class Files:
             if not any(event.kind == "step" for event in found):
                 return []
         others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
-        self.set_aside = self._jsonl_path.with_name(
-            f"metrics-before{f'-{others + 1}' if others else ''}.jsonl"
-        )
+        number = f"-{others + 1}" if others else ""
+        self.set_aside = self._jsonl_path.with_name(f"metrics-before{number}.jsonl")
         self._jsonl_path.replace(self.set_aside)
         return []
 
@@ -122,9 +120,7 @@ class Files:
 
 
 class TensorBoard:
-    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later
-    ones.
-    """
+    """The sink that writes numbers as scalars to RUN/tensorboard; a resumed run hides later ones."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:
