@@ -156,10 +156,10 @@ def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> Non
     for arguments in (["report", *results, *against], ["trainings", *trainings]):
         command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
-    for name in ("scoreboard.md", "trainings.md"):
-        assert (tmp_path / name).read_bytes() == (ROOT / "reports" / name).read_bytes(), (
-            f"{name}: make reports"
-        )
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.md")}
+    assert made == {
+        path.relative_to(ROOT / "reports"): path.read_text() for path in (ROOT / "reports").rglob("*.md")
+    }
 
 
 @pytest.mark.slow
@@ -321,15 +321,31 @@ def test_devices_are_named_only_behind_their_seam() -> None:
                 assert not names & {"cuda", "mps", "xla"}, f"{path}: {ast.unparse(node)}"
 
 
-def test_the_readme_describes_every_toggle_and_value() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_toggles_is_that_of_the_code() -> None:
+    from bench.records.schema import toggles_page
+
+    committed = (ROOT / "docs" / "toggles.md").read_text(encoding="utf-8")
+    assert committed == toggles_page(), "python -m bench.records.schema writes it anew"
+
+
+def test_the_page_of_toggles_has_every_toggle_and_value() -> None:
+    page = (ROOT / "docs" / "toggles.md").read_text(encoding="utf-8")
     hints = get_type_hints(Toggles)
     for toggle in fields(Toggles):
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{toggle.name}` |")]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{toggle.name}` |")]
         assert toggle.metadata["help"] in line
         for value in get_args(hints[toggle.name]):
             if isinstance(value, str | int):
                 assert f"`{value}`" in line, (toggle.name, value)
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    for name in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text):
+            assert (ROOT / name).parent.joinpath(link).exists(), f"{name}: {link}"
 
 
 def test_nothing_imports_an_undeclared_package() -> None:
