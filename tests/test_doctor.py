@@ -491,7 +491,7 @@ def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml
     ):
         assert part in text
     bad = sum(finding.ok is False for finding in found)
-    assert f"{bad} of these can spoil a measurement." in text
+    assert f"{bad} of these can spoil a measurement: " in text
 
 
 def test_a_machine_that_tells_nothing_can_be_looked_at(quick: None, root: Path) -> None:

@@ -80,7 +80,12 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
         *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]
-    return Group(result, *(Text(plain(note), style="dim") for note in notes))
+    able = sum(count for answer, count in answers.items() if not isinstance(answer, No))
+    where = f"On {other_chip.name}" if other_chip else "Here"
+    summary = f"{where}: {able} of {answers.total()} rungs of {ladder.name} can run."
+    return Group(
+        Text(plain(summary), style="bold"), result, *(Text(plain(note), style="dim") for note in notes)
+    )
 
 
 def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
@@ -134,7 +139,11 @@ libraries take some of that.
 """
 
 
-class Unsupported(str):
+class No(str):
+    """An answer that says that a rung cannot run."""
+
+
+class Unsupported(No):
     """An answer about what a device cannot do, whatever its memory."""
 
 
@@ -145,7 +154,7 @@ def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     except UnsupportedToggle as error:
         return Unsupported(f"unsupported: {error}")
     except DeviceError as error:
-        return f"no: {error}"
+        return No(f"no: {error}")
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
     if here is None or memory.total * ranks <= TIGHT * here:
         return "yes"
@@ -194,7 +203,7 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
     if toggles.device == HOST and toggles.world_size > 1:
         remedies = ["fewer processes, which share this machine's memory"]
-    return f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}"
+    return No(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
 
 
 def _gib(size: float) -> str:

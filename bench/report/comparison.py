@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.analysis.compare import Comparison, Pair, Side
@@ -55,7 +56,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         (row, [next((pair for pair in c.pairs if pair.first is row), None) for c in comparisons])
         for row in first.rows
     ]
-    intro = [_legend(side) for side in sides]
+    intro = [_answer(comparison) for comparison in comparisons] + [_legend(side) for side in sides]
     for comparison in comparisons:
         both = f"{first.letter} and {comparison.other.letter}"
         none = f"Nothing of machine, software or task is known to differ between {both}."
@@ -68,6 +69,23 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         first=intro,
         notes=_notes(comparisons, sides),
     )
+
+
+def _answer(comparison: Comparison) -> str:
+    """What the comparison comes to, in one sentence."""
+    letters = f"{comparison.other.letter} over {comparison.first.letter}"
+    counts = Counter(pair.verdict for pair in comparison.pairs)
+    words = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
+    told = [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
+    if rest := len(comparison.pairs) - sum(counts[verdict] for verdict in words):
+        told.append(f"{rest} without a verdict")
+    ratios = [pair.tps for pair in comparison.pairs if pair.tps]
+    between = ""
+    if ratios:
+        low, high = min(ratios, key=lambda r: r.value), max(ratios, key=lambda r: r.value)
+        between = f"; speed-ups from {times(low.value)} to {times(high.value)}"
+    of = plural(len(comparison.pairs), "rung")
+    return f"{letters}: {', '.join(told) or 'no rung in common'} of {of}{between}."
 
 
 def _names(line: Line) -> str:
