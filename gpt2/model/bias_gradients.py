@@ -2,7 +2,7 @@
 
 A layer's bias is added in the matmul, but gets no gradient there. It is also an input of the function that
 follows, whose backward pass returns its gradient beside that of the layer's result. The kernels are Triton's
-(gpt2.model.bias_kernels); on a CPU the same operators are made of torch's functions, which is for tests and
+(gpt2.model.triton_kernels); on a CPU the same operators are made of torch's functions, which is for tests and
 estimates alone.
 """
 
@@ -55,17 +55,17 @@ def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     gradient: that of GELU of `wide`; both (..., n) and of one dtype. Returns the gradient of `wide`, in its
     shape and dtype, and the sums, (blocks, n) float32, which are to be summed over the blocks.
     """
-    from gpt2.model import bias_kernels
+    from gpt2.model import triton_kernels
 
     to_wide, sums = _gelu_shape(gradient, wide)
     columns = wide.size(-1)
     flat = [each.reshape(-1, columns) for each in (gradient, wide)]
     rows = len(flat[0])
-    kernel: Any = bias_kernels.gelu_backward
+    kernel: Any = triton_kernels.gelu_backward
     kernel[(_blocks(columns, COLUMNS), len(sums))](
         *(*flat, to_wide, sums, *flat[0].stride(), *flat[1].stride(), rows, columns, COLUMNS),
         ROWS=rows_per_program(rows, columns),
-        num_warps=bias_kernels.WARPS,
+        num_warps=triton_kernels.BIAS_WARPS,
     )
     return to_wide, sums
 
@@ -111,17 +111,17 @@ def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v: (B, T, n_head, head_dim) of one dtype and any strides. Returns (B, T, 3, n_head, head_dim), and
     the sums, (blocks, 3 n_head head_dim) float32, which are to be summed over the blocks.
     """
-    from gpt2.model import bias_kernels
+    from gpt2.model import triton_kernels
 
     joined, sums = _join_shape(q, k, v)
     B, T, n_head, head_dim = q.shape
     width, rows = n_head * head_dim, B * T
     strides = [stride for each in (q, k, v) for stride in each.stride()]
-    kernel: Any = bias_kernels.join_gradients
+    kernel: Any = triton_kernels.join_gradients
     kernel[(3 * _blocks(width, COLUMNS), len(sums))](
         *(q, k, v, joined, sums, *strides, rows, T, width, head_dim, COLUMNS),
         ROWS=rows_per_program(rows, 3 * width),
-        num_warps=bias_kernels.WARPS,
+        num_warps=triton_kernels.BIAS_WARPS,
     )
     return joined, sums
 

@@ -1,7 +1,7 @@
 """The lm_head and the loss in one autograd function, whose forward pass computes the logits' gradient.
 
 The gradient takes the place of the logits, so that the backward pass consists of two matmuls. The kernel is
-Triton's (gpt2.model.loss_kernel), or another project's (gpt2.model.kernel_libraries); on a CPU the same
+Triton's (gpt2.model.triton_kernels), or another project's (gpt2.model.kernel_libraries); on a CPU the same
 operator is made of torch's functions, which is for tests and estimates alone.
 """
 
@@ -29,17 +29,17 @@ def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
 
     logits: (N, V), -inf where a class is impossible; targets: (N,) int64. Returns nats, (N,) float32.
     """
-    from gpt2.model import loss_kernel
+    from gpt2.model import triton_kernels
 
     strides = logits.stride()
     torch._check(strides[1] == 1, lambda: f"cross_entropy: triton: logits have strides {strides}")
     losses = _losses(logits, targets, scale)
     N, V = logits.shape
-    kernel: Any = loss_kernel.cross_entropy
+    kernel: Any = triton_kernels.cross_entropy
     kernel[(N,)](
         *(logits, targets.contiguous(), losses, logits.stride(0), scale / N, V),
-        BLOCK=loss_kernel.BLOCK,
-        num_warps=loss_kernel.WARPS,
+        BLOCK=triton_kernels.LOSS_BLOCK,
+        num_warps=triton_kernels.LOSS_WARPS,
     )
     return losses
 
