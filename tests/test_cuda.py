@@ -79,7 +79,7 @@ def test_a_gpu_gives_back_once_after_the_first_step_and_only_what_was_compiled(
     given: list[int] = []
     training = start(replace(FOUR, compile=compile))
     monkeypatch.setattr("torch.cuda.empty_cache", lambda: given.append(training.number))
-    monkeypatch.setattr(training.device, "give_back", device.release_memory)
+    monkeypatch.setattr(training.device, "release_memory", device.release_memory)
     for _ in range(3):
         next(training)
     assert given == [0] * times
