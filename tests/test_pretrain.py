@@ -509,7 +509,7 @@ def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Pa
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000").replace("every: 3", "every: 0"))
     process = command("train", config, "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
@@ -598,7 +598,7 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
 def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000"))
     first = command("train", config, "--out", tmp_path / "run")
-    until((tmp_path / "run" / "metrics.jsonl").exists)
+    until((tmp_path / "run" / "metrics.jsonl").exists, first)
     second = command("train", config, "--out", tmp_path / "run", "--resume")
     _, said = second.communicate()
     first.kill()

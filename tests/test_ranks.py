@@ -192,14 +192,14 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
 def launched(place: Path) -> subprocess.Popen[bytes]:
     """A process that has started three ranks of the program in `place`, once they are ready."""
     program = (
-        "import signal, sys; from gpt2.pretrain.launcher import train_in_ranks; signal.signal(signal.SIGHUP, "
-        "signal.SIG_DFL); sys.exit(train_in_ranks('program_of_a_rank', 3, {}))"
+        "import signal, sys; from gpt2.pretrain.launcher import launch_ranks; signal.signal(signal.SIGHUP, "
+        "signal.SIG_DFL); sys.exit(launch_ranks('program_of_a_rank', 3, {}))"
     )
     paths = os.pathsep.join((str(place), str(ROOT)))
     launcher = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PLACE": str(place), "PYTHONPATH": paths}
     )
-    until(lambda: all((place / f"ready-{rank}").exists() for rank in range(3)))
+    until(lambda: all((place / f"ready-{rank}").exists() for rank in range(3)), launcher)
     return launcher
 
 
@@ -234,7 +234,7 @@ def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> Non
     more = ["--set", "steps=100000", "--set", "checkpoints.every=0", "--out", tmp_path / "run"]
     process = command("train", "tiny", *TWO, *more)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
@@ -249,7 +249,7 @@ def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> Non
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
     process = command("train", "tiny", *TWO, "--set", "steps=100000", "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5, process)
     (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
     second.kill()
     _, said = process.communicate(timeout=300)

@@ -62,7 +62,7 @@ def kill_worker(process: subprocess.Popen[str], setting: str) -> None:
                     return True
         return False
 
-    until(killed)
+    until(killed, process)
 
 
 def test_a_sweep_measures_each_candidate_and_writes_the_ladder_to_the_best(
@@ -110,7 +110,7 @@ def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) 
     ladder, out = write_ladder(RUNGS), tmp_path / "results"
     arguments = (str(ladder), "--over", "toggles.adamw=fused,foreach,for_loop", "--out", str(out))
     process = start(*arguments)
-    until(lambda: list(out.rglob("*.jsonl")) and results(out))
+    until(lambda: list(out.rglob("*.jsonl")) and results(out), process)
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=600)
     assert process.returncode == 130

@@ -303,7 +303,7 @@ def test_a_full_disk_ends_it_in_one_line_with_what_was_measured_shown(
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: list(small_disk.rglob("turns-*.json")))
+    until(lambda: list(small_disk.rglob("turns-*.json")), process)
     with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
         while filler.write(b"x" * 512):
             pass
@@ -333,7 +333,7 @@ def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(
     process = subprocess.Popen(
         [*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    until(lambda: list(out.rglob("turns-*.json")))
+    until(lambda: list(out.rglob("turns-*.json")), process)
     process.send_signal(number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)

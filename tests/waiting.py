@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -21,13 +21,19 @@ PATIENCE = 120.0
 """Seconds after which what is waited for counts as never to come; a machine may halt for some of them."""
 
 
-def until(found: Callable[[], T | None], seconds: float = PATIENCE) -> T:
-    """Wait for a condition; returns what it found. Raises AssertionError after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not (result := found()):
-        assert time.monotonic() < deadline, "it never happened"
+def until(found: Callable[[], T | None], process: subprocess.Popen[Any] | None = None) -> T:
+    """Wait for a condition; returns what it found.
+
+    process: what is to bring it about. Raises AssertionError where that ends before, and after PATIENCE.
+    """
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        ended = process is not None and process.poll() is not None
+        if result := found():
+            return result
+        assert not ended, f"it ended before, with exit code {process and process.returncode}"
+        assert time.monotonic() < deadline, f"it did not happen within {PATIENCE:g} s"
         time.sleep(0.02)
-    return result
 
 
 def is_gone(pid: int) -> bool:
@@ -128,7 +134,7 @@ def held(runner: subprocess.Popen[str], rung: str, ranks: int = 1) -> Iterator[l
 
     At the end it goes on, if it is still there. The runner was started with holding().
     """
-    found = until(lambda: _stopped(runner, rung, ranks))
+    found = until(lambda: _stopped(runner, rung, ranks), runner)
     try:
         yield found
     finally:
@@ -157,9 +163,8 @@ def progress(worker: psutil.Process, pattern: str) -> bool:
 
 
 def _stopped(runner: subprocess.Popen[str], rung: str, ranks: int) -> list[psutil.Process] | None:
-    assert runner.poll() is None, f"{rung} never trained: {runner.communicate()}"
-    found = workers(runner, rung)
     with contextlib.suppress(psutil.Error):
+        found = workers(runner, rung)
         if len(found) == ranks and any(each.status() == psutil.STATUS_STOPPED for each in found):
             return found
     return None
