@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
@@ -19,6 +18,7 @@ import numpy as np
 
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN
+from gpt2.files.temporary import whole_file
 
 VERSION = 1
 AGAIN = "what is whole stays: run the same again to go on"
@@ -108,22 +108,10 @@ def damaged(folder: Path) -> list[str]:
 
 @contextlib.contextmanager
 def writing(target: Path) -> Iterator[Any]:
-    """Open NAME.part for writing and rename it to `target` once it is on disk. Raises DataError.
-
-    A killed write leaves its .part file, which the next write to the same target overwrites.
-    """
-    part = target.with_name(target.name + ".part")
+    """Open a temporary file for writing that becomes `target` once it is on disk. Raises DataError."""
     try:
-        try:
-            with part.open("wb+") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(part, target)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                part.unlink()  # frees space where the disk is full
-            raise
+        with whole_file(target) as file:
+            yield file
     except OSError as error:
         raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
 

@@ -15,11 +15,12 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
+
+from gpt2.files.temporary import whole_file
 
 SAMPLES = 16
 """Number of places of a file that are sampled before its cached facts are used, the first and last bytes
@@ -60,17 +61,8 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=target.name, delete=False) as file:
-            try:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())  # else a power failure could leave the name without its content
-            except BaseException:
-                Path(file.name).unlink()
-                raise
-        os.umask(mask := os.umask(0o077))  # reading the umask means setting it
-        os.chmod(file.name, 0o666 & ~mask)  # temporary files are readable by their owner only
-        os.replace(file.name, target)
+        with whole_file(target) as file:
+            yield file
     except OSError as error:
         where = ""
         with contextlib.suppress(DataError):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
 from gpt2.files.strict_json import dumps
+from gpt2.files.temporary import whole_file
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
@@ -78,9 +79,8 @@ class Files:
         """
         kept = self._kept(step, looked)
         try:
-            part = self._jsonl_path.with_suffix(".part")
-            part.write_text("".join(f"{_json(event)}\n" for event in kept), encoding="utf-8")
-            part.replace(self._jsonl_path)
+            with whole_file(self._jsonl_path) as file:
+                file.write("".join(f"{_json(event)}\n" for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
             self._rows = csv.DictWriter(self._csv, COLUMNS, extrasaction="ignore")
@@ -100,10 +100,9 @@ class Files:
                 return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
             if not any(event.kind == "step" for event in found):
                 return []
-        others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
-        self.set_aside = self._jsonl_path.with_name(
-            f"metrics-before{f'-{others + 1}' if others else ''}.jsonl"
-        )
+        names = ("metrics-before.jsonl", *(f"metrics-before-{number}.jsonl" for number in range(2, 1000)))
+        places = (self._jsonl_path.with_name(name) for name in names)
+        self.set_aside = next(place for place in places if not place.exists())
         self._jsonl_path.replace(self.set_aside)
         return []
 

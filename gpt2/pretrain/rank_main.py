@@ -27,6 +27,7 @@ from gpt2.config.validation import ConfigError
 from gpt2.data.batches import DataError
 from gpt2.device import Device, DeviceError, find
 from gpt2.files.cache import replacing
+from gpt2.files.listing import name_problem
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
@@ -179,13 +180,8 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
     folder = options.folder
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:  # safetensors cannot open such a path
-        shown = os.fsencode(folder).decode(errors="backslashreplace")
-        raise MetricsError(
-            f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
-        ) from None
+    if problem := name_problem(folder):
+        raise MetricsError(problem)
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)

@@ -32,6 +32,7 @@ from gpt2.data.index import Index, damaged, read_index, writing
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
+from gpt2.files.temporary import left_over
 
 SHARD_TOKENS = 100_000_000
 VOCABULARY = {"name": "gpt2", "size": TEXT_VOCABULARY, "separator": SEPARATOR}
@@ -141,6 +142,9 @@ class _Job:
 
     def run(self, encoder: Encoder) -> Iterator[Progress]:
         self.before = self.index.tokens
+        for torn in left_over(self.folder, rf"index\.json|{re.escape(self.index.name)}_(train|val)_\d+\.bin"):
+            with contextlib.suppress(OSError):
+                torn.unlink()
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
             entry = yield from self._shard("val", tokens, self._val_tokens, _nothing)
