@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from bench.analysis.claim_checks import diverged, other_loss
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import measured, tps_by_round
+from bench.analysis.run_records import by_round, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, names
 from bench.format import DASH, GIB, letter, listed, plain
@@ -142,14 +142,11 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
     flaw, memory_flaw = _unlike(first, a, other, b), None
     tps = memory = None
     if not flaw:
-        if same_run(first, other):
-            tps = paired_ratio(tps_by_round(two), tps_by_round(one))
-        else:
-            tps = independent_ratio([*tps_by_round(two).values()], [*tps_by_round(one).values()])
+        tps = _ratio(first, tps_by_round(one), other, tps_by_round(two))
     methods = (a.peak_memory_method, b.peak_memory_method)
     if a.peak_memory_bytes and b.peak_memory_bytes:
         if methods[0] == methods[1]:
-            memory = independent_ratio(_memory(two), _memory(one))
+            memory = _ratio(first, _memory(one), other, _memory(two))
         else:
             memory_flaw = f"{methods[1]} against {methods[0]}"
     deltas = [board.delta for board in (first.board, other.board)]
@@ -171,12 +168,20 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
 
 def same_run(first: Side, other: Side) -> bool:
     """Whether their rounds are the same ones."""
-    return first.board.source == other.board.source
+    return first.board.same_run(other.board)
 
 
-def _memory(rung: Sequence[Record]) -> list[float]:
-    found = [r.measurement.peak_memory_bytes for r in rung if r.status == "ok" and r.measurement]
-    return [float(each) for each in found if each]
+def _ratio(
+    first: Side, mine: Mapping[tuple[int, str], float], other: Side, theirs: Mapping[tuple[int, str], float]
+) -> Estimate | None:
+    """How many times the first side's figures the other's are, both by round: paired within one run."""
+    if same_run(first, other):
+        return paired_ratio(theirs, mine)
+    return independent_ratio([*theirs.values()], [*mine.values()])
+
+
+def _memory(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
+    return by_round(rung, lambda measurement: float(measurement.peak_memory_bytes or 0) or None)
 
 
 def _unlike(first: Side, a: Row, other: Side, b: Row) -> str | None:

@@ -91,26 +91,23 @@ def chain(boards: Sequence[Scoreboard], start: Entry) -> Chain:
     unlike = [first for board in boards if (first := entries(board)[0]).task != start.task]
     for board in boards:
         if entries(board)[0].task == start.task:
-            runs.setdefault(_place(board), board)  # the same file twice is one run
+            runs.setdefault(board.place, board)  # the same file twice is one run
     if unlike and not runs:
         (model, length), (wanted, long) = unlike[0].task, start.task
         raise RecordError(
             f"{unlike[0].board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = "
             f"{long}: their speeds do not rank; name files of one model and sequence length"
         )
-    alone = _place(start.board) not in runs
+    alone = start.board.place not in runs
     if not alone:  # the one that is shown, not the one that the baseline was read from
-        start = Entry(board=runs[_place(start.board)], row=runs[_place(start.board)].rows[_row_place(start)])
+        shown = runs[start.board.place]
+        start = Entry(board=shown, row=shown.rows[_row_place(start)])
     ordered = [start.board, *runs.values()] if alone else [*runs.values()]
     asked = [entry for board in runs.values() for entry in entries(board)]
     links: list[Link] = []
     for entry in [start, *asked] if alone else asked:
         links.append(_link(entry, start, [link.entry for link in links]))
     return Chain(baseline=start, runs=tuple(ordered), alone=alone, links=tuple(links), unlike=tuple(unlike))
-
-
-def _place(board: Scoreboard) -> Path | None:
-    return board.source.resolve() if board.source else None
 
 
 def _row_place(entry: Entry) -> int:

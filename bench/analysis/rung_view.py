@@ -107,9 +107,7 @@ def entries(board: Scoreboard) -> list[Entry]:
 
 def same_run(one: Entry, other: Entry) -> bool:
     """Whether their rounds are the same ones."""
-    return one.board is other.board or (
-        one.board.source is not None and one.board.source == other.board.source
-    )
+    return one.board.same_run(other.board)
 
 
 def over(entry: Entry, reference: Entry) -> Estimate | None:

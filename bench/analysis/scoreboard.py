@@ -64,6 +64,15 @@ class Scoreboard:
         """The rung before, that the row's gain is over."""
         return next((other for other in self.rows if other.index == row.before), None)
 
+    def same_run(self, other: Scoreboard) -> bool:
+        """Whether both are of one results file, however it was named, so that their rounds are the same."""
+        return self is other or (self.source is not None and self.place == other.place)
+
+    @property
+    def place(self) -> Path | None:
+        """The results file by its path without links."""
+        return self.source and self.source.resolve()
+
     @property
     def file_name(self) -> str:
         """Of its ladder and model, fit for a file's name."""

@@ -23,9 +23,13 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     Raises RecordError for a file by name that cannot be read.
     """
     found: list[Published] = []
+    seen: set[Path] = set()
     warnings: list[str] = []
     for path in paths:
         for file in _files(path):
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
             try:
                 found += read_published(file, warnings) if is_published(file) else []
             except RecordError as error:
@@ -43,9 +47,9 @@ def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
     """The scoreboards of results files, and warnings about what was left out of them.
 
-    A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text
-    shows one: of the runs of the ladder as its last whole run has it, an uninterrupted one before others,
-    then the one with most rungs (not of sweeps, which try as many batches as it takes), then one with rounds
+    A file is shown as it is, and once, however often it is named. Of the files below a folder, each subfolder
+    (machine), ladder, model and text shows one: of the runs of the ladder as its last whole run has it, an
+    uninterrupted one before others, then the one with most rungs (not of sweeps, which try as many batches as it takes), then one with rounds
     enough for intervals, then the newest. Newer ones that are passed over are named, and so are whole ones of
     the same name that differ in their values or task. Files that hold nothing but a measured ceiling belong
     to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot be read is left
@@ -82,11 +86,12 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 )
         for runs in found.values():
             chosen = _chosen(runs)
-            boards.append(chosen)
+            if not any(chosen.same_run(board) for board in boards):
+                boards.append(chosen)
             warnings += _passed_over(runs, chosen)
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
-    return boards, warnings
+    return boards, list(dict.fromkeys(warnings))
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:

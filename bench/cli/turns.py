@@ -17,6 +17,7 @@ from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, Rung
 from bench.cli.terminal import console, fail
 from bench.process.shutdown import interruptible
 from gpt2.files.strict_json import dumps
+from gpt2.files.temporary import whole_file
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -63,8 +64,9 @@ def turns(
     Example: bench turns ladders/peers-cpu.yaml --rungs "ours,nanoGPT bfloat16 compiled" --first
     """
     from bench.ladder.ladder import LadderError, load
+    from bench.records.record import reserved
     from bench.run.probe import ProbeError, probe
-    from bench.run.runner import RunError, check_data, results_file
+    from bench.run.runner import RunError, check_data, new_results
     from bench.run.turns.interleave import Asked, TurnError, groups, open_with_what_runs, take_turns
     from gpt2.data.batches import DataError
     from gpt2.hardware.host import temp_folder
@@ -86,24 +88,27 @@ def turns(
         parts = groups(asked.rungs, first, at_once)
         data_sha256 = check_data(loaded, asked.rungs, data)
         environment = probe(asked.rungs[0].toggles.device).environment
-        path = results_file(loaded, out, environment)
+        path = new_results(loaded, out, environment, "turns-{}.json")
     except (LadderError, ProbeError, RunError, DataError) as error:
         fail(error)
-    path = path.with_name(f"turns-{path.stem}.json")
 
     def keep() -> None:
-        part = path.with_suffix(".part")
+        kept = dumps(content(asked, parts, environment, begun, data_sha256), indent=1)
         try:
-            kept = dumps(content(asked, parts, environment, begun, data_sha256), indent=1)
-            part.write_text(f"{kept}\n", encoding="utf-8")
-            part.replace(path)
+            with whole_file(path) as file:
+                file.write(f"{kept}\n".encode())
         except OSError as error:
-            part.unlink(missing_ok=True)
-            holds = "it holds the rounds before" if path.exists() else "nothing is kept"
+            holds = (
+                "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
+            )
             raise RunError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
     interrupted, lost, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch:
+    with (
+        reserved(path),
+        interruptible(),
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
+    ):
         try:
             for number, part in enumerate(parts, start=1):
                 if not first:

@@ -160,9 +160,10 @@ def loss_of(event: Event) -> float:
 
 
 def load(folders: Sequence[Path]) -> list[LongRun]:
-    """The runs in these folders. Raises RecordError, in one line, where one holds none or is damaged."""
+    """The runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
     found = []
-    for folder in folders:
+    own = {folder.resolve(): folder for folder in reversed(folders)}
+    for folder in dict.fromkeys(own[folder.resolve()] for folder in folders):
         try:
             run = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
             events = tuple(read(folder))

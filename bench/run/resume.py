@@ -48,12 +48,7 @@ def unfinished(
     after some records. Raises ResumeError where there is none; where only others are there, it says how the
     newest, one of this machine before those of others, differs.
     """
-    found: list[tuple[Path, list[Record]]] = []
-    for path in results_files(out, f"{ladder.file_name}-"):
-        with contextlib.suppress(RecordError):  # foreign, and of no use here
-            records = read(path)[0]
-            if records and records[0].ladder == ladder.name:
-                found.append((path, records))
+    found = runs_of(out, ladder)
     if not found:
         raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     found.sort(
@@ -84,6 +79,17 @@ def unfinished(
     if complete:
         return complete[0]
     raise ResumeError(reasons[0])
+
+
+def runs_of(out: Path, ladder: Ladder) -> list[tuple[Path, list[Record]]]:
+    """The results files of a ladder, by the name that their records have; a file's may be that of several."""
+    found: list[tuple[Path, list[Record]]] = []
+    for path in results_files(out, f"{ladder.file_name}-"):
+        with contextlib.suppress(RecordError):  # foreign, and of no use here
+            records = read(path)[0]
+            if records and records[0].ladder == ladder.name:
+                found.append((path, records))
+    return found
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:

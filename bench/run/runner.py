@@ -142,7 +142,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
         )
         _check_writable(path.parent)
     else:
-        path = _new_results(ladder, options.out, machine)
+        path = new_results(ladder, options.out, machine)
     records: list[Record] = []
     interrupted, error = False, None
     with (
@@ -292,17 +292,16 @@ def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, 
             yield rung.name, reason
 
 
-def results_file(ladder: Ladder, out: Path, machine: Environment, now: datetime | None = None) -> Path:
-    """A name for new results, in a folder that can be written. Raises RunError."""
+def new_results(ladder: Ladder, out: Path, machine: Environment, kind: str = "{}.jsonl") -> Path:
+    """An empty file of this run's own: one that began in the same second has another. Raises RunError.
+
+    kind: its name, where {} stands for ladder and time.
+    """
     folder = out / machine.machine
     _check_writable(folder)
-    return folder / f"{ladder.file_name}-{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
-
-
-def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
-    """An empty file of this run's own: one that began in the same second has another. Raises RunError."""
     for seconds in count():
-        path = results_file(ladder, out, machine, datetime.now(UTC) + timedelta(seconds=seconds))
+        began = datetime.now(UTC) + timedelta(seconds=seconds)
+        path = folder / kind.format(f"{ladder.file_name}-{began:%Y%m%dT%H%M%SZ}")
         with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path
