@@ -4,13 +4,6 @@ BIN := .venv/bin
 
 .PHONY: bench test test-slow test-cuda test-xla benchmark reports gpu wheels clean
 
-# Runs that a later one repeats: in reports/scoreboard.md, but neither drawn nor on the page.
-REPEATED := $(addprefix results/,$(addsuffix .jsonl,\
-  amd-epyc-x2/cpu-batch-of-4-over-micro_batch_size-20261123T211158Z amd-epyc-x2/peers-cpu-20261123T220652Z \
-  amd-epyc-x2/peers-cpu-20261124T184819Z intel-xeon-x2/cpu-20261121T150006Z \
-  intel-xeon-x2/cpu-float32-batch-of-4-over-micro_batch_size-20261123T165758Z \
-  intel-xeon-x2/ddp-cpu-20261121T191116Z intel-xeon-x2/explored-20261123T162803Z \
-  intel-xeon-x2/smoke-20261121T134409Z intel-xeon-x2/smoke-20261121T170706Z))
 RESULTS := $(sort $(wildcard results/*/*.jsonl))
 AGAINST := results/published --baseline results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline
 OUT := reports
@@ -41,8 +34,7 @@ benchmark: .venv/.ready-test
 
 # All of reports/ from results/, byte for byte.
 reports: .venv/.ready
-	$(BIN)/bench report $(filter-out $(REPEATED),$(RESULTS)) $(AGAINST) --html --plots --out $(OUT)
-	$(BIN)/bench report $(RESULTS) $(AGAINST) --out $(OUT)
+	$(BIN)/bench report $(RESULTS) $(AGAINST) --html --plots --out $(OUT)
 	$(BIN)/bench trainings $(sort $(wildcard results/*/trainings/*)) --plots --out $(OUT)
 	rm -f $(OUT)/plots/*.png
 

@@ -1,7 +1,6 @@
-"""Go through the commands that a machine rented for half an hour is worth, most valuable first, each bounded
-in time.
+"""Run the most valuable commands first on a machine rented for half an hour, each with a time limit.
 
-python -m bench.campaign --minutes 30 --out results/gpu-HOST     # the same again goes on; docs/gpu.md
+python -m bench.campaign --minutes 30 --out results/gpu-HOST     # run again to go on; see docs/gpu.md
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
@@ -32,17 +30,17 @@ from bench.process.shutdown import Stop, stoppable
 from bench.process.supervisor import end_marked
 from bench.records.record import RecordError, read
 from gpt2.files.lock import Locked, exclusive
-from gpt2.terminal import stderr_console, use_streams
+from gpt2.terminal import LiveLine, stderr_console, use_streams
 
 MARK = "BENCH_CAMPAIGN"
-"""Environment variable by which all processes of a campaign are known, whoever started them."""
+"""Environment variable that marks all processes of a campaign, whoever started them."""
 GRACE_SECONDS = 20.0
-"""What a part has to end in order once it was asked to, before it is killed."""
+"""Seconds between SIGINT and SIGKILL for a part."""
 POLL_SECONDS = 0.25
 REFUTED = 4
-"""Exit code of `bench run` where all rungs were measured, and not all claims hold."""
+"""Exit code of `bench run` where all rungs were measured and a check failed."""
 LAST_BYTES = 8192
-"""Of a log, in which its last line is looked for."""
+"""Bytes at the end of a log in which its last line is searched."""
 
 Status = Literal["done", "failed", "out of time", "interrupted", "skipped"]
 
@@ -55,35 +53,35 @@ class Outcome:
     status: Status
     seconds: float = 0.0
     exit_code: int | None = None
-    """Of its command, where that ended by itself."""
+    """Exit code of its command; None if that was ended."""
     found: str | None = None
-    """For a person: what came of it, or why it was skipped."""
+    """Result, or why it was skipped, for a person."""
     command: str | None = None
-    """What was run: another device or corpus is another part, though of the same name."""
+    """Command; a part of the same name with another command is another part."""
 
 
 def carry_out(parts: Sequence[Part], folder: Path, minutes: float) -> tuple[list[Outcome], bool]:
-    """Run in order what is not done yet, then the report; how each part ended, and if interrupted.
+    """Run in order the parts not done yet, then the report; return their outcomes, and if interrupted.
 
-    folder: absolute; takes logs, parts.ndjson and whatever the parts write. minutes: from now on, for all
-    parts but the report. Raises Locked where another campaign uses the folder.
+    folder: absolute; receives logs, parts.ndjson and the output of the parts. minutes: for all parts but the
+    report. Raises Locked if another campaign uses the folder.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     deadline = time.monotonic() + 60 * minutes
     with exclusive(folder), stoppable() as stop:
-        end_marked(str(folder), MARK)  # what a campaign that was killed has left at work
-        outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.asked]
-        if not stop.asked:
+        end_marked(str(folder), MARK)  # processes left by a killed campaign
+        outcomes = [_unless_done(part, folder, deadline, stop) for part in parts if not stop.requested]
+        if not stop.requested:
             last = report(folder)
             ended = (
                 _skipped(last, last.missing) if last.missing else run(last, folder, 60 * last.minutes, stop)
             )
             outcomes.append(_keep(ended, folder))
-    return outcomes, stop.asked
+    return outcomes, stop.requested
 
 
 def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outcome:
-    """As far as the time until `deadline` allows it."""
+    """Run a part, unless it is done, cannot run here, or has too little time until `deadline`."""
     before = earlier(folder).get(part.name)
     same = before is not None and before.command == shlex.join(part.command)
     if before and same and before.status == "done" and (part.result is None or _there(folder, part.result)):
@@ -91,11 +89,8 @@ def _unless_done(part: Part, folder: Path, deadline: float, stop: Stop) -> Outco
         return before
     left = deadline - time.monotonic()
     if part.missing or left < 60 * part.least:
-        why = (
-            part.missing
-            or f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
-        )
-        return _keep(_skipped(part, why), folder)
+        no_time = f"for time: {max(0, left) / 60:.1f} minutes left, and it takes {part.least:g} at least"
+        return _keep(_skipped(part, part.missing or no_time), folder)
     return _keep(run(part, folder, min(60 * part.minutes, left), stop), folder)
 
 
@@ -122,7 +117,7 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
                     time.sleep(POLL_SECONDS)
                     if part.killed_at and _there(folder, part.killed_at):
                         status = "done"
-                    elif stop.asked:
+                    elif stop.requested:
                         status = "interrupted"
                     elif time.monotonic() - begun > limit:
                         status = "out of time"
@@ -134,10 +129,10 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            end_marked(str(folder), MARK)  # a worker of bench run has a session of its own
+            end_marked(str(folder), MARK)  # also workers of bench run, which have their own sessions
     exit_code = process.returncode if status is None else None
     if status is None:
-        # A rung whose loss differs, or that was to be inert, is a finding, and no failure of the part.
+        # A rung with a failed check is a result, not a failure of the part.
         ended_well = exit_code == 0 or (part.is_ladder and exit_code == REFUTED)
         status = "done" if ended_well and not part.killed_at else "failed"
     seconds = round(time.monotonic() - begun, 1)
@@ -153,11 +148,11 @@ def run(part: Part, folder: Path, limit: float, stop: Stop) -> Outcome:
 
 
 def earlier(folder: Path) -> dict[str, Outcome]:
-    """The last outcome of each part so far."""
+    """Return the last outcome of each part so far."""
     known: dict[str, Outcome] = {}
     with contextlib.suppress(OSError):
         for line in (folder / "parts.ndjson").read_text(encoding="utf-8").splitlines():
-            with contextlib.suppress(ValueError, TypeError):  # cut off when the machine went away
+            with contextlib.suppress(ValueError, TypeError):  # a line that was cut off
                 outcome = Outcome(**json.loads(line))
                 known[outcome.part] = outcome
     return known
@@ -172,21 +167,21 @@ def _keep(outcome: Outcome, folder: Path) -> Outcome:
 
 
 def _there(folder: Path, pattern: str) -> bool:
-    """Whether something of this name is there and not empty."""
+    """Whether a file matches this pattern and is not empty."""
     with contextlib.suppress(FileNotFoundError):  # a checkpoint that a newer one has just replaced
         return any(path.stat().st_size for path in folder.glob(pattern))
     return False
 
 
 def _found(part: Part, folder: Path, log: Path) -> str:
-    """The fastest rung of a ladder that the part ran, else the last line that it printed."""
+    """Return the fastest rung of the part's ladder, else the last line that it printed."""
     speeds: list[tuple[float, str]] = []
     for path in folder.glob(part.result or "") if part.is_ladder else ():
         with contextlib.suppress(RecordError):
-            measured = [(each.measurement, each.rung) for each in read(path)[0] if each.status == "ok"]
-            speeds += [
-                (got.tokens_per_second, rung) for got, rung in measured if got and got.tokens_per_second
-            ]
+            for record in read(path)[0]:
+                measured = record.measurement if record.status == "ok" else None
+                if measured and measured.tokens_per_second:
+                    speeds.append((measured.tokens_per_second, record.rung))
     if not speeds:
         return _last_line(log)
     tps, rung = max(speeds)
@@ -201,8 +196,7 @@ def _last_line(log: Path) -> str:
     return ""
 
 
-# --- what a person sees
-# -------------------------------------------------------------------------------------------
+# --- display
 
 
 def _tell(line: str) -> None:
@@ -211,34 +205,32 @@ def _tell(line: str) -> None:
 
 @contextlib.contextmanager
 def _shown(part: Part, log: Path, begun: float, limit: float) -> Iterator[None]:
-    """A live line on a terminal; elsewhere a line at the beginning."""
+    """Show a live line on a terminal; elsewhere print one line at the start."""
 
     def line() -> Text:
         took = f"{duration(time.monotonic() - begun)} of {duration(limit)}"
         return Text(f"{part.name} ({took}): {_last_line(log)}", overflow="ellipsis", no_wrap=True)
 
-    console = stderr_console()
-    if not console.is_terminal:
-        _tell(f"{part.name} ... at most {duration(limit)}, log in {log}")
-        yield
-        return
-    with Live(console=console, refresh_per_second=2, transient=True, get_renderable=line):
+    with LiveLine(line) as live:
+        if not live.is_drawn:
+            _tell(f"{part.name} ... at most {duration(limit)}, log in {log}")
         yield
 
 
 def table(outcomes: Sequence[Outcome], folder: Path) -> Table:
-    """How each part ended; of one that did not end well, where its log is."""
+    """Return the outcomes as a table, with the logs of failed parts."""
     result = Table(title=Text(plain(str(folder))))
     for name in ("Part", "Status", "Seconds", "Found"):
         result.add_column(name, overflow="fold")
-    for each in outcomes:
-        log = f"; see logs/{each.part}.log" if each.status not in ("done", "skipped") else ""
-        result.add_row(each.part, each.status, f"{each.seconds:.0f}", Text(f"{each.found or ''}{log}"))
+    for outcome in outcomes:
+        log = "" if outcome.status in ("done", "skipped") else f"; see logs/{outcome.part}.log"
+        found = Text(f"{outcome.found or ''}{log}")
+        result.add_row(outcome.part, outcome.status, f"{outcome.seconds:.0f}", found)
     return result
 
 
 def archive(folder: Path) -> Path:
-    """All of the folder but checkpoints and compiled code, which are large, as FOLDER.tar.gz beside it."""
+    """Write FOLDER.tar.gz beside the folder, without checkpoints and compiled code, which are large."""
     path = folder.with_name(f"{folder.name}.tar.gz")
 
     def kept(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
@@ -250,11 +242,10 @@ def archive(folder: Path) -> Path:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Entry point. Exit code: 0 all parts done or skipped; 2 wrong usage; 6 one failed; 130 interrupted."""
+    """Return the exit code: 0 all parts done or skipped; 2 wrong usage; 6 one failed; 130 interrupted."""
     use_streams()
-    parser = argparse.ArgumentParser(
-        prog="python -m bench.campaign", description=(__doc__ or "").splitlines()[0]
-    )
+    description = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser(prog="python -m bench.campaign", description=description)
     parser.add_argument(
         "--minutes", type=float, default=30.0, help="for all parts together; 0: report and archive only"
     )
@@ -266,27 +257,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--data", help="the ladders' corpus: a file, or synthetic, which needs none and no network"
     )
     parser.add_argument("--only", help="names of parts, with commas between them")
-    asked = parser.parse_args(argv)
-    folder = asked.out.resolve()
-    parts = {part.name: part for part in KINDS[asked.device](folder, asked.data)}
-    chosen = asked.only.split(",") if asked.only else list(parts)
+    arguments = parser.parse_args(argv)
+    folder = arguments.out.resolve()
+    parts = {part.name: part for part in KINDS[arguments.device](folder, arguments.data)}
+    chosen = arguments.only.split(",") if arguments.only else list(parts)
     if unknown := sorted(set(chosen) - parts.keys()):
         parser.error(f"--only: no part is called {', '.join(unknown)}; there are {', '.join(parts)}")
     try:
         outcomes, interrupted = carry_out(
-            [parts[name] for name in parts if name in chosen], folder, asked.minutes
+            [parts[name] for name in parts if name in chosen], folder, arguments.minutes
         )
     except Locked:
-        _tell(
-            f"{folder} is in use by another campaign; wait for its end, or choose another folder with --out"
-        )
+        _tell(f"{folder} is in use by another campaign; wait for it, or choose another folder with --out")
         return 2
     except OSError as error:
-        _tell(
-            f"cannot write to {error.filename or folder} ({error.strerror}); choose another folder with --out"
-        )
+        place = error.filename or folder
+        _tell(f"cannot write to {place} ({error.strerror}); choose another folder with --out")
         return 2
-    stderr_console().print(table(outcomes, asked.out))
+    stderr_console().print(table(outcomes, arguments.out))
     if interrupted:
         _tell("interrupted; the same command goes on")
         return 130

@@ -1,4 +1,4 @@
-"""The parts of a campaign on each kind of device, ordered by what they are worth. Imports no torch."""
+"""Parts of a campaign by kind of device, the most valuable first. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,69 +11,50 @@ from pathlib import Path
 from gpt2.hardware.host import SPLITS_WORDS
 
 ROOT = Path(__file__).resolve().parent.parent
-"""Of the project: where the commands are run."""
+"""Folder of the project, in which the commands run."""
 BENCH = (sys.executable, "-m", "bench.cli")
 TRAIN = (sys.executable, "-m", "gpt2.cli", "train")
 CUDA_TESTS = "tests/test_on_cuda.py"
 COMPILED = "compiled"
-"""Folder of a campaign that keeps compiled code, so that a ladder which goes on need not compile again."""
+"""Subfolder of a campaign for compiled code, so that resuming does not compile again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One command, and how long it may take."""
+    """One command and its time limits."""
 
     name: str
-    """That of its log and of its folder, too."""
+    """Name, also of its log and of its folder."""
     command: Sequence[str]
     minutes: float
-    """Limit; less where less is left of all minutes."""
+    """Time limit, at most what is left of the campaign's."""
     least: float = 0.0
-    """Minutes below which it is not worth beginning."""
+    """Fewest minutes for which it is started."""
     result: str | None = None
-    """What it leaves, as a pattern below the campaign's folder: without that it is not done."""
+    """Pattern of its results in the campaign's folder; without them it is not done."""
     go_on: Sequence[str] = ()
-    """Added to the command where there is such a result already."""
+    """Added to the command if there are results already."""
     killed_at: str | None = None
-    """Killed without warning, as by a machine that goes away, once such a file is there; that is its aim."""
+    """Pattern of a file at which it is killed on purpose, as by a machine that goes away."""
     missing: str | None = None
-    """Why it cannot be run here."""
+    """Why it cannot run on this machine; None if it can."""
     is_ladder: bool = False
     """Whether its results are records of rungs."""
 
 
 def cuda(out: Path, data: str | None) -> list[Part]:
-    """For one GPU of 80 GB."""
+    """Return the parts for one GPU of 80 GB."""
     plain = not SPLITS_WORDS.search(str(out))  # else torch.compile could not compile there
     options = (*_corpus(data), *(("--compile-cache", str(out / COMPILED)) if plain else ()))
     sizes = {"medium": 32, "large": 16, "xl": 8}  # sequences that fit
-    train = (
-        *(
-            "gpt2-tinystories-gpu",
-            "--set",
-            "workload.data=synthetic",
-            "--set",
-            "workload.tokens_per_step=65536",
-        ),
-        *(
-            "--set",
-            "steps=300",
-            "--set",
-            "workload.lr_warmup_steps=30",
-            "--set",
-            "workload.lr_decay_steps=300",
-        ),
-        *(
-            "--set",
-            "toggles.compile_region=block",
-            "--set",
-            "checkpoints.every=100",
-            "--set",
-            "checkpoints.keep=1",
-        ),
-        *("--set", "evaluation.val_every=100", "--set", "evaluation.val_tokens=1048576"),
-        *("--set", "evaluation.hellaswag_every=0", "--set", "evaluation.sample_every=0"),
+    settings = (
+        *("workload.data=synthetic", "workload.tokens_per_step=65536", "steps=300"),
+        *("workload.lr_warmup_steps=30", "workload.lr_decay_steps=300", "toggles.compile_region=block"),
+        *("checkpoints.every=100", "checkpoints.keep=1"),
+        *("evaluation.val_every=100", "evaluation.val_tokens=1048576"),
+        *("evaluation.hellaswag_every=0", "evaluation.sample_every=0"),
     )
+    train = ("gpt2-tinystories-gpu", *_sets(*settings))
     return [
         _doctor(out),
         _cuda_tests("env", "REQUIRE_CUDA=1"),
@@ -92,10 +73,10 @@ def cuda(out: Path, data: str | None) -> list[Part]:
 
 
 def cpu(out: Path, data: str | None) -> list[Part]:
-    """A rehearsal of the same by tiny models: whether everything works, in some minutes."""
-    short = ("--set", "protocol.max_window_seconds=1", "--set", "protocol.blocks=5", *_corpus(data))
-    size = ("workload.model=tiny", "workload.seq_len=128", "workload.data=synthetic", "toggles.device=cpu")
-    sets = [part for each in (*size, "toggles.attention=sdpa") for part in ("--set", each)]
+    """Return the same parts with tiny models, to rehearse them on a CPU in minutes."""
+    short = (*_sets("protocol.max_window_seconds=1", "protocol.blocks=5"), *_corpus(data))
+    tiny = ("workload.model=tiny", "workload.seq_len=128", "workload.data=synthetic")
+    sets = _sets(*tiny, "toggles.device=cpu", "toggles.attention=sdpa")
     return [
         _doctor(out),
         _cuda_tests(),
@@ -108,23 +89,27 @@ def cpu(out: Path, data: str | None) -> list[Part]:
 
 
 KINDS: dict[str, Callable[[Path, str | None], list[Part]]] = {"cuda": cuda, "cpu": cpu}
-"""By device, the parts for a campaign into a folder on a corpus, None for that of each ladder."""
+"""By device, a function of folder and corpus (None for each ladder's own) that returns the parts."""
 
 
 def report(out: Path) -> Part:
-    """Tables, page and pictures of all results so far."""
+    """Return the part that makes tables, page and plots of all results so far."""
     written = ("--html", "--plots", "--out", str(out / "report"))
     missing = None if any(out.glob("results/*/*/*.jsonl")) else "no part has left results"
     command = [*BENCH, "report", str(out / "results"), *written]
     return Part(name="report", command=command, minutes=3.0, missing=missing)
 
 
+def _sets(*overrides: str) -> list[str]:
+    return [word for override in overrides for word in ("--set", override)]
+
+
 def _corpus(data: str | None) -> tuple[str, ...]:
     if data is None:
         return ()
-    return (
-        ("--set", "workload.data=synthetic") if data == "synthetic" else ("--data", str(Path(data).resolve()))
-    )
+    if data == "synthetic":
+        return ("--set", "workload.data=synthetic")
+    return ("--data", str(Path(data).resolve()))
 
 
 def _doctor(out: Path) -> Part:
@@ -132,11 +117,11 @@ def _doctor(out: Path) -> Part:
 
 
 def _cuda_tests(*before: str) -> Part:
-    """before: what stands before the command."""
+    """Return the part that runs the CUDA tests. before: prefix of the command."""
     missing = None if importlib.util.find_spec("pytest") else "pytest is not installed"
     if not (ROOT / CUDA_TESTS).is_file():
         missing = f"there is no {CUDA_TESTS}"
-    # Without the options of pyproject.toml, which are those of plugins that need not be here.
+    # Without the options of pyproject.toml, whose plugins may be missing.
     options = ["-o", "addopts=", "-q", "-rfEs", "-p", "no:cacheprovider", "-m", "cuda"]
     if importlib.util.find_spec("xdist"):  # most of their time is compilation
         options += ["--numprocesses", "4", "--dist", "loadgroup"]
@@ -145,9 +130,7 @@ def _cuda_tests(*before: str) -> Part:
 
 
 def _ladder(name: str, ladder: str, minutes: float, least: float, out: Path, *options: str) -> Part:
-    """One of ladders/, into a folder of its own: --resume takes the newest results of a ladder, whatever its
-    model.
-    """
+    """Return the part that runs a ladder, in a folder of its own, because --resume ignores the model."""
     results = f"results/{name}"
     return Part(
         name=name,
@@ -161,15 +144,15 @@ def _ladder(name: str, ladder: str, minutes: float, least: float, out: Path, *op
 
 
 def _roofline(ladder: str, out: Path, *options: str) -> Part:
-    """What no rung can beat, and how near to it those of the part `65k` came."""
+    """Return the part that measures the ceiling and compares it with the rungs of part `65k`."""
     results = ("--results", str(out / "results" / "65k"), "--out", str(out / "results" / "roofline"))
     command = [*BENCH, "roofline", f"ladders/{ladder}.yaml", *results, *options]
     return Part(name="roofline", command=command, minutes=2.0, least=0.5, result="results/roofline/*/*.jsonl")
 
 
 def _training(minutes: float, least: float, out: Path, *options: str) -> list[Part]:
-    """A training run that is killed at its first checkpoint, and what becomes of it after that."""
-    # --resume begins anew where there is no checkpoint to go on with.
+    """Return a training run that is killed at its first checkpoint, and one that resumes it."""
+    # --resume starts anew where there is no checkpoint.
     command = [*TRAIN, *options, "--out", str(out / "training"), "--resume"]
     pattern = "training/checkpoints/step-*/checkpoint.json"
     killed, resumed = (

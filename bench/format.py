@@ -1,4 +1,4 @@
-"""How figures and foreign words are written, in every output alike."""
+"""How numbers and texts from files are written, in every output alike. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,45 +20,50 @@ NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 
 def gib(size: int | None) -> str:
-    """Bytes, to a hundredth of a GiB."""
+    """Bytes in GiB with two decimals."""
     return f"{size / GIB:.2f}" if size is not None else DASH
 
 
+def plural(count: int, noun: str, several: str = "") -> str:
+    """A count and its noun, such as 1 round or 3 rounds."""
+    return f"{count} {noun if count == 1 else several or f'{noun}s'}"
+
+
 def training_time(tokens: float, tps: float) -> str:
-    """Of so many tokens; of what takes less than ten seconds, three digits: never 0 s."""
+    """Time for so many tokens; below ten seconds with three digits, so never 0 s."""
     seconds = tokens / tps
     return f"{number(seconds)} s" if seconds < 10 else duration(seconds)
 
 
 def letter(place: int) -> str:
-    """By which tables call a run or a side: A to Z, then AA."""
+    """Name of a run or a side in tables: A to Z, then AA."""
     return (letter(place // 26 - 1) if place >= 26 else "") + chr(ord("A") + place % 26)
 
 
 def loss(value: float | None) -> str:
-    """In nats per token."""
+    """A loss in nats per token."""
     return DASH if value is None else f"{value:.4f}" if math.isfinite(value) else "not finite"
 
 
 def percent(share: float | None) -> str:
-    """Of a whole."""
+    """A share in percent."""
     if share is None:
         return DASH
     return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
 
 
 def ratio(estimate: Estimate | None) -> str:
-    """How many times as fast."""
+    """A speed-up with its interval."""
     return with_interval(times(estimate.value) if estimate else "", estimate)
 
 
 def times(value: float) -> str:
-    """How many times as much."""
+    """A factor, such as 1.25x."""
     return f"{value:,.2f}x" if value >= 0.005 else f"{value:.1g}x"
 
 
 def judged(estimate: Estimate | None, verdict: str | None) -> str:
-    """A ratio and what it amounts to."""
+    """A speed-up with its interval and its verdict."""
     return f"{ratio(estimate)}, {verdict}" if estimate and verdict else ratio(estimate)
 
 
@@ -67,7 +72,7 @@ def tokens_per_second(estimate: Estimate | None) -> str:
 
 
 def with_interval(text: str, estimate: Estimate | None) -> str:
-    """A figure as text, and how far it may be off."""
+    """A number as text, with its interval."""
     if estimate is None:
         return DASH
     if estimate.half_width is None:
@@ -79,12 +84,10 @@ def with_interval(text: str, estimate: Estimate | None) -> str:
 
 
 def floor(delta: float) -> str:
-    """How far a noise floor reaches."""
-    return (
-        f"±{delta:.1%}"
-        if delta < 1
-        else "none, for the first rung and its repetition differ by more than 100 % themselves"
-    )
+    """A noise floor, such as ±1.5%."""
+    if delta < 1:
+        return f"±{delta:.1%}"
+    return "none, for the first rung and its repetition differ by more than 100 % themselves"
 
 
 def plain(text: str) -> str:
@@ -99,13 +102,11 @@ def markdown(text: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Of rungs, one after another; a name that holds commas itself would run into the next."""
+    """Names of rungs, separated by semicolons where a name holds a comma itself."""
     return ("; " if any("," in name for name in names) else ", ").join(map(plain, names))
 
 
 MARKERS = ("<!-- scoreboard: bench report --update rewrites what follows -->", "<!-- end of scoreboard -->")
-
-
 FENCE = re.compile(rb" {0,3}(`{3,}|~{3,})")
 
 
@@ -113,7 +114,7 @@ def rewrite(path: Path, text: str) -> None:
     """Put `text` between the two markers of a file, whole or not at all; every byte outside them stays.
 
     The markers stand on lines of their own, once each. The file keeps its mode, and a link stays a link.
-    Raises ValueError where the markers are not so, OSError.
+    Raises ValueError where the markers are missing or wrong, OSError where the file cannot be written.
     """
     target = Path(os.path.realpath(path))
     content = target.read_bytes()
@@ -142,25 +143,23 @@ def rewrite(path: Path, text: str) -> None:
 
 
 def _marked(path: Path, lines: Sequence[bytes]) -> tuple[int, int]:
-    """The places of the lines that are markers, of which those in a code block are none. Raises ValueError."""
+    """Indices of the two marker lines; lines in a code block do not count. Raises ValueError."""
     places: list[list[int]] = [[], []]
     fence = b""
-    for place, line in enumerate(lines):
-        text = line.removeprefix(codecs.BOM_UTF8) if place == 0 else line
+    for index, line in enumerate(lines):
+        text = line.removeprefix(codecs.BOM_UTF8) if index == 0 else line
         if opened := FENCE.match(text):
             if not fence:
                 fence = opened[1]
             elif opened[1].startswith(fence) and text.strip() == opened[1]:
                 fence = b""
         elif not fence and not text.startswith((b"    ", b"\t")):
-            for marker, found in zip(MARKERS, places, strict=True):
-                found += [place] if text.strip() == marker.encode() else []
-    for marker, found in zip(MARKERS, places, strict=True):
-        if len(found) > 1:
-            both = " and ".join(str(place + 1) for place in found)
-            raise ValueError(
-                f"{path}: the line {marker} stands there {len(found)} times (lines {both}); leave one"
-            )
+            for marker, indices in zip(MARKERS, places, strict=True):
+                indices += [index] if text.strip() == marker.encode() else []
+    for marker, indices in zip(MARKERS, places, strict=True):
+        if len(indices) > 1:
+            stands = f"{len(indices)} times (lines {' and '.join(str(index + 1) for index in indices)})"
+            raise ValueError(f"{path}: the line {marker} stands there {stands}; leave one")
     if not all(places):
         raise ValueError(f"{path}: has no lines {MARKERS[0]} and {MARKERS[1]} to write between")
     (begin,), (end,) = places

@@ -1,4 +1,4 @@
-"""From repeated processes to figures: means, paired ratios with intervals and verdicts, and the loss guard.
+"""Statistics of repeated processes: means, paired ratios, intervals, the noise floor and verdicts.
 
 Imports no torch.
 """
@@ -14,23 +14,21 @@ from scipy.special import stdtrit  # Student's t quantile; scipy.stats would tak
 
 CONFIDENCE = 0.95
 LEAST_ROUNDS = 3
-"""For an interval; from two rounds, with one degree of freedom, it would span a factor of two either way."""
+"""Fewest rounds for an interval; with two, it would span a factor of two either way."""
 LEAST_DELTA = 0.01
-"""Differences below this are of no interest even where they could be told from noise."""
+"""Smallest noise floor: smaller differences are of no interest even where they could be told from noise."""
 
 LOUD = 0.05
-"""A noise floor above this tells nothing of what lies within it, in whole or in part."""
+"""A noise floor above this says nothing of what lies within it, in whole or in part."""
 LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL = 5, 20
-"""Of a run that goes on until its intervals are narrow."""
+"""Fewest and most rounds of a run that goes on until its intervals are narrow."""
 
 Verdict = Literal["faster", "slower", "same", "unclear", "not replicated", "no control"]
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over rounds, and its 95 % interval; None where fewer than LEAST_ROUNDS say nothing of the
-    spread.
-    """
+    """A mean over rounds with its 95 % interval; the ends are None for fewer than LEAST_ROUNDS rounds."""
 
     value: float
     low: float | None
@@ -39,11 +37,11 @@ class Estimate:
 
     @property
     def half_width(self) -> float | None:
-        """Of the interval, relative to the value; its logarithm is symmetric."""
+        """Half the interval's width relative to the value; the interval is symmetric in the logarithm."""
         return self.high / self.value - 1 if self.high is not None else None
 
-    def over(self, number: float) -> Estimate:
-        """A share of it, as certain as the whole."""
+    def divided_by(self, number: float) -> Estimate:
+        """The estimate of a share; its relative uncertainty stays."""
         low, high = (bound if bound is None else bound / number for bound in (self.low, self.high))
         return Estimate(self.value / number, low, high, self.rounds)
 
@@ -63,20 +61,19 @@ K = TypeVar("K", bound=Hashable)
 
 
 def paired_ratio(values: Mapping[K, float], reference: Mapping[K, float]) -> Estimate | None:
-    """How many times `reference` is `values`, both by round; pairing takes out what a whole round has in
-    common.
+    """Mean ratio of `values` to `reference`, both by round; None where no round has both.
 
-    None where no round has both.
+    Pairing takes out what all processes of a round have in common.
     """
     ratios = [value / reference[round_] for round_, value in values.items() if round_ in reference]
     return geometric_mean(ratios) if ratios else None
 
 
 def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Estimate | None:
-    """How many times `reference` is `values`, where their rounds have nothing in common: those of two runs.
+    """Ratio of two means whose rounds have nothing in common, as those of two runs.
 
-    The interval is Welch's, of the difference of the logarithms' means. It knows of what varies within a run
-    only, not of what changed on a machine between two. None where either is empty.
+    The interval is Welch's, of the difference of the logarithms' means. It covers the variation within a run,
+    not what changed on a machine between two. None where either is empty.
     """
     if not values or not reference:
         return None
@@ -97,11 +94,11 @@ def independent_ratio(values: Sequence[float], reference: Sequence[float]) -> Es
 
 
 def noise_floor(control: Estimate | None) -> float | None:
-    """delta: the relative difference below which two rungs count as the same; None where no control tells.
+    """delta: the relative difference below which two rungs count as the same; None without a control.
 
-    control: the ratio of an A/A control, that is a rung run again at the end of each round, to that rung. The
-    half-width of its interval is what this machine's noise makes of no difference at all; where the interval
-    excludes 1, for the place in the round alone makes a difference, that counts too.
+    control: the ratio of an A/A control, which is a rung run again at the end of each round, to that rung.
+    The half-width of its interval is this machine's noise where nothing differs. Where the interval excludes
+    1, the place in the round alone makes a difference, which counts too.
     """
     if control is None or control.half_width is None or control.low is None or control.high is None:
         return None
@@ -111,10 +108,10 @@ def noise_floor(control: Estimate | None) -> float | None:
 
 
 def verdict(ratio: Estimate, delta: float | None) -> Verdict:
-    """What a speed-up's interval allows to be said; an interval that is merely wide never makes it `same`.
+    """The verdict on a speed-up; an interval that is merely wide never makes it `same`.
 
-    Nor does a noise floor that is merely high: where it is above LOUD, all is `unclear` that does not lie
-    beyond it as a whole.
+    Nor does a noise floor that is merely high: where it is above LOUD, only an interval wholly beyond it gets
+    a verdict other than `unclear`.
     """
     if ratio.low is None or ratio.high is None:
         return "not replicated"
@@ -128,20 +125,18 @@ def verdict(ratio: Estimate, delta: float | None) -> Verdict:
     return "slower" if ratio.high < 1 / least else "unclear"
 
 
-def beyond(ratio: Estimate, delta: float) -> bool:
-    """Whether all of an interval lies beyond the noise floor, on either side."""
-    return (
-        ratio.low is not None
-        and ratio.high is not None
-        and (ratio.low > 1 + delta or ratio.high < 1 / (1 + delta))
-    )
+def beyond_noise(ratio: Estimate, delta: float) -> bool:
+    """Whether the whole interval lies beyond the noise floor, on either side."""
+    if ratio.low is None or ratio.high is None:
+        return False
+    return ratio.low > 1 + delta or ratio.high < 1 / (1 + delta)
 
 
-def surely_ahead(lead: Estimate | None, delta: float | None) -> bool:
-    """Whether all of a lead's interval lies beyond the noise floor: more than `faster` asks for.
+def clearly_ahead(lead: Estimate | None, delta: float | None) -> bool:
+    """Whether the whole interval of a lead lies beyond the noise floor, which `faster` does not ask for.
 
-    The one that leads was chosen for it, of two alike as well, so that an interval that excludes 1 is wrong
-    in one of 20 such pairs.
+    The leader was chosen for its lead, even of two that are alike, so that an interval that excludes 1 would
+    be wrong in one of 20 such pairs.
     """
     return lead is not None and delta is not None and lead.low is not None and lead.low > 1 + delta
 
@@ -152,14 +147,11 @@ def narrow_enough(ratios: Sequence[Estimate], width: float) -> bool:
 
 
 PARITY_STEPS = 20
-"""Losses are held to each other over this many steps at most: later, rounding alone can drive two runs apart.
-"""
+"""Most steps over which losses are compared: later, rounding alone can drive two runs apart."""
 
 
 def loss_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
-    """Largest relative difference over the first steps that both have; infinite where a loss is not finite,
-    or differs from one that is 0.
-    """
+    """Largest relative difference over the first steps of both; infinite where a loss is not finite or 0."""
     pairs = list(zip(losses, reference, strict=False))[:PARITY_STEPS]
     if not all(math.isfinite(a) and math.isfinite(b) for a, b in pairs):
         return math.inf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def number(value: float) -> str:
-    """Format with at least three significant digits and thousands separators: 0.0123, 4.56, 78.9, 1,234,567."""
+    """Format with three significant digits or more, and thousands separators: 0.0123, 78.9, 1,234,567."""
     if value == 0 or abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}" if abs(value) < 1 else f"{value:.{2 if abs(value) < 10 else 1}f}"

@@ -26,8 +26,7 @@ def how_many(item_bytes: int) -> int:
 
 
 class Prefetched(Iterator[T], Generic[T]):
-    """Items of an iterator, each passed through `prepare`, by a thread that keeps up to `ahead` of them
-    ready.
+    """Items of an iterator, passed through `prepare` by a thread that keeps up to `ahead` of them ready.
 
     ahead: a number, or a function that returns it for the first prepared item. Exceptions in the thread, and
     the end of the items, are raised here after all items before them.
@@ -39,9 +38,8 @@ class Prefetched(Iterator[T], Generic[T]):
         self._ready: queue.Queue[tuple[T | None, BaseException | None]] = queue.Queue()
         self._end: BaseException | None = None
         # A daemon thread, so that it ends with the process even if items are left.
-        threading.Thread(
-            target=self._work, args=(items, prepare, ahead), name="prefetch", daemon=True
-        ).start()
+        work = (items, prepare, ahead)
+        threading.Thread(target=self._work, args=work, name="prefetch", daemon=True).start()
 
     def _work(self, items: Iterable[T], prepare: Callable[[T], T], ahead: int | Callable[[T], int]) -> None:
         try:

@@ -8,18 +8,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 THIS_FILE = Path(__file__).resolve().relative_to(ROOT).as_posix()
-"""A file that only this project's repository has; it tells the repository apart from one that merely contains
-us.
-"""
+"""A file of this project's repository only, which tells it from one that merely contains us."""
 
 
 def code_hash() -> str:
     """Return the sha256 over names and contents of the Python and C++ sources of gpt2/ and bench/."""
     digest = hashlib.sha256()
-    sources = (
-        p for package in ("bench", "gpt2") for p in (ROOT / package).rglob("*") if p.suffix in {".py", ".cpp"}
-    )
-    for path in sorted(sources):
+    files = (path for package in ("bench", "gpt2") for path in (ROOT / package).rglob("*"))
+    for path in sorted(path for path in files if path.suffix in {".py", ".cpp"}):
         content = path.read_bytes()
         digest.update(f"{path.relative_to(ROOT).as_posix()} {len(content)}\n".encode() + content)
     return digest.hexdigest()
@@ -32,30 +28,20 @@ def git(folder: Path, *words: str) -> bytes:
     machine, which git refuses by default; reading from it is safe because the options below keep git from
     running anything.
     """
-    trusted = [
-        "-c",
-        "safe.directory=*",
-        "-c",
-        "core.fsmonitor=false",
-        "-c",
-        "core.hooksPath=/dev/null",
-    ]  # keep git from running programs that the checkout configures
+    # The last two keep git from running programs that the checkout configures.
+    settings = ("safe.directory=*", "core.fsmonitor=false", "core.hooksPath=/dev/null")
+    trusted = [word for setting in settings for word in ("-c", setting)]
     command = ["git", *trusted, "-C", str(folder), *words]
     return subprocess.run(command, capture_output=True, timeout=30, check=True).stdout
 
 
 def git_state() -> tuple[str | None, bool | None]:
-    """Return this checkout's commit and whether tracked files that affect a run are modified; (None, None)
-    outside git.
-    """
+    """Return this checkout's commit, and whether files that affect a run are modified; Nones outside git."""
     matters = ("gpt2", "bench", "ladders", "pyproject.toml")
     try:
-        git(
-            ROOT, "ls-files", "--error-unmatch", THIS_FILE
-        )  # fails in a repository that merely contains this folder
+        git(ROOT, "ls-files", "--error-unmatch", THIS_FILE)  # fails where we are merely contained
         commit = git(ROOT, "rev-parse", "HEAD").decode().strip()
-        return commit, bool(
-            git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *matters).strip()
-        )
+        changed = git(ROOT, "status", "--porcelain", "--untracked-files=no", "--", *matters)
+        return commit, bool(changed.strip())
     except (OSError, subprocess.SubprocessError):
         return None, None

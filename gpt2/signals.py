@@ -1,4 +1,4 @@
-"""Signals that ask a process to end: Ctrl-C, SIGTERM of a job, SIGHUP of a closed terminal. Imports no torch."""
+"""Signals that ask a process to end: Ctrl-C, SIGTERM of a job, SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ def ending() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def handled(handler: Callable[[int, FrameType | None], object]) -> Iterator[None]:
-    """Handle these signals with `handler` within the block; outside the main thread, Python allows no
-    handlers.
-    """
+    """Handle these signals with `handler` within the block, where Python allows it: in the main thread."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -6,12 +6,14 @@ import io
 import math
 import os
 import sys
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, NoReturn, Self
 
 import typer
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.text import Text
 
 WIDTHS = range(20, 10_000)
 """Accepted values of COLUMNS, the width of a terminal."""
@@ -35,7 +37,7 @@ def use_streams() -> None:
 
 
 def stderr_console() -> Console:
-    """Return a console for progress on stderr that goes quiet when its reader is gone, where rich would exit."""
+    """Return a console for progress on stderr that goes quiet when its reader is gone."""
     from rich.console import Console
 
     class Lasting(Console):
@@ -43,6 +45,33 @@ def stderr_console() -> Console:
             self.quiet = True
 
     return Lasting(stderr=True, highlight=False)
+
+
+class LiveLine:
+    """What is redrawn on stderr on a terminal, and not shown elsewhere; a context manager."""
+
+    def __init__(self, render: Callable[[], RenderableType], console: Console | None = None) -> None:
+        from rich.live import Live
+
+        self.console = console or stderr_console()
+        self._live = Live(console=self.console, refresh_per_second=2, transient=True, get_renderable=render)
+
+    def __enter__(self) -> Self:
+        if self.is_drawn:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether stderr is a terminal."""
+        return self.console.is_terminal
+
+    def print(self, line: Text) -> None:
+        """Print a line that stays, above the live one."""
+        self.console.print(line, soft_wrap=True)
 
 
 def finite(value: float | None) -> float | None:
@@ -53,9 +82,7 @@ def finite(value: float | None) -> float | None:
 
 
 def denied(error: PermissionError) -> str:
-    """Return what to say where the system lets this user not read or write; raises `error` if it names no
-    file.
-    """
+    """Return what to say where this user may not read or write; raises `error` if it names no file."""
     if error.filename is None:
         raise error
     return f"{error.filename}: {error.strerror}; ask for access, or name another place"

@@ -21,7 +21,8 @@ from typing import IO, TYPE_CHECKING
 
 import numpy as np
 
-from gpt2.files.cache import DataError, cache_dir, cached_facts, replacing, samples
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir, cached_facts, samples
 from gpt2.files.listing import POINTER, kind_of
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, is_whole, shard_header
 
@@ -42,16 +43,11 @@ POINTER_BYTES = 1024
 TOKENISED = 2
 """Version of the rules for cutting texts; cached tokens of other versions are not used."""
 LONGEST = 1 << 18
-"""Characters encoded at most at once. tiktoken panics at a million blanks before a word, but not at 600,000.
-"""
+"""Characters encoded at most at once; tiktoken panics at a million blanks before a word, not at 600,000."""
 BLANK, VISIBLE = r"[^\S\x1c-\x1f]", r"[\S\x1c-\x1f]"
-"""White space as tiktoken defines it, and everything else; Python also counts ASCII's four separators as
-white space.
-"""
+"""White space as tiktoken defines it, and all else; Python also counts ASCII's four separators as it."""
 WORD = r"[0-9A-Za-z\u3041-\u3096\u30a1-\u30fa\u4e00-\u9fa5\uac00-\ud7a3]"
-"""Letters and digits in every version of Unicode: not all of them, but including those of scripts without
-spaces.
-"""
+"""Letters and digits in every version of Unicode, scripts without spaces among them; not all."""
 MARK = r"[!-/:-@\[-`{-~\u3001-\u3003\u3008-\u3011\uff01\uff0c\uff1a\uff1b\uff1f]"
 """Most of the punctuation marks in every version of Unicode."""
 LAST_CUT = re.compile(rf"(?s:.+)(?:(?={BLANK}{VISIBLE})|(?<={WORD})(?={MARK}))")
@@ -73,7 +69,7 @@ def tokenise(path: Path, piece_chars: int = 1 << 20) -> Path:
     target = cache_dir() / "tokens" / f"{digest}-gpt2-{TOKENISED}.bin"
     if target.exists() and is_whole(target):
         return target
-    with replacing(target) as file:
+    with atomic_write(target, DataError, WRITABLE) as file:
         file.write(bytes(HEADER_BYTES))
         count, blank = 0, True
         for text in pieces(path, piece_chars):
@@ -98,13 +94,9 @@ def _digest(path: Path) -> str:
 
 
 def end_of_text_written(path: Path) -> str | None:
-    """Return a warning where a text file contains <|endoftext|> as text, as if to separate documents; else
-    None.
-    """
-    count = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})[
-        "count"
-    ]
-    if not count:
+    """Return a warning where a text file holds <|endoftext|> as text, as between documents; else None."""
+    facts = cached_facts([path], "end of text", lambda: {"count": _count(path, END_OF_TEXT.encode())})
+    if not (count := facts["count"]):
         return None
     return (
         f"{path.name} holds {END_OF_TEXT} {count:,} times, which is ordinary text there and parts no "
@@ -142,8 +134,7 @@ def encode(text: str, where: str = "the text") -> np.ndarray:
 
 
 def encoded(prompt: str) -> list[int]:
-    """Return a prompt's tokens; an empty prompt becomes <|endoftext|>, from which GPT-2 generates
-    unconditionally.
+    """Return a prompt's tokens; an empty one becomes <|endoftext|>, from which GPT-2 generates freely.
 
     <|endoftext|> in a prompt is that token. In a corpus it is ordinary text (see encode()). Raises as
     encode() does.
@@ -187,9 +178,8 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
                 if HOLE in held:
                     raise _no_text(path, head)
                 found = LAST_CUT.match(held)
-                end = (
-                    found.end() if found else (len(held) - 1) // LONGEST * LONGEST
-                )  # the next chunk may add a place
+                # Without a place so far: the next chunk may add one.
+                end = found.end() if found else (len(held) - 1) // LONGEST * LONGEST
                 if end:
                     yield held[:end]
                     held = held[end:]
@@ -199,18 +189,16 @@ def pieces(path: Path, piece_chars: int) -> Iterator[str]:
     except UnicodeDecodeError as error:
         with path.open("rb") as file:
             place = _first_undecodable(file)
-        raise DataError(
-            f"{path} is not UTF-8 text ({error.reason} at byte {place}){of_other_kind(head)}"
-        ) from None
+        what = f"{error.reason} at byte {place}"
+        raise DataError(f"{path} is not UTF-8 text ({what}){of_other_kind(head)}") from None
     if held:
         yield held
 
 
 def _no_text(path: Path, head: bytes) -> DataError:
     what = "; it is UTF-16 without its mark (iconv -f UTF-16LE -t UTF-8), or was not written throughout"
-    return DataError(
-        f"{path} is not UTF-8 text (much of it is control characters){of_other_kind(head) or what}"
-    )
+    kind = of_other_kind(head) or what
+    return DataError(f"{path} is not UTF-8 text (much of it is control characters){kind}")
 
 
 def of_other_kind(head: bytes) -> str:

@@ -1,6 +1,4 @@
-"""Shared places and helpers. The real text and vocabulary are optional: tests that need them skip with a
-reason.
-"""
+"""Shared places and helpers; tests that need the real text or vocabulary skip where these are not here."""
 
 from __future__ import annotations
 
@@ -9,41 +7,15 @@ import os
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+if TYPE_CHECKING:
+    from bench.run.probe import ProbeResult
+
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT.parent / "shared" / "data"
-
-REAL_TIME = frozenset(
-    f"test_{module}"
-    for module in (
-        "campaign",
-        "cli",
-        "endings",
-        "external",
-        "faults",
-        "nodes",
-        "prepare",
-        "pretrain",
-        "ranks",
-        "runner",
-        "stream",
-        "sweep",
-        "turns",
-        "two_hosts",
-    )
-)
-"""Modules that time, interrupt or kill real processes. A virtual machine halts for seconds now and then, and
-any of their tests may fail by that alone: those that fail are tried again, and pytest's last line says how
-many were.
-"""
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if item.path.stem in REAL_TIME:
-            item.add_marker(pytest.mark.flaky(reruns=2, reruns_delay=2))
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +27,23 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
     for variable in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # a port where nothing listens: refused at once
     return cache
+
+
+@pytest.fixture(scope="session")
+def asked() -> ProbeResult:
+    """What a run asks of this machine before it begins, by a process that imports torch: once for all."""
+    from bench.run.probe import probe
+
+    return probe("cpu")
+
+
+@pytest.fixture
+def quick_start(asked: ProbeResult, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs in this process do not look at the machine; those of the command line do each time."""
+    from bench.run import runner
+
+    monkeypatch.setattr(runner, "probe", lambda *arguments, **options: asked)
+    monkeypatch.setattr(runner, "costly_page_faults", tuple)
 
 
 @pytest.fixture(scope="session")
@@ -113,7 +102,7 @@ def write_ladder(tmp_path: Path):
         "block_seconds": 0.01,
         "blocks": 5,
         "max_window_seconds": 1,
-        "timeout_seconds": 100,
+        "timeout_seconds": 600,
         "ceiling_seconds": 0,
     }
 
@@ -161,6 +150,6 @@ def peer(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         trains = f"model: tiny, seq_len: 32, tokens_per_step: 64, command: {json.dumps(command)}"
         what = f"{{peer: {peer}, folder: $CHECKOUT, allocator: {allocator}, {trains}}}"
         rungs = f"[{{name: a, set: {{device: cpu, threads: {threads}}}}}, {{name: other, external: {what}}}]"
-        return write_ladder(rungs, **{"block_seconds": 0.1, "timeout_seconds": 60, **protocol})
+        return write_ladder(rungs, **{"block_seconds": 0.1, "timeout_seconds": 600, **protocol})
 
     return write

@@ -25,9 +25,7 @@ dataset_kwargs: {{data_files: {{train: {examples}, validation: {examples}}}}}
 
 
 def write_tokenizer(folder: Path, cache: Path) -> None:
-    """GPT-2's tokenizer for transformers, from the two files in tiktoken's cache: the same files by other
-    names.
-    """
+    """GPT-2's tokenizer for transformers, from the two files of tiktoken's cache under other names."""
     published = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"
     for name, renamed in (("encoder.json", "vocab.json"), ("vocab.bpe", "merges.txt")):
         kept = hashlib.sha1(f"{published}{name}".encode()).hexdigest()

@@ -1,5 +1,4 @@
-"""What the harness costs: its windows against a bare training loop, in turn, on one and the same model and
-optimiser.
+"""What the harness costs: its windows against a bare training loop, in turn, on one model and optimiser.
 
     python tests/overhead.py --model gpt2 --rounds 20 --out overhead.json
 
@@ -83,9 +82,7 @@ def main() -> None:
         return tokens * steps / (time.perf_counter() - start)
 
     walls: list[float] = []
-    """Tokens per second of each measure() as a whole, with what it does between blocks, which its TPS leaves
-    out.
-    """
+    """Tokens per second of each measure() as a whole, with what its TPS leaves out between blocks."""
     found: dict[str, dict[int, float]] = {"harness": {}, "bare loop": {}}
     arms: list[tuple[str, Callable[[], float]]] = [("harness", harness), ("bare loop", bare)]
     bare()

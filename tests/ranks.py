@@ -1,5 +1,4 @@
-"""One rank of a group that stays up: trains what each line of standard input asks for, and answers with a
-line.
+"""One rank of a group that stays up: trains what each line of standard input asks for, and answers.
 
 Tests start it once per rank (see Ranks) and ask many questions: starting Python and torch costs more than
 they do.
@@ -85,7 +84,7 @@ class Ranks:
 
 @contextlib.contextmanager
 def buckets_of(size: int | None) -> Iterator[None]:
-    """Have replicas exchange gradients in pieces of so many bytes, as those of larger models do by default."""
+    """Have replicas exchange gradients in pieces of so many bytes, as larger models' are by default."""
     import torch
 
     distributed: Any = torch.distributed

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 from conftest import ROOT
+from waiting import until
 
 from bench.records.record import Outcome
 
@@ -17,9 +17,29 @@ STEP = "print(f'iter {step}: loss {10 - step / 100:.4f}, time 20.00ms, mfu -100.
 SILENT = "import time\nopen('ready', 'w').close()\nprint('loading the data')\ntime.sleep(600)\n"
 
 
-def program(steps: int = 1000, seconds: float = 0.02) -> str:
-    """A trainer that prints a line for each of its steps."""
-    return f"import time\nfor step in range({steps}):\n    time.sleep({seconds})\n    {STEP}"
+def program(steps: int = 200, trains_on: bool = True) -> str:
+    """A trainer that prints a line for each of its steps, fast, and then trains on in silence."""
+    silence = "import time\ntime.sleep(600)\n" if trains_on else ""
+    return f"for step in range({steps}):\n    {STEP}{silence}"
+
+
+def paced() -> str:
+    """A trainer whose next step begins when the line of the one before has been heeded, and takes 20 ms.
+
+    So no two lines come together, however busy the machine is. For blocks of one step: see SINGLE_STEPS.
+    """
+    return (
+        "import json, os, time\n"
+        "said = os.environ['BENCH_OUT'].split()[0] + '.progress'\n"
+        "def heeded(step):\n"
+        "    try:\n        return json.load(open(said))['steps'] >= step\n"
+        "    except (OSError, ValueError):  # not there yet, or being written\n        return False\n"
+        f"for step in range(1000):\n    time.sleep(0.02)\n    {STEP}"
+        "    while not heeded(step): time.sleep(0.001)\n"
+    )
+
+
+SINGLE_STEPS = {"block_seconds": 0.001}
 
 
 def command(ladder: Path) -> list[str]:
@@ -38,7 +58,7 @@ def timed(ladder: Path, environ: dict[str, str] | None = None) -> tuple[Outcome,
     """The outcome, and what was printed."""
     variables = {**os.environ, **(environ or {})}
     done = subprocess.run(
-        command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=60
+        command(ladder), cwd=ROOT, env=variables, capture_output=True, text=True, timeout=600
     )
     outcome = Outcome.model_validate_json(ladder.with_name("m.json").read_text())
     assert (done.returncode == 0) == (outcome.status == "ok")
@@ -59,14 +79,10 @@ def children_of(folder: Path) -> list[psutil.Process]:
 
 def await_peer(folder: Path) -> None:
     """Until the silent one has begun to be silent."""
-    deadline = time.monotonic() + 30
-    while not (folder / "ready").exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
+    until((folder / "ready").exists)
     assert children_of(folder)
 
 
-def none_left(folder: Path, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left := children_of(folder)) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    return not left
+def await_none(folder: Path) -> None:
+    """Until no process runs in a peer's folder."""
+    until(lambda: not children_of(folder))

@@ -16,7 +16,7 @@ from bench.analysis.select import exit_code
 from bench.records.measurement import External
 from bench.records.record import Record
 from bench.report.export import frame
-from bench.report.peers import against, peers
+from bench.report.peers import peer_results, peers
 from bench.report.plots.pictures import pictures
 from bench.report.single_run import tables
 from gpt2.config.toggles import Toggles
@@ -82,7 +82,7 @@ def test_a_peer_has_a_row_with_its_version_and_its_own_status() -> None:
     assert (row.status, row.changed) == ("external", ("external: nanoGPT at 3adf61e (edited)",))
     assert row.speedup is not None
     assert row.speedup.value == pytest.approx(1.5, rel=0.01)
-    assert (row.gain, row.verdict, row.loss, row.doubts) == (None, None, None, ())
+    assert (row.gain, row.verdict, row.loss, row.caveats) == (None, None, None, ())
     assert row.mfu is not None  # by the ladder's one peak
 
 
@@ -102,17 +102,20 @@ def test_a_peer_is_never_the_fastest() -> None:
 
 
 def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
-    ours, (only,) = against(board(1500.0))
+    ours, (only,) = peer_results(board(1500.0))
     assert ours is not None
     assert ours.row.rung == "SDPA"
-    assert only.over is not None
-    assert only.over.value == pytest.approx(2000 / 1500, rel=0.01)
+    assert only.ratio is not None
+    assert only.ratio.value == pytest.approx(2000 / 1500, rel=0.01)
     assert only.clear
     assert only.memory == 1.0
     text = to_markdown(board(1500.0))
     assert "#### Against peers: h100 on h100-80gb-hbm3-x1" in text
-    said = "Ours is faster than the one peer measured in this run (nanoGPT). Faster means here, unlike in a row, that "
-    assert f"{said}the whole interval lies beyond the noise floor of ±1.0%." in text
+    said = "Ours is faster than the one peer measured in this run (nanoGPT)."
+    means = (
+        "Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of ±1.0%."
+    )
+    assert f"{said} {means}" in text
 
 
 @pytest.mark.parametrize(
@@ -122,10 +125,8 @@ def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
             (2000.0, 1500.0, 2600.0),
             "Of the one peer measured in this run, ours is not surely faster than nanoGPT.",
         ),
-        (
-            (1990.0,),
-            "ours is not surely faster than nanoGPT.",
-        ),  # surely a little faster, within the noise floor
+        # Surely a little faster, within the noise floor.
+        ((1990.0,), "ours is not surely faster than nanoGPT."),
         ((5000.0,), "ours is slower than nanoGPT."),
     ],
 )
@@ -141,11 +142,11 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
         for each in rounds_of(1800.0, 1850.0, 1900.0)
     ]
     found = scoreboard(loud)
-    _, (only,) = against(found)
-    assert only.over is not None
-    assert only.over.low is not None
+    _, (only,) = peer_results(found)
+    assert only.ratio is not None
+    assert only.ratio.low is not None
     assert found.delta is not None
-    assert 1 < only.over.low < 1 + found.delta
+    assert 1 < only.ratio.low < 1 + found.delta
     assert (only.verdict, only.clear) == ("faster", False)
     assert claim(loud).startswith(
         "Of the one peer measured in this run, ours is not surely faster than nanoGPT."
@@ -154,7 +155,7 @@ def test_a_lead_that_reaches_into_the_noise_floor_is_not_claimed() -> None:
 
 def test_without_a_control_nothing_is_claimed() -> None:
     alone = [each for each in rounds_of(1500.0) if each.kind != "control"]
-    _, (only,) = against(scoreboard(alone))
+    _, (only,) = peer_results(scoreboard(alone))
     assert not only.clear
     assert claim(alone) == (
         "Nothing is claimed of these: without an A/A control of 3 rounds no lead is a sure one."
@@ -184,7 +185,7 @@ def test_peers_that_were_not_measured_or_left_out_do_not_count_as_beaten() -> No
 def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     first, top = (replace(each, compile="default") for each in (FIRST, TOP))  # gradients were held to nothing
     records = rounds_of(1500.0, ours=9000.0, first=first, top=top)
-    ours, (only,) = against(scoreboard(records))
+    ours, (only,) = peer_results(scoreboard(records))
     assert ours is not None
     assert ours.row.rung == "SDPA"
     assert (only.clear, only.verdict) == (False, None)
@@ -194,7 +195,7 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
 
 
 def test_a_rung_of_other_maths_is_held_to_no_peer() -> None:
-    ours, (only,) = against(board(1500.0, ours=9000.0, top=replace(TOP, residual="bfloat16")))
+    ours, (only,) = peer_results(board(1500.0, ours=9000.0, top=replace(TOP, residual="bfloat16")))
     assert ours is not None
     assert ours.row.rung == "baseline"
     assert only.verdict == "slower"
@@ -205,7 +206,7 @@ def test_one_round_claims_nothing() -> None:
 
 
 def test_memory_is_not_compared_where_it_was_found_out_otherwise() -> None:
-    _, (only,) = against(board(1500.0, measured={"peak_memory_method": "whole GPU"}))
+    _, (only,) = peer_results(board(1500.0, measured={"peak_memory_method": "whole GPU"}))
     assert only.memory is None
 
 
@@ -217,7 +218,7 @@ def test_where_the_whole_gpu_s_memory_is_known_of_both_it_is_what_is_compared() 
         else each
         for each in rounds_of(1500.0, measured=whole)
     ]
-    _, (only,) = against(scoreboard(records))
+    _, (only,) = peer_results(scoreboard(records))
     assert only.memory == 0.8
     table = peers(scoreboard(records))
     assert table is not None
@@ -253,12 +254,12 @@ def test_peers_of_two_runs_are_paired_by_their_command() -> None:
     first, other = board(1500.0), board(1600.0)
     found = compare(Side(letter="A", board=first), Side(letter="B", board=other))
     assert [(pair.first.rung, pair.other.rung) for pair in found.pairs][1] == ("nanoGPT", "nanoGPT")
-    assert found.pairs[1].loss_flaw is None
+    assert found.pairs[1].loss_differs is None
     unlike = board(
         1600.0, external=External(peer="nanogpt", version=None, command="python train.py --compile=False")
     )
     found = compare(Side(letter="A", board=first), Side(letter="B", board=unlike))
-    assert found.alone == ("Only in A: nanoGPT.", "Only in B: nanoGPT.")
+    assert found.unpaired == ("Only in A: nanoGPT.", "Only in B: nanoGPT.")
 
 
 def test_only_a_peer_s_record_may_lack_what_we_look_for() -> None:

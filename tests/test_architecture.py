@@ -23,33 +23,36 @@ MAY_IMPORT = {
         line.partition(":")
         for line in """
 bench.cli: bench gpt2
-bench.run: bench.process bench.host bench.analysis bench.records bench.ladder bench.format bench.stats gpt2
+bench.run: bench.errors bench.process bench.host bench.analysis bench.records bench.ladder bench.format \
+  bench.stats gpt2
 bench.report: bench.analysis bench.records bench.ladder bench.format bench.stats gpt2.config gpt2.files \
   gpt2.pretrain.metrics gpt2.evals.hellaswag
 bench.analysis: bench.records bench.ladder bench.format bench.stats gpt2.config
-bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals
+bench.process: bench.host bench.records bench.format gpt2.hardware gpt2.signals gpt2.files
 bench.host: bench.records bench.ladder bench.format gpt2.training gpt2.device gpt2.config gpt2.hardware \
   gpt2.provenance
-bench.records: bench.ladder gpt2.config gpt2.hardware gpt2.files
-bench.ladder: gpt2.config gpt2.hardware
+bench.records: bench.errors bench.ladder gpt2.config gpt2.hardware gpt2.files
+bench.errors:
+bench.ladder: bench.errors gpt2.config gpt2.hardware
 bench.campaign: bench.campaign_parts bench.process bench.records bench.format gpt2.files gpt2.terminal
 bench.campaign_parts: gpt2.hardware
 bench.format: bench.stats gpt2.format
 bench.stats:
 gpt2.cli: gpt2
-gpt2.pretrain: gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files gpt2.config \
-  gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
+gpt2.pretrain: gpt2.errors gpt2.evals gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files \
+  gpt2.config gpt2.hardware gpt2.terminal gpt2.signals gpt2.prefetch gpt2.provenance gpt2.format
 gpt2.proofs: gpt2.training gpt2.model gpt2.device gpt2.config gpt2.hardware
-gpt2.evals: gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
-gpt2.interop: gpt2.model gpt2.data gpt2.files gpt2.config
-gpt2.training: gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
+gpt2.evals: gpt2.errors gpt2.training gpt2.data gpt2.model gpt2.device gpt2.text gpt2.files
+gpt2.interop: gpt2.errors gpt2.model gpt2.data gpt2.files gpt2.config
+gpt2.training: gpt2.errors gpt2.device gpt2.model gpt2.data gpt2.config gpt2.hardware
 gpt2.model: gpt2.config gpt2.hardware
-gpt2.device: gpt2.config gpt2.hardware gpt2.prefetch
+gpt2.device: gpt2.errors gpt2.config gpt2.hardware gpt2.prefetch
 gpt2.data: gpt2.text gpt2.files gpt2.config gpt2.prefetch
 gpt2.text: gpt2.files
-gpt2.config:
+gpt2.config: gpt2.errors
 gpt2.hardware:
-gpt2.files:
+gpt2.files: gpt2.errors
+gpt2.errors:
 gpt2.format:
 gpt2.prefetch:
 gpt2.provenance:
@@ -153,10 +156,10 @@ def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> Non
     for arguments in (["report", *results, *against], ["trainings", *trainings]):
         command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)
-    for name in ("scoreboard.md", "trainings.md"):
-        assert (tmp_path / name).read_bytes() == (ROOT / "reports" / name).read_bytes(), (
-            f"{name}: make reports"
-        )
+    made = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*.md")}
+    assert made == {
+        path.relative_to(ROOT / "reports"): path.read_text() for path in (ROOT / "reports").rglob("*.md")
+    }
 
 
 @pytest.mark.slow
@@ -318,15 +321,31 @@ def test_devices_are_named_only_behind_their_seam() -> None:
                 assert not names & {"cuda", "mps", "xla"}, f"{path}: {ast.unparse(node)}"
 
 
-def test_the_readme_describes_every_toggle_and_value() -> None:
-    readme = (ROOT / "README.md").read_text()
+def test_the_page_of_toggles_is_that_of_the_code() -> None:
+    from bench.records.schema import toggles_page
+
+    committed = (ROOT / "docs" / "toggles.md").read_text(encoding="utf-8")
+    assert committed == toggles_page(), "python -m bench.records.schema writes it anew"
+
+
+def test_the_page_of_toggles_has_every_toggle_and_value() -> None:
+    page = (ROOT / "docs" / "toggles.md").read_text(encoding="utf-8")
     hints = get_type_hints(Toggles)
     for toggle in fields(Toggles):
-        (line,) = [line for line in readme.splitlines() if line.startswith(f"| `{toggle.name}` |")]
+        (line,) = [line for line in page.splitlines() if line.startswith(f"| `{toggle.name}` |")]
         assert toggle.metadata["help"] in line
         for value in get_args(hints[toggle.name]):
             if isinstance(value, str | int):
                 assert f"`{value}`" in line, (toggle.name, value)
+
+
+def test_the_readme_is_short_and_its_links_lead_somewhere() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert len(readme.splitlines()) <= 150
+    for name in ["README.md", *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", text):
+            assert (ROOT / name).parent.joinpath(link).exists(), f"{name}: {link}"
 
 
 def test_nothing_imports_an_undeclared_package() -> None:
@@ -339,9 +358,8 @@ def test_nothing_imports_an_undeclared_package() -> None:
     provided = {"yaml": "pyyaml", "pynvml": "nvidia-ml-py", "tpu_info": "tpu-info", "pyarrow": "datasets"}
     provided["triton"] = "torch"  # of its CUDA builds
     provided |= {"liger_kernel": "liger-kernel", "quack": "quack-kernels", "flash_attn": "flash-attn-4"}
-    declared.add(
-        "cut_cross_entropy"
-    )  # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's
+    # PyPI's has no exact form; gpt2.model.kernel_libraries tells how to install GitHub's.
+    declared.add("cut_cross_entropy")
     for path in [*(ROOT / "bench").rglob("*.py"), *(ROOT / "gpt2").rglob("*.py")]:
         for name in {name.split(".")[0] for name in imported(path)} - {"bench", "gpt2", "__future__"}:
             assert name in sys.stdlib_module_names or provided.get(name, name) in declared, f"{path}: {name}"

@@ -113,7 +113,7 @@ def test_a_change_that_did_nothing_alone_is_called_inert_there() -> None:
     idle = measurement(100.0, product_format="float32", proofs={"attention": proof})
     records[place] = records[place].model_copy(update={"measurement": idle})
     _, sdpa, _ = attribution(scoreboard(records))
-    assert (sdpa.in_order.flaw, sdpa.alone.flaw, sdpa.last.flaw) == ("", "inert", "")
+    assert (sdpa.in_order.failed_check, sdpa.alone.failed_check, sdpa.last.failed_check) == ("", "inert", "")
     assert ", inert |" in to_markdown(scoreboard(records))
 
 

@@ -32,10 +32,10 @@ def test_a_value_is_written_as_yaml_reads_it_again() -> None:
         ("toggles.batch=1", "toggles has no 'batch'"),
         ("toggles.micro_batch=1", "did you mean 'micro_batch_size'"),
         ("toggles.micro_batch_size=", "give at least one value"),
-        ("toggles.micro_batch_size=1,,2", "no value before or after a comma"),
+        ("toggles.micro_batch_size=1,,2", "a value is missing before or after a comma"),
         (
             "toggles.micro_batch_size=8,...,16",
-            r"\.\.\. stands for all that follow, so nothing comes after it",
+            r"\.\.\. must come last",
         ),
         ("toggles.micro_batch_size=...", "give at least one value"),
         ("toggles.micro_batch_size=0", "micro_batch_size 0 is less than 1"),

@@ -101,9 +101,7 @@ def test_benchmark_the_harness_against_a_bare_loop(benchmark, tmp_path: Path) ->
 
 
 def test_benchmark_what_the_runner_adds_to_a_process(benchmark, tmp_path: Path) -> None:
-    """Seconds of `bench run` in which no process of it ran, by process; its own start and end are in
-    extra_info.
-    """
+    """Seconds of `bench run` without a process of it, by process; start and end are in extra_info."""
     ladder = tmp_path / "l.yaml"
     ladder.write_text(
         "name: l\nworkload: {model: tiny, data: synthetic, seq_len: 64}\n"

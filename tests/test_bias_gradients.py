@@ -1,5 +1,4 @@
-"""Biases summed by Triton kernels: these, by Triton's interpreter where there is no GPU, and what is around
-them.
+"""Biases summed by Triton kernels: these, by Triton's interpreter without a GPU, and what is around.
 
 Trainings here run on a CPU, where the same operators are made of torch's functions.
 """
@@ -104,7 +103,8 @@ def kernels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pair]:
         return by_triton("cuda")
     # Triton reads the variable when it is imported, and then has no compiler in that process.
     path = tmp_path_factory.mktemp("kernels") / "found.pt"
-    program = f"import torch; from test_bias_gradients import by_triton; torch.save(by_triton('cpu'), {str(path)!r})"
+    imports = "import torch; from test_bias_gradients import by_triton"
+    program = f"{imports}; torch.save(by_triton('cpu'), {str(path)!r})"
     here = Path(__file__).parent
     places = os.pathsep.join([str(here), str(here.parent), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "TRITON_INTERPRET": "1", "PYTHONPATH": places}

@@ -12,7 +12,7 @@ from trainings import FOUR, start
 
 from bench.analysis.scoreboard import scoreboard
 from bench.records.record import Record
-from bench.report.single_run import WORK, spent
+from bench.report.single_run import WORK, profile_table
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
 from gpt2.proofs.breakdown import KINDS, breakdown
@@ -256,7 +256,7 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
         )
         for number, products in enumerate((0.5, 0.75, 4.0), 1)
     ]
-    table = spent(scoreboard(rounds))
+    table = profile_table(scoreboard(rounds))
     assert table is not None
     (row,) = table.cells
     assert dict(zip(table.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(table.head, "-") | {
@@ -276,16 +276,14 @@ def test_on_a_gpu_rest_is_of_the_window_s_median_step_and_so_without_the_profile
 ) -> None:
     profiled = {"products": kernels, "rest": 4.0}
     found = measurement(1e3, profiled_seconds=profiled, step_seconds=[0.9, 1.0, 3.0])
-    table = spent(scoreboard([record(toggles=Toggles(device=device), measurement=found)]))
+    table = profile_table(scoreboard([record(toggles=Toggles(device=device), measurement=found)]))
     assert table is not None
     told = dict(zip(table.head, table.cells[0], strict=True))
     assert (told["Rest (ms)"], told["Sum (ms)"]) == (rest, total)
     assert any("median step of the window" in note for note in table.notes) == (device == "cuda")
 
 
-def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_lies_beyond_the_noise_floor() -> (
-    None
-):
+def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_its_interval_lies_beyond_the_noise_floor() -> None:
     def one(
         rung: str, index: int, repetition: int, tps: float = 1e3, kind: str = "cumulative", **kinds: float
     ) -> Record:
@@ -300,25 +298,24 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_all_of_its_interval_li
             one("b", 1, number, products=1.04 * slow, optimizer=unlike, attention=slow, other=slow / 4),
             one("a", 0, number, tps, "control", products=slow),
         ]
-    table = spent(scoreboard(records))
+    table = profile_table(scoreboard(records))
     assert table is not None
     told = dict(zip(table.head, table.cells[1], strict=True))
     assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
     assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
-    assert (
-        told["AdamW (ms)"] == "500"
-    )  # less than half on average, but too unlike from round to round to tell
+    # Less than half on average, but too unlike from round to round to tell.
+    assert told["AdamW (ms)"] == "500"
     assert (told["Attention (ms)"], told["Casts and copies (ms)"]) == ("1,100", "-")
 
 
 def test_kinds_that_overlap_add_up_to_what_is_called_a_sum_and_not_the_step() -> None:
     events = [Event("aten::mm", 0, 4), Event("c10d::allreduce_", 1, 4, thread=7)]
     overlapping = breakdown(recorded(events, 4e-3))  # of a step of 4 ms
-    table = spent(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
+    table = profile_table(scoreboard([record(measurement=measurement(1e3, profiled_seconds=overlapping))]))
     assert table is not None
     assert dict(zip(table.head, table.cells[0], strict=True))["Sum (ms)"] == "7.00"
     assert not any(title.startswith("Step") for title in table.head)
 
 
 def test_a_run_that_profiled_nothing_has_no_such_table() -> None:
-    assert spent(scoreboard([record()])) is None
+    assert profile_table(scoreboard([record()])) is None

@@ -8,12 +8,11 @@ import signal
 import subprocess
 import sys
 import tarfile
-import time
 from pathlib import Path
 
-import psutil
 import pytest
 from conftest import ROOT
+from waiting import Clock, await_gone, is_gone, said_in
 
 from bench import campaign
 from bench.campaign import Outcome, archive, carry_out, earlier
@@ -27,6 +26,14 @@ def quick_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """In place of bench report, which has nothing to show here."""
     monkeypatch.setattr(campaign, "report", lambda folder: part("report", "print('reported')"))
     monkeypatch.setattr(campaign, "POLL_SECONDS", 0.02)
+
+
+@pytest.fixture(autouse=True)
+def ready(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Once a part has written this file, an hour has passed at once; until then, no time passes at all."""
+    path = tmp_path / "ready"
+    monkeypatch.setattr(campaign, "time", Clock(lambda: path.exists() and path.read_text()))
+    return path
 
 
 def part(name: str, program: str, *arguments: object, **facts: object) -> Part:
@@ -51,12 +58,8 @@ def statuses(outcomes: list[Outcome]) -> dict[str, str]:
 
 
 SLEEPS = (
-    "import pathlib, os, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(60)"
+    "import pathlib, os, sys, time; pathlib.Path(sys.argv[1]).write_text(str(os.getpid())); time.sleep(600)"
 )
-
-
-def gone(pid: int) -> bool:
-    return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
 def test_parts_run_in_order_and_the_report_comes_last(tmp_path: Path) -> None:
@@ -137,26 +140,30 @@ def test_a_failed_part_stops_no_other(tmp_path: Path) -> None:
     assert outcomes[0].found == "ZeroDivisionError: division by zero"
 
 
-def test_a_part_over_its_limit_is_asked_to_end(tmp_path: Path) -> None:
-    program = "import time\ntry: time.sleep(60)\nexcept KeyboardInterrupt: print('kept')"
-    outcomes, _ = carry_out([part("a", program, minutes=0.05), noting("b", tmp_path)], tmp_path, 1)
+def test_a_part_over_its_limit_is_asked_to_end(tmp_path: Path, ready: Path) -> None:
+    program = (
+        "import sys, time\n"
+        "try: open(sys.argv[1], 'w').write('x'); time.sleep(600)\n"
+        "except KeyboardInterrupt: print('kept')"
+    )
+    outcomes, _ = carry_out([part("a", program, ready), noting("b", tmp_path)], tmp_path, 100)
     assert (outcomes[0].status, outcomes[0].found) == ("out of time", "kept")
     assert statuses(outcomes)["b"] == "done"
 
 
 def test_a_part_that_does_not_heed_is_killed_with_all_that_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, ready: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(campaign, "GRACE_SECONDS", 0.3)
     # The child has a session of its own, as a worker of bench run has.
     starts = (
         "import signal, subprocess, sys, time; signal.signal(signal.SIGINT, signal.SIG_IGN)\n"
         f"subprocess.Popen([sys.executable, '-c', {SLEEPS!r}, sys.argv[1]], start_new_session=True); "
-        "time.sleep(60)"
+        "time.sleep(600)"
     )
-    outcomes, _ = carry_out([part("a", starts, tmp_path / "pid", minutes=0.08)], tmp_path, 1)
+    outcomes, _ = carry_out([part("a", starts, ready)], tmp_path, 100)
     assert outcomes[0].status == "out of time"
-    assert gone(int((tmp_path / "pid").read_text()))
+    await_gone(int(ready.read_text()))
 
 
 def test_a_part_that_no_longer_fits_is_skipped_and_said(tmp_path: Path) -> None:
@@ -168,8 +175,8 @@ def test_a_part_that_no_longer_fits_is_skipped_and_said(tmp_path: Path) -> None:
     assert ran(tmp_path) == ["short", "long"]
 
 
-def test_a_part_is_shortened_to_the_minutes_left(tmp_path: Path) -> None:
-    outcomes, _ = carry_out([part("a", "import time; time.sleep(60)", minutes=20)], tmp_path, 0.03)
+def test_a_part_is_shortened_to_the_minutes_left(tmp_path: Path, ready: Path) -> None:
+    outcomes, _ = carry_out([part("a", SLEEPS, ready, minutes=100)], tmp_path, 1)
     assert outcomes[0].status == "out of time"
 
 
@@ -186,13 +193,13 @@ def test_a_part_that_cannot_run_here_says_why(tmp_path: Path) -> None:
 def test_a_part_that_is_to_be_killed_is_done_once_it_was(tmp_path: Path) -> None:
     outcomes, _ = carry_out([part("a", SLEEPS, tmp_path / "saved", killed_at="saved")], tmp_path, 1)
     assert outcomes[0].status == "done"
-    assert gone(int((tmp_path / "saved").read_text()))
+    await_gone(int((tmp_path / "saved").read_text()))
 
 
 def test_ctrl_c_ends_the_part_and_the_same_again_goes_on(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, signal, sys, time; at = pathlib.Path(sys.argv[1]); again = at.exists(); "
-        "at.touch()\nif not again: os.kill(os.getppid(), signal.SIGINT); time.sleep(60)"
+        "at.touch()\nif not again: os.kill(os.getppid(), signal.SIGINT); time.sleep(600)"
     )
     parts = [part("a", program, tmp_path / "begun"), noting("b", tmp_path)]
     outcomes, interrupted = carry_out(parts, tmp_path, 1)
@@ -211,17 +218,12 @@ def test_what_a_killed_campaign_left_at_work_is_ended_by_the_next(tmp_path: Path
         "carry_out([Part(name='a', command=command, minutes=1)], folder, 1)"
     )
     first = subprocess.Popen([sys.executable, "-c", program, str(tmp_path), SLEEPS], cwd=ROOT)
-    deadline = time.monotonic() + 30
-    while (
-        not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()) and time.monotonic() < deadline
-    ):
-        time.sleep(0.05)
+    left = int(said_in(tmp_path / "pid"))
     first.send_signal(signal.SIGKILL)
     first.wait()
-    left = int((tmp_path / "pid").read_text())
-    assert not gone(left)
+    assert not is_gone(left)
     outcomes, _ = carry_out([noting("a", tmp_path)], tmp_path, 1)
-    assert gone(left)
+    await_gone(left)
     assert statuses(outcomes)["a"] == "done"
 
 

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from bench.errors import BenchError
 from bench.ladder.ladder import load
 from bench.records.machine import Ceiling
 from bench.records.record import read
 from bench.run import ceiling
-from bench.run.ceiling import measure_ceiling, sustained
+from bench.run.ceiling import Timing, measure_ceiling, sustained
 from bench.run.command import MOST_TOKENS, ceiling_command
 from bench.run.roofline import measure
-from bench.run.runner import RunError
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import PRESETS, GPT2Config
 from gpt2.device import Cpu, Device, PeakMemory
@@ -55,7 +55,9 @@ class FakeDevice(Device):
 
 
 def timed(device: FakeDevice, call_seconds: Iterator[float], seconds: float = 1.0) -> float:
-    return sustained(lambda: device.queue.append(next(call_seconds)), device, seconds, lambda: device.now)
+    return sustained(
+        lambda: device.queue.append(next(call_seconds)), Timing(device, seconds, lambda: device.now)
+    )
 
 
 def always(seconds: float) -> Iterator[float]:
@@ -75,7 +77,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def stand_in(monkeypatch: pytest.MonkeyPatch, device: FakeDevice, **call_seconds: float) -> list[torch.dtype]:
-    """Let products take what is said for their dtype, 1 ms else; returns a list of the dtypes as they come."""
+    """Let matmuls take the given time for their dtype, else 1 ms; return the list of dtypes as they come."""
     seen: list[torch.dtype] = []
 
     def mm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
@@ -193,7 +195,7 @@ def test_attentions_result_is_held_until_a_lazy_device_has_run_it(monkeypatch: p
 
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", attend)
     monkeypatch.setattr(ceiling, "sustained", run)
-    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Cpu(), 1.0, Steady())
+    ceiling._timed_attention(1, 8, 1, 16, 1, "float32", Timing(Cpu(), 1.0, Steady()))
     assert held[0]
 
 
@@ -285,7 +287,7 @@ def test_float32_is_measured_exactly_and_tf32_not(monkeypatch: pytest.MonkeyPatc
     x = torch.ones(2, 2)
     with ceiling._precision_restored(Cpu()):
         for number_format in ("float32", "tf32", "bfloat16"):
-            ceiling._rate(x, x, number_format, Cpu(), 1.0, Steady())
+            ceiling._rate(x, x, number_format, Timing(Cpu(), 1.0, Steady()))
     assert seen == ["highest", "high", "highest"]
 
 
@@ -336,7 +338,7 @@ def test_a_process_of_its_own_leaves_a_record_of_the_ceiling(write_ladder, tmp_p
 
 
 def test_a_device_that_is_not_here_is_refused_and_no_record_kept(write_ladder, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match="--device: mps: torch finds no Apple GPU here"):
+    with pytest.raises(BenchError, match="--device: mps: torch finds no Apple GPU here"):
         measure(load(write_ladder("[{name: a}]")), "mps", tmp_path, 0.002, Silent())
     assert not list(tmp_path.rglob("*.jsonl"))
 

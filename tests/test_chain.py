@@ -14,12 +14,12 @@ import pytest
 from conftest import ROOT
 from samples import MACHINE, measurement, record, step_of
 
-from bench.analysis.cross_run import Chain, baseline, chain
+from bench.analysis.cross_run import Chain, build_chain, load_baseline
 from bench.analysis.select import load_boards
 from bench.format import training_time
 from bench.records.record import RecordError, append
 from bench.report.assembly import assemble
-from bench.report.comparison import chained as table_of
+from bench.report.comparison import chain_table as table_of
 from bench.report.export import frame
 from bench.report.page import page
 from gpt2.config.toggles import Toggles
@@ -44,7 +44,7 @@ def run_of(path: Path, *rungs: tuple[str, Toggles, tuple[float, ...]], **changes
 
 
 def chained(*files: Path, start: str) -> Chain:
-    return chain(load_boards(files)[0], baseline(start))
+    return build_chain(load_boards(files)[0], load_baseline(start))
 
 
 def cells(shown: Chain, title: str) -> list[str]:
@@ -66,18 +66,18 @@ def h100(tmp_path: Path) -> Path:
 def test_between_runs_the_ratio_is_that_of_geometric_means_and_its_logarithm_the_orders_of_magnitude(
     laptop: Path, h100: Path
 ) -> None:
-    first, cuda, bf16 = chained(laptop, h100, start=f"{laptop}:baseline").links
+    first, cuda, bf16 = chained(laptop, h100, start=f"{laptop}:baseline").rows
     slow = math.cbrt(600 * 640 * 620)
     assert first.over_baseline is not None
     assert first.over_baseline.value == 1
-    for link, mean in ((cuda, math.cbrt(20e3 * 10e3 * 5e3)), (bf16, math.cbrt(60e3 * 30e3 * 15e3))):
-        assert link.over_baseline is not None
-        assert link.over_baseline.value == pytest.approx(mean / slow)
-        assert link.orders == pytest.approx(math.log10(mean / slow))
+    for row, mean in ((cuda, math.cbrt(20e3 * 10e3 * 5e3)), (bf16, math.cbrt(60e3 * 30e3 * 15e3))):
+        assert row.over_baseline is not None
+        assert row.over_baseline.value == pytest.approx(mean / slow)
+        assert row.orders_of_magnitude == pytest.approx(math.log10(mean / slow))
 
 
 def test_within_a_run_ratios_are_paired_so_that_drift_does_not_widen_them(laptop: Path, h100: Path) -> None:
-    bf16 = chained(laptop, h100, start=f"{laptop}:baseline").links[2]
+    bf16 = chained(laptop, h100, start=f"{laptop}:baseline").rows[2]
     assert bf16.over_first is not None
     assert (bf16.over_first.low, bf16.over_first.value, bf16.over_first.high) == pytest.approx((3, 3, 3))
     assert bf16.over_before == bf16.over_first
@@ -92,7 +92,7 @@ def test_the_climb_of_the_post_falls_into_its_groups(tmp_path: Path, laptop: Pat
     rtx = run_of(tmp_path / "rtx.jsonl", ("CUDA on RTX 3090", CUDA, speed), environment=RTX)
     ddp = run_of(tmp_path / "ddp.jsonl", ("8 GPUs", replace(BF16, world_size=8), speed), environment=EIGHT)
     found = chained(laptop, mps, rtx, h100, ddp, start=f"{laptop}:baseline")
-    assert [(link.entry.row.rung, link.group) for link in found.links] == [
+    assert [(row.rung.row.rung, row.group) for row in found.rows] == [
         ("baseline", "Hardware"),
         ("MPS", "Hardware"),
         ("CUDA on RTX 3090", "Hardware"),
@@ -189,7 +189,7 @@ def test_what_cannot_be_the_baseline_is_one_clear_error(of: str | None, said: st
     small = replace(CPU, micro_batch_size=2)
     append(laptop, record("unmeasured", 2, toggles=small, measurement=nothing, environment=LAPTOP))
     with pytest.raises(RecordError, match=said):
-        baseline(f"{laptop}:{of}" if of else str(laptop))
+        load_baseline(f"{laptop}:{of}" if of else str(laptop))
 
 
 @pytest.mark.parametrize("unlike", [{"model": "gpt2-medium"}, {"seq_len": 512}])
@@ -208,7 +208,7 @@ def test_a_run_of_another_task_among_others_is_left_out_and_named(
         tmp_path / "other.jsonl", ("a", CUDA, (1e3,)), workload=asdict(Workload(model="gpt2-medium"))
     )
     boards = load_boards([laptop, file, h100])[0]
-    found = chain(boards, baseline(f"{laptop}:baseline"))
+    found = build_chain(boards, load_baseline(f"{laptop}:baseline"))
     assert [run.source for run in found.runs] == [laptop, h100]
     notes = table_of(found).notes
     assert any("do not rank with these: " in note and "gpt2-medium at T = 1024" in note for note in notes)
@@ -216,7 +216,7 @@ def test_a_run_of_another_task_among_others_is_left_out_and_named(
 
 def test_other_programs_get_the_unrounded_ratio_of_every_rung(laptop: Path, h100: Path) -> None:
     boards = load_boards([laptop, h100])[0]
-    table = frame(boards, chain(boards, baseline(f"{laptop}:baseline")))
+    table = frame(boards, build_chain(boards, load_baseline(f"{laptop}:baseline")))
     slow, fast = math.cbrt(600 * 640 * 620), math.cbrt(60e3 * 30e3 * 15e3)
     assert table["over_baseline"].iloc[2] == pytest.approx(fast / slow)
     assert list(table["group"]) == ["Hardware", "Hardware", "Software"]
@@ -245,7 +245,7 @@ HOSTILE = "</script><b>x</b> | \n `y`"
 def test_hostile_names_stay_text_in_every_output(tmp_path: Path, laptop: Path) -> None:
     file = run_of(tmp_path / "a.jsonl", (HOSTILE, CUDA, (1e3, 1e3, 1e3)))
     boards = load_boards([laptop, file])[0]
-    found = chain(boards, baseline(f"{laptop}:baseline"))
+    found = build_chain(boards, load_baseline(f"{laptop}:baseline"))
     shown = page(assemble(boards, chain=found))
     assert "<b>x" not in shown
     assert shown.index("Baseline: rung baseline of run A") < shown.index("Orders of magnitude</button>")
@@ -276,8 +276,8 @@ def speed(file: Path, rung: str) -> float:
 
 def test_the_committed_runs_make_a_chain_whose_figures_follow_from_their_files() -> None:
     found = chained(*FILES, start=f"{FILES[0]}:baseline")
-    links = {(link.entry.board.ladder, link.entry.row.rung): link for link in found.links}
-    assert len(found.links) == 8 + 2 + 3
+    links = {(row.rung.board.ladder, row.rung.row.rung): row for row in found.rows}
+    assert len(found.rows) == 8 + 2 + 3
     for file, key in ((FILES[1], ("ddp-cpu", "2 processes")), (FILES[2], ("xla-cpu", "1 device"))):
         expected = speed(file, key[1]) / speed(FILES[0], "baseline")
         ratio = links[key].over_baseline

@@ -14,7 +14,7 @@ from trainings import FAST, WORKLOAD, start
 
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import PRESETS
-from gpt2.files.temporary import new_folder
+from gpt2.files.atomic import new_folder
 from gpt2.model.model import build
 from gpt2.pretrain import checkpoint_tensors
 from gpt2.pretrain.checkpoint import (

@@ -9,24 +9,26 @@ import select
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
-from samples import record
+from samples import measurement, record
 from typer.testing import CliRunner
+from waiting import PATIENCE, held, holding
 
 from bench.cli.main import app
 from bench.cli.progress import Progress
 from bench.records.record import append, read
+from bench.run.probe import ProbeResult
 
 ROOT = Path(__file__).parent.parent
 
 
-def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedProcess[str]:
+def bench(*arguments: str | Path, timeout: float = 600) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "bench.cli", *map(str, arguments)]
     wide = {**os.environ, "COLUMNS": "200"}
     return subprocess.run(
@@ -34,42 +36,53 @@ def bench(*arguments: str | Path, timeout: float = 200) -> subprocess.CompletedP
     )
 
 
-def test_a_run_prints_the_scoreboard_and_keeps_the_records(write_ladder, tmp_path: Path) -> None:
-    done = bench(
-        "run", write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}]"), "--out", tmp_path / "out"
+@dataclass
+class Ran:
+    """One `bench run`, of two of a ladder's three rungs."""
+
+    done: subprocess.CompletedProcess[str]
+    file: Path
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory: pytest.TempPathFactory) -> Ran:
+    place = tmp_path_factory.mktemp("ran")
+    (place / "ladder.yaml").write_text(
+        "name: test\nworkload: {model: tiny, data: synthetic, seq_len: 32}\n"
+        "protocol: {repeats: 1, block_seconds: 0.01, blocks: 5, max_window_seconds: 1, ceiling_seconds: 0}\n"
+        "rungs: [{name: a}, {name: b, set: {attention: sdpa}}, {name: c}]\n"
     )
-    assert done.returncode == 0, done.stderr
-    assert "attention=sdpa" in done.stdout
-    assert "round 1/1  b: " in done.stderr
-    (file,) = (tmp_path / "out").rglob("*.jsonl")
-    assert len(read(file)[0]) == 2
-    assert str(file) in done.stderr
+    foreign = {"WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in foreign.items():
+            patch.setenv(name, value)
+        options = ("--rungs", "a,c", "--peak-tflops", "1.5", "--out", place / "out")
+        done = bench("run", place / "ladder.yaml", *options)
+    (file,) = (place / "out").rglob("*.jsonl")
+    return Ran(done, file)
 
 
-def test_only_the_named_rungs_run(write_ladder, tmp_path: Path) -> None:
-    path = write_ladder("[{name: a}, {name: b, set: {attention: sdpa}}, {name: c}]")
-    done = bench("run", path, "--rungs", "c", "--repeats", "1", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
-    (file,) = (tmp_path / "out").rglob("*.jsonl")
-    ((found,), _) = read(file)
-    assert found.rung == "c"
-    assert found.toggles.all["attention"] == "sdpa"
+def test_a_run_prints_the_scoreboard_and_keeps_the_records(ran: Ran) -> None:
+    assert "attention=sdpa" in ran.done.stdout
+    assert "round 1/1  c: " in ran.done.stderr
+    assert len(read(ran.file)[0]) == 2
+    assert str(ran.file) in ran.done.stderr
 
 
-def test_what_a_cluster_says_of_its_own_ranks_is_not_taken_for_ours(
-    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name, value in {"WORLD_SIZE": "8", "RANK": "3", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}.items():
-        monkeypatch.setenv(name, value)
-    done = bench("run", write_ladder("[{name: a}]"), "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+def test_only_the_named_rungs_run_with_what_those_before_them_set(ran: Ran) -> None:
+    found = [(record.rung, record.toggles.all["attention"]) for record in read(ran.file)[0]]
+    assert [rung for rung, _ in found] == ["a", "c"]
+    assert found[1][1] == "sdpa"
 
 
-def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(write_ladder, tmp_path: Path) -> None:
-    done = bench("run", write_ladder("[{name: a}]"), "--peak-tflops", "1.5", "--out", tmp_path / "out")
-    assert done.returncode == 0, done.stderr
+def test_what_a_cluster_says_of_its_own_ranks_is_not_taken_for_ours(ran: Ran) -> None:
+    assert ran.done.returncode == 0, ran.done.stderr
+    assert [record.toggles.all["world_size"] for record in read(ran.file)[0]] == [1, 1]
+
+
+def test_a_given_peak_gives_an_mfu_and_is_named_as_its_source(ran: Ran) -> None:
     assert "the CPU's dense bfloat16 peak of 1.5 TFLOP/s (given with --peak-tflops)" in " ".join(
-        done.stdout.split()
+        ran.done.stdout.split()
     )
 
 
@@ -124,9 +137,10 @@ def test_bad_input_is_one_line_and_exit_code_2_and_nothing_is_written(
     write(tmp_path / "short.bin", np.arange(20, dtype="<u2").tobytes())
     write(tmp_path / "magic.bin", np.array([7] + [0] * 600, dtype="<i4").tobytes())
     write(tmp_path / "ids.bin", np.full(500, 509, dtype="<u2").tobytes())
-    extra = ["--data", tmp_path / data] if data else []
-    done = bench("run", write_ladder(rungs, workload=workload), "--out", tmp_path / "out", *extra)
-    assert done.returncode == 2
+    extra = ["--data", str(tmp_path / data)] if data else []
+    ladder = write_ladder(rungs, workload=workload)
+    done = CliRunner().invoke(app, ["run", str(ladder), "--out", str(tmp_path / "out"), *extra])
+    assert done.exit_code == 2
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("bench: ")
     assert complaint in line
@@ -161,22 +175,20 @@ def test_a_rung_that_fails_makes_exit_code_6_unless_allowed(
 
 
 def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path: Path) -> None:
-    ladder = write_ladder("[{name: a}, {name: b}]", repeats=50)
+    ladder = write_ladder("[{name: a}, {name: b}]")
     command = [sys.executable, "-m", "bench.cli", "run", str(ladder), "--out", str(tmp_path / "out")]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT)
-    deadline = time.monotonic() + 100
-    while time.monotonic() < deadline and not any(
-        f.stat().st_size for f in (tmp_path / "out").rglob("*.jsonl")
-    ):
-        time.sleep(0.2)
-    time.sleep(1.0)  # into the next process: what has ended by then stands
-    process.send_signal(signal.SIGINT)
-    out, error = process.communicate(timeout=60)
+    environ = {**os.environ, **holding(tmp_path, "b")}
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT, env=environ
+    )
+    with held(process, "b"):
+        process.send_signal(signal.SIGINT)
+        out, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, error
     assert "tokens/s" in error
     assert " a " in out
     (file,) = (tmp_path / "out").rglob("*.jsonl")
-    assert read(file)[0][-1].status == "interrupted"
+    assert [(record.rung, record.status) for record in read(file)[0]] == [("a", "ok"), ("b", "interrupted")]
 
 
 def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
@@ -221,7 +233,10 @@ def test_a_plan_for_a_chip_that_is_not_here_holds_memory_to_its_datasheet() -> N
     assert "trains on a CPU" in done.stdout
 
 
-def test_a_plan_counts_the_processes_that_the_run_will_take(write_ladder) -> None:
+def test_a_plan_counts_the_processes_that_the_run_will_take(
+    write_ladder, asked: ProbeResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bench.run.probe.probe", lambda *arguments, **options: asked)
     rungs = "[{name: a}, {name: b, set: {adamw: fused}}, {name: c, set: {micro_batch_size: 4}}]"
     path = write_ladder(rungs, ceiling_seconds=0.01)
     for options, expected in (
@@ -236,7 +251,7 @@ def test_a_plan_counts_the_processes_that_the_run_will_take(write_ladder) -> Non
         ),
         (("--until", "2%", "--ablate"), "5 to 20 rounds of 6 processes"),
     ):
-        assert expected in " ".join(bench("plan", path, *options).stdout.split())
+        assert expected in " ".join(CliRunner().invoke(app, ["plan", str(path), *options]).stdout.split())
 
 
 def test_the_version_is_printed() -> None:
@@ -316,15 +331,36 @@ def test_progress_is_live_on_a_terminal(write_ladder, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, cwd=ROOT, env=environ)
     os.close(theirs)
     seen = b""
-    while select.select([ours], [], [], 100)[0]:
+    while select.select([ours], [], [], PATIENCE)[0]:
         try:
             chunk = os.read(ours, 4096)
         except OSError:  # the other end is closed
             break
         seen += chunk
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=PATIENCE) == 0
     assert b"round 1/1  a: starting" in seen
-    assert b"tokens/s, first step" in seen
+    assert b" tokens/s" in seen
+
+
+def test_the_block_on_a_terminal_grows_by_a_row_for_each_rung_with_its_gain_so_far() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out, force_terminal=True, width=100, height=30)) as progress:
+        for repetition in (1, 2):
+            progress.finished(record(repetition=repetition))
+            progress.finished(record("SDPA", 1, repetition, measurement=measurement(2000.0)))
+        progress.finished(record("too large", 2, status="out_of_memory", error="no room"))
+    last = out.getvalue().split("baseline")[-1]
+    assert "2,000 tokens/s  2.00x" in last
+    assert "out_of_memory: no room" in last
+    assert out.getvalue().count("round") == 0  # no line for each process stays above it
+
+
+def test_without_a_terminal_each_process_is_a_line() -> None:
+    out = io.StringIO()
+    with Progress(Console(file=out)) as progress:
+        progress.finished(record())
+        progress.finished(record(repetition=2))
+    assert len(out.getvalue().splitlines()) == 2
 
 
 def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None:

@@ -10,10 +10,9 @@ import pytest
 from samples import MACHINE, measurement, record, step_of
 from scipy import stats as scipy_stats
 
-from bench.analysis.compare import Comparison, compare, sides
-from bench.analysis.gate import Condition, judge
+from bench.analysis.compare import Comparison, Condition, compare, judge, sides
 from bench.records.record import External, RecordError, append
-from bench.report.comparison import compared as table_of
+from bench.report.comparison import comparison_table as table_of
 from bench.report.table import Table
 from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles
@@ -72,7 +71,7 @@ def test_rungs_are_paired_by_what_they_switch_on_and_not_by_name(tmp_path: Path)
     append(tmp_path / "b.jsonl", record("other", 1, toggles=replace(BF16, compile="default")))
     found = compared(first, tmp_path / "b.jsonl")
     assert [(pair.first.rung, pair.other.rung) for pair in found.pairs] == [("b", "quick")]
-    assert found.alone == ("Only in A: a.", "Only in B: other.")
+    assert found.unpaired == ("Only in A: a.", "Only in B: other.")
 
 
 def test_two_rungs_of_unlike_maths_are_compared_with_a_warning_and_the_gate_says_so(tmp_path: Path) -> None:
@@ -167,7 +166,7 @@ def test_another_torch_is_the_first_of_the_differences(tmp_path: Path) -> None:
 def test_unlike_tasks_do_not_rank_and_it_says_why(tmp_path: Path) -> None:
     longer = asdict(Workload(seq_len=512))
     found = compared(run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl", workload=longer))
-    assert {pair.flaw for pair in found.pairs} == {"another task: seq_len 512 against 1024"}
+    assert {pair.not_ranked for pair in found.pairs} == {"another task: seq_len 512 against 1024"}
     assert all(pair.tps is None for pair in found.pairs)
 
 
@@ -176,7 +175,7 @@ def test_memory_that_was_found_out_otherwise_does_not_compare(tmp_path: Path) ->
     append(tmp_path / "b.jsonl", record("a", measurement=sampled))
     (pair,) = compared(run_of(tmp_path / "a.jsonl"), tmp_path / "b.jsonl").pairs
     assert pair.memory is None
-    assert pair.memory_flaw == "sampled against allocated, window (torch.cuda)"
+    assert pair.memory_not_ranked == "sampled against allocated, window (torch.cuda)"
 
 
 def test_a_run_that_trains_otherwise_is_found_out(tmp_path: Path) -> None:

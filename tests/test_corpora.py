@@ -35,9 +35,7 @@ def texts(documents: Documents) -> list[str]:
 
 @pytest.fixture
 def no_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`datasets` tries three times, a tenth of a second apart, and no proxy stands before this machine
-    itself.
-    """
+    """`datasets` tries three times, a tenth of a second apart, and no proxy stands before this machine."""
     import datasets.config
 
     for what in ("READ", "OPEN"):

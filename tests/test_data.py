@@ -280,9 +280,8 @@ def test_a_shard_that_was_not_written_throughout_is_refused(tmp_path: Path, wher
     path = (llmc_shard if where == "behind a header" else nanogpt_shard)(tmp_path / "train.bin", ids)
     with pytest.raises(DataError, match=r"nothing but zeros from token 2,048 on"):
         open_corpus("mine", vocab_size=V, path=path)
-    assert open_corpus("mine", vocab_size=50256, path=path).tokens == len(
-        ids
-    )  # of characters, 0 may be a blank
+    # Of characters, 0 may be a blank.
+    assert open_corpus("mine", vocab_size=50256, path=path).tokens == len(ids)
 
 
 def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path) -> None:

@@ -5,14 +5,16 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import get_args
 
 import pytest
 import torch
 
+from gpt2.config import devices
 from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.device import DEVICES, Cpu, DeviceError, Xla
 from gpt2.hardware.host import named_by
-from gpt2.training.distributed import process_group
+from gpt2.training.distributed import RanksError, process_group
 from gpt2.training.stages import environment
 
 MIB = 2**20
@@ -55,9 +57,13 @@ def test_every_device_has_all_the_seam_s_methods(kind: str) -> None:
     assert DEVICES[kind].kind == kind
 
 
+def test_each_kind_of_the_table_has_a_class() -> None:
+    assert tuple(DEVICES) == tuple(devices.DEVICES) == get_args(devices.DeviceName)
+
+
 def test_ranks_that_were_not_started_are_missed_with_the_command_that_starts_them() -> None:
     with (
-        pytest.raises(RuntimeError, match=r"world_size is 2 but 1 process.*--nproc-per-node 2"),
+        pytest.raises(RanksError, match=r"world_size is 2 but 1 process.*--nproc-per-node 2"),
         process_group(Toggles(world_size=2), Cpu()),
     ):
         pass

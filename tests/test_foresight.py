@@ -92,7 +92,7 @@ def test_a_plan_says_so_beforehand(cpu, ladder: Ladder, monkeypatch: pytest.Monk
     with console.capture() as captured:
         console.print(plan.table(ladder, ladder.rungs))
     of = len(ladder.rungs)
-    told = f"{of - 1} of {of} rungs unsupported: autocast: bfloat16: this CPU has no units for it"  # all but baseline
+    told = f"{of - 1} of {of} rungs unsupported: autocast: bfloat16: this CPU has no units for it"
     assert told in captured.get()
 
 

@@ -1,4 +1,4 @@
-"""What gpt2.model.autograd, gpt2.model.tuned_linear and gpt2.training.optimizer write out, against what torch derives."""
+"""What autograd, tuned_linear and the optimizer write out, against what torch derives."""
 
 from __future__ import annotations
 

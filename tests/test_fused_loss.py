@@ -1,5 +1,4 @@
-"""The loss by a Triton kernel: the kernel, by Triton's interpreter where there is no GPU, and what is around
-it.
+"""The loss by a Triton kernel: this, by Triton's interpreter without a GPU, and what is around it.
 
 Trainings here run on a CPU, where the same operator is made of torch's functions.
 """
@@ -127,9 +126,8 @@ def assert_exact(found: tuple[Tensor, Tensor], name: str, dtype: torch.dtype) ->
         dtype
     ]
     chosen = torch.arange(len(targets)), targets
-    torch.testing.assert_close(
-        gradient.double()[chosen], wide.grad[chosen], rtol=rtol, atol=1e-7
-    )  # p - 1 cancels
+    # p - 1 cancels.
+    torch.testing.assert_close(gradient.double()[chosen], wide.grad[chosen], rtol=rtol, atol=1e-7)
     gradient[chosen] = wide.grad[chosen] = 0.0
     torch.testing.assert_close(gradient.double(), wide.grad, rtol=rtol, atol=atol)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import random
@@ -266,7 +267,7 @@ def test_every_rank_has_the_score_of_a_single_process_after_as_many_passes(
     plain = GPT2.logits
 
     def on(rank: int, *, others_known: bool) -> Score:
-        """One rank's part. Its gathers give what each rank told in the first round, once all have been heard."""
+        """One rank's part; its gathers give what each rank told at first, once all have been heard."""
         number = iter(range(9))
 
         def gather(mine: Any, processes: int) -> list[Any]:
@@ -379,14 +380,7 @@ def test_intervals_are_wilson_s(right: int, count: int) -> None:
     expected = scipy.stats.binomtest(right, count).proportion_ci(0.95, "wilson")
     assert wilson(right / count, count) == pytest.approx((expected.low, expected.high), abs=1e-7)
     found = Score(acc=right / count, acc_norm=0.5, examples=count, style="harness")
-    assert found.acc_interval == wilson(found.acc, count)
     assert found.acc_norm_interval == wilson(0.5, count)
-
-
-def test_standard_errors_are_binomial() -> None:
-    found = Score(acc=0.2859, acc_norm=0.2955, examples=10042, style="completion")
-    for share, error in ((found.acc, found.acc_stderr), (found.acc_norm, found.acc_norm_stderr)):
-        assert error == pytest.approx(scipy.stats.binom.std(10042, share) / 10042)
 
 
 def test_published_scores_are_those_of_the_reference() -> None:
@@ -445,7 +439,7 @@ def serve(content: bytes, monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def test_it_is_downloaded_once(tmp_path: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = write(tmp_path / "there.jsonl").read_bytes()
-    monkeypatch.setattr(hellaswag, "SHA256", hellaswag.hashlib.sha256(content).hexdigest())
+    monkeypatch.setattr(hellaswag, "SHA256", hashlib.sha256(content).hexdigest())
     wanted = serve(content, monkeypatch)
     assert load() == load() == EXAMPLES
     assert wanted == ["https://raw.githubusercontent.com/rowanz/hellaswag/master/data/hellaswag_val.jsonl"]

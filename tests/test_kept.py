@@ -17,18 +17,18 @@ import bench
 from bench.cli import main as cli
 from bench.cli import report as show
 from bench.ladder.ladder import load
-from bench.process.supervisor import Ended
+from bench.process.supervisor import ProcessEnd
 from bench.records import record as record_module
 from bench.records.record import Outcome, Record, read
 from bench.run import executor as processes
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.probe import Answer
+from bench.run.probe import ProbeResult
 from bench.run.runner import Run, run
 
 BENCH = str(Path(bench.__file__).parent)
 MEASURED = samples.measurement()
-ASKED = Answer(environment=samples.record().environment, memory_bytes={})
+ASKED = ProbeResult(environment=samples.record().environment, memory_bytes={})
 
 
 class Sabotage(Exception):
@@ -39,9 +39,9 @@ class Sabotage(Exception):
 def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process ends at once, and has measured."""
 
-    def supervise(command: list[str], environ: dict[str, str], out: Path, *rest: Any) -> Ended:
+    def supervise(command: list[str], environ: dict[str, str], out: Path, *rest: Any) -> ProcessEnd:
         out.write_text(Outcome(status="ok", measurement=MEASURED).model_dump_json())
-        return Ended(exit_code=0, reason="exit", output="", kernel_killed=False)
+        return ProcessEnd(exit_code=0, reason="exit", output="", kernel_killed=False)
 
     monkeypatch.setattr(processes, "supervise", supervise)
     monkeypatch.setattr(processes, "other_cores", lambda: 0.0)
@@ -52,8 +52,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
 def calls_until_kept(
     ladder: Path, out: Path, fails: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Run, list[str]]:
-    """Run a ladder whose first call of a function of bench, after its process and before its record is kept,
-    fails.
+    """Run a ladder whose first call of a function of bench, before its record is kept, fails.
 
     fails: which, as the functions called meanwhile are named, which are returned.
     """
@@ -76,7 +75,7 @@ def calls_until_kept(
     ended, append = processes.supervise, runner.append
     record_module._checked.cache_clear()  # or it would not be called again
 
-    def supervise(*arguments: Any) -> Ended:
+    def supervise(*arguments: Any) -> ProcessEnd:
         result = ended(*arguments)
         watched.on = True
         return result

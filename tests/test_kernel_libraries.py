@@ -448,10 +448,8 @@ def test_linear_layers_of_8_bit_integers_learn_nearly_what_the_baseline_learns(a
             assert a.loss.item() == pytest.approx(b.loss.item(), rel=tolerance.first_loss)
             assert a.grad_norm.item() == pytest.approx(b.grad_norm.item(), rel=tolerance.first_grad_norm)
     found = prove(narrow, profile(lambda: next(narrow), narrow.device))["int8"]
-    assert (found.took_effect, found.evidence) == (
-        True,
-        "24 products of 8-bit integers",
-    )  # three for each of 8 layers
+    # Three for each of 8 layers.
+    assert (found.took_effect, found.evidence) == (True, "24 products of 8-bit integers")
 
 
 @pytest.mark.slow

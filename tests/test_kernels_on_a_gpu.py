@@ -1,6 +1,4 @@
-"""Kernels for GPUs against torch's functions, with GPT-2's shapes; skipped without a CUDA device or a
-package.
-"""
+"""Kernels for GPUs against torch's functions, with GPT-2's shapes; skipped without GPU or package."""
 
 from __future__ import annotations
 

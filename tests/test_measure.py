@@ -198,9 +198,7 @@ def test_waiting_for_data_is_counted_in_the_window_only() -> None:
     assert window.data_wait_seconds == 0.25 * 20
 
 
-def test_memory_of_the_whole_gpu_is_looked_at_when_the_window_is_over_and_is_of_the_rank_that_needed_most() -> (
-    None
-):
+def test_memory_of_the_whole_gpu_is_sampled_after_the_window_on_the_rank_that_needs_most() -> None:
     device = FakeDevice(0.25)
     first = run(device, gpu_memory=lambda: device.steps)
     assert first.gpu_memory_bytes == len(first.history)

@@ -10,7 +10,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,8 @@ from typing import Any
 import psutil
 import pytest
 from samples import MACHINE
+from test_runner import GOOD, instead_of_workers
+from waiting import PATIENCE, Sleepless, is_gone, until
 
 from bench.analysis.schedule import Task
 from bench.ladder.ladder import Ladder, load
@@ -25,25 +26,18 @@ from bench.process.shutdown import Stop
 from bench.records.record import Outcome, Record, read
 from bench.run import runner
 from bench.run.command import Options
-from bench.run.executor import Processes
+from bench.run.executor import Executor
 from bench.run.nodes import coordinator, rendezvous
 from bench.run.nodes.agent import Agent, NodeExit
-from bench.run.nodes.coordinator import JointTask, Team, described, verdict
+from bench.run.nodes.coordinator import DistributedTask, Team, described, verdict
 from bench.run.nodes.rendezvous import Rendezvous
 from bench.run.nodes.topology import Place, PlaceError
-from bench.run.probe import Answer
+from bench.run.probe import ProbeResult
 from gpt2.hardware.host import free_port
 
 
 def at(node: int, port: int = 1, nodes: int = 2) -> Place:
     return Place(nodes=nodes, node=node, host="127.0.0.1", port=port)
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 class Memory(Rendezvous):
@@ -59,8 +53,7 @@ class Memory(Rendezvous):
             self.heard = {each: json.loads(self.said[each]) for each in seen if each in self.said}
 
 
-# --- who may take part
-# -----------------------------------------------------------------------------------------------
+# --- who may take part --------------------------------------------------------------------------------------
 
 
 class Silent:
@@ -92,8 +85,8 @@ class Run:
         return store
 
     def agent(self, store: Memory, stop: Stop) -> Agent:
-        asked = Answer(environment=MACHINE, memory_bytes={})
-        processes = Processes(self.ladder, Options(), self.scratch, "", asked, Silent())
+        asked = ProbeResult(environment=MACHINE, memory_bytes={})
+        processes = Executor(self.ladder, Options(), self.scratch, "", asked, Silent())
         return Agent(self.ladder, at(1), store, processes, Silent(), stop)
 
     def exit_of_node_1(self, meanwhile: Callable[[Memory, Stop], object]) -> tuple[int, str]:
@@ -103,7 +96,7 @@ class Run:
 
         def follow() -> None:
             try:
-                self.agent(store, stop).run(5.0)
+                self.agent(store, stop).run(PATIENCE)
             except NodeExit as end:
                 ends.append(end)
 
@@ -111,7 +104,7 @@ class Run:
         thread = threading.Thread(target=follow)
         thread.start()
         meanwhile(store, stop)
-        thread.join(10)
+        thread.join(PATIENCE)
         (end,) = ends
         return end.exit_code, str(end)
 
@@ -124,7 +117,7 @@ def ladder(write_ladder) -> Ladder:
 @pytest.fixture
 def run(ladder: Ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr(coordinator, "LEAVE_SECONDS", 0.0)
-    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "5")
+    monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "120")
     return Run(ladder, tmp_path)
 
 
@@ -157,7 +150,7 @@ def test_a_node_that_differs_is_refused_on_both_sides_by_the_same_line(
     assert str(refused.value) == line
     run.team.send_home(2, "node 0 ended early; it says why")
     with pytest.raises(NodeExit) as end:
-        run.agent(node, Stop()).run(5.0)
+        run.agent(node, Stop()).run(PATIENCE)
     assert (end.value.exit_code, str(end.value)) == (2, line)
 
 
@@ -187,7 +180,7 @@ def test_what_says_nothing_that_a_node_says_is_sent_away(facts: dict[str, Any], 
     stranger = Memory(run.said, 1)
     stranger.says |= facts
     stranger.look()
-    assert run.team.absent(2) == "node 1 of 2 did not come within 5 s"
+    assert run.team.absent(2) == "node 1 of 2 did not come within 120 s"
     stranger.look()
     run.team.look()
     stranger.look()
@@ -225,8 +218,7 @@ def test_a_node_that_is_lost_may_come_back_but_not_twice(run: Run) -> None:
     assert str(third.arrival) in run.team.says["bye"]
 
 
-# --- a node other than node 0
-# ----------------------------------------------------------------------------------------
+# --- a node other than node 0 -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("code", "why"), [(0, "the run is done"), (130, "the run was interrupted")])
@@ -251,8 +243,8 @@ def test_a_node_that_node_0_counts_as_lost_ends(run: Run) -> None:
 
 def test_an_interruption_on_one_node_is_one_of_the_run(run: Run) -> None:
     def meanwhile(_: Memory, stop: Stop) -> None:
-        stop.asked = True
-        wait_for(lambda: run.team.asked)
+        stop.requested = True
+        until(lambda: run.team.requested)
 
     assert run.exit_of_node_1(meanwhile)[0] == 130
     assert run.team.interrupted_by == 1
@@ -276,8 +268,7 @@ def test_a_node_runs_nothing_that_its_own_ladder_does_not_have(odd: dict[str, An
     assert not list(run.scratch.glob("*.log"))
 
 
-# --- whose fault it was
-# ----------------------------------------------------------------------------------------------
+# --- whose fault it was -------------------------------------------------------------------------------------
 
 OK = Outcome(status="ok")
 PEER = Outcome(
@@ -330,13 +321,19 @@ def test_what_another_node_noticed_is_among_the_warnings() -> None:
 
 
 @pytest.fixture
-def joint(run: Run, monkeypatch: pytest.MonkeyPatch) -> tuple[JointTask, Memory]:
+def clock(monkeypatch: pytest.MonkeyPatch) -> Sleepless:
+    """By which node 0 waits."""
+    clock = Sleepless()
+    monkeypatch.setattr(coordinator, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def joint(run: Run, clock: Sleepless) -> tuple[DistributedTask, Memory]:
     """A task begun with node 1, and node 1's side of the store."""
-    monkeypatch.setattr(coordinator, "SETTLE_SECONDS", 0.3)
-    monkeypatch.setattr(coordinator, "ANSWER_SECONDS", 0.3)
     node = run.come()
     run.team.gather(2)
-    return JointTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
+    return DistributedTask(run.team, Task(kind="cumulative", rung=run.ladder.rungs[0], repetition=1), 2), node
 
 
 def answer(node: Memory, task: int, **outcome: Any) -> None:
@@ -344,23 +341,28 @@ def answer(node: Memory, task: int, **outcome: Any) -> None:
     node.look()
 
 
-def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_is_told_of_a_rung_by_its_name_a_round_and_a_port(
+    joint: tuple[DistributedTask, Memory],
+) -> None:
     one, node = joint
     node.look()
     what = {"kind": "cumulative", "rung": "two", "repetition": 1, "nodes": 2, "port": one.part.port}
     assert node.heard[0]["task"] == {"number": 1, "arrivals": [node.arrival], **what}
 
 
-def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(joint: tuple[JointTask, Memory]) -> None:
+def test_node_0_s_side_ends_a_while_after_another_has_gone_wrong(
+    joint: tuple[DistributedTask, Memory], clock: Sleepless
+) -> None:
     one, node = joint
-    assert not one.asked
+    assert not one.requested
     answer(node, 1, status="failed", error="killed by SIGKILL")
-    assert not one.asked
-    wait_for(lambda: one.asked)
+    assert not one.requested
+    clock.sleep(coordinator.SETTLE_SECONDS + 1)
+    assert one.requested
     assert one.conclude(ENDED).error == "node 1 of 2: killed by SIGKILL"
 
 
-def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     answer(node, 1, status="splendid")
     assert one.conclude(PEER).error == (
@@ -369,15 +371,15 @@ def test_a_node_whose_answer_cannot_be_read_counts_as_lost(joint: tuple[JointTas
     )
 
 
-def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[JointTask, Memory]) -> None:
+def test_an_answer_about_an_earlier_rung_is_none(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     answer(node, 0, status="failed", error="old")
-    assert not one.asked
+    assert not one.requested
     answer(node, 1, status="ok")
     assert one.conclude(OK) == OK
 
 
-def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memory]) -> None:
+def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[DistributedTask, Memory]) -> None:
     one, node = joint
     node.says["over"] = "its bench run ended"
     node.look()
@@ -388,7 +390,7 @@ def test_a_node_that_is_lost_within_a_rung_fails_it(joint: tuple[JointTask, Memo
 
 
 def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
-    joint: tuple[JointTask, Memory],
+    joint: tuple[DistributedTask, Memory],
 ) -> None:
     one, node = joint
     found = one.conclude(OK)
@@ -399,26 +401,41 @@ def test_a_node_that_does_not_answer_is_told_to_end_and_then_counts_as_lost(
     ]
 
 
-# --- the store
-# -------------------------------------------------------------------------------------------------------
+# --- the store ----------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def port() -> int:
-    return free_port()
-
-
-@pytest.fixture
-def pair(port: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Rendezvous, Rendezvous]]:
-    """Two nodes that have found each other."""
-    monkeypatch.setenv("BENCH_NODE_SILENCE_SECONDS", "4")
-    with (
-        contextlib.closing(Rendezvous(at(0, port))) as near,
-        contextlib.closing(Rendezvous(at(1, port))) as far,
-    ):
+@contextlib.contextmanager
+def meeting(silence_seconds: int) -> Iterator[tuple[Rendezvous, Rendezvous, int]]:
+    """Two nodes that have found each other, and the port at which they did."""
+    port = free_port()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BENCH_NODE_SILENCE_SECONDS", str(silence_seconds))
+        near, far = Rendezvous(at(0, port)), Rendezvous(at(1, port))
+    with contextlib.closing(near), contextlib.closing(far):
         near.says["text"], far.says["text"] = "near", "far"
-        wait_for(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        until(lambda: looks(near) and looks(far) and near.heard.keys() == {0, 1} and 0 in far.heard)
+        yield near, far, port
+
+
+PATIENT, IMPATIENT = 600, 10
+"""Seconds of silence after which a node counts as lost: where that is not to happen, and where it is."""
+
+
+@pytest.fixture(scope="module")
+def met() -> Iterator[tuple[Rendezvous, Rendezvous, int]]:
+    """Two nodes for tests after which they are as before."""
+    with meeting(PATIENT) as found:
+        yield found
+
+
+@pytest.fixture
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Rendezvous, Rendezvous]]:
+    """Two nodes for one test alone."""
+    with meeting(getattr(request, "param", PATIENT)) as (near, far, _):
         yield near, far
+
+
+silence_counts = pytest.mark.parametrize("pair", [IMPATIENT], indirect=True)
 
 
 def looks(store: Rendezvous) -> bool:
@@ -430,20 +447,20 @@ def child_of(store: Rendezvous) -> psutil.Process:
     return psutil.Process(store._process.pid)
 
 
-def test_node_0_hears_all_and_the_others_hear_node_0(pair: tuple[Rendezvous, Rendezvous]) -> None:
-    near, far = pair
+def test_node_0_hears_all_and_the_others_hear_node_0(met: tuple[Rendezvous, Rendezvous, int]) -> None:
+    near, far, _ = met
     assert {node: facts["text"] for node, facts in near.heard.items()} == {0: "near", 1: "far"}
     assert {node: facts["text"] for node, facts in far.heard.items()} == {0: "near"}
     assert (near.arrival, far.arrival) == (0, 1)
 
 
-def test_strangers_at_the_port_disturb_nobody(pair: tuple[Rendezvous, Rendezvous], port: int) -> None:
-    near, far = pair
+def test_strangers_at_the_port_disturb_nobody(met: tuple[Rendezvous, Rendezvous, int]) -> None:
+    near, far, port = met
     with contextlib.ExitStack() as strangers:
         for words in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b"\xff\xfe\n", b"[" * 9999, b""):
             strangers.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(words)
         far.says["text"] = "still here"
-        wait_for(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
+        until(lambda: looks(far) and looks(near) and near.heard[1]["text"] == "still here")
     assert near.heard.keys() == {0, 1}
 
 
@@ -452,28 +469,32 @@ def test_who_leaves_is_heard_of_with_the_last_that_it_said(pair: tuple[Rendezvou
     far.says["interrupted"] = True
     far.look()
     far.close()
-    wait_for(lambda: looks(near) and "over" in near.heard[1])
+    until(lambda: looks(near) and "over" in near.heard[1])
     assert (near.heard[1]["over"], near.heard[1]["interrupted"]) == ("its bench run ended", True)
 
 
+@pytest.mark.slow
+@silence_counts
 def test_who_hangs_is_heard_of_as_silent(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(far).suspend()
-    wait_for(lambda: looks(near) and "over" in near.heard[1])
-    assert near.heard[1]["over"] == "silent for 4 s"
+    until(lambda: looks(near) and "over" in near.heard[1])
+    assert near.heard[1]["over"] == f"silent for {IMPATIENT} s"
 
 
+@pytest.mark.slow
+@silence_counts
 def test_a_store_that_hangs_is_lost_in_bounded_time(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).suspend()
-    wait_for(lambda: looks(far) and far.lost, 20.0)
-    assert far.lost == "silent for 4 s"
+    until(lambda: looks(far) and far.lost)
+    assert far.lost == f"silent for {IMPATIENT} s"
 
 
 def test_a_store_that_is_gone_is_lost(pair: tuple[Rendezvous, Rendezvous]) -> None:
     near, far = pair
     child_of(near).kill()
-    wait_for(lambda: looks(far) and far.lost and looks(near) and near.lost)
+    until(lambda: looks(far) and far.lost and looks(near) and near.lost)
     assert (far.lost, near.lost) == ("its store was closed", "its store was closed")
 
 
@@ -495,7 +516,7 @@ def test_what_talks_to_the_store_ends_with_its_runner_however_that_ends() -> Non
     child = psutil.Process(int(runner.stdout.readline()))
     runner.send_signal(signal.SIGKILL)
     runner.communicate()
-    wait_for(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+    until(lambda: is_gone(child.pid))
 
 
 def test_a_port_in_use_is_one_clear_error() -> None:
@@ -508,7 +529,7 @@ def test_a_port_in_use_is_one_clear_error() -> None:
 
 
 def test_an_address_of_another_machine_is_one_clear_error() -> None:
-    with pytest.raises(PlaceError, match="is no address of this machine, and --node-rank 0 is to be there"):
+    with pytest.raises(PlaceError, match="is no address of this machine"):
         Rendezvous(Place(nodes=2, node=0, host="192.0.2.7", port=29400))
 
 
@@ -521,8 +542,7 @@ def test_a_host_whose_name_is_a_loopback_address_to_itself_listens_to_all_others
         assert server.getsockname()[0] == "0.0.0.0"
 
 
-# --- a node that never comes
-# -----------------------------------------------------------------------------------------
+# --- a node that never comes --------------------------------------------------------------------------------
 
 
 def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
@@ -530,8 +550,9 @@ def test_rungs_of_a_node_that_never_comes_fail_and_the_others_run(
 ) -> None:
     ladder = load(write_ladder("[{name: two, set: {world_size: 2}}, {name: one, set: {world_size: 1}}]"))
     monkeypatch.setattr(
-        runner, "probe", lambda *arguments, **options: Answer(environment=MACHINE, memory_bytes={})
+        runner, "probe", lambda *arguments, **options: ProbeResult(environment=MACHINE, memory_bytes={})
     )
+    instead_of_workers(monkeypatch, GOOD)
     monkeypatch.setenv("BENCH_NODE_COME_SECONDS", "0.3")
     options = Options(out=tmp_path / "results", place=at(0, free_port()))
     path = runner.run(ladder, options, Silent()).path

@@ -20,9 +20,7 @@ MEASURED_NEW = ("stood_still", "peak_flops_kind")
 
 
 def older(measured: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
-    """A line of a results file as it was before its texts' facts were fields. measured: changes to its
-    measurement.
-    """
+    """A results line from before its texts' facts were fields; measured: changes to its measurement."""
     line = json.loads(record().model_dump_json(by_alias=True))
     for name in NEW:
         del line[name]

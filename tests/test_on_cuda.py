@@ -1,5 +1,4 @@
-"""What a GPU does, on a GPU: every toggle, CUDA graphs, events, memory, counters, and a rung that does not
-fit.
+"""What a GPU does, on a GPU: every toggle, CUDA graphs, events, memory, counters, a rung that is too big.
 
 `make test-cuda` runs these tests. Without a GPU they are skipped, or fail where REQUIRE_CUDA=1 is set.
 """
@@ -34,8 +33,7 @@ from gpt2.config.tolerances import GRADIENT_TOLERANCE, LOSS_TOLERANCE
 from gpt2.device import Device
 from gpt2.model.model import GPT2
 from gpt2.proofs.breakdown import breakdown
-from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.finding import Finding
+from gpt2.proofs.evidence import Finding, StepEvidence
 from gpt2.proofs.gradients import gradient_difference
 from gpt2.proofs.profiler import profile, record
 from gpt2.proofs.prove import prove
@@ -60,9 +58,7 @@ NEEDS = COMPANIONS | {
 }
 """What a value of a toggle needs of others on CUDA."""
 NO_LEVERS = {"device", "threads", "affinity", "allocator"}
-"""Toggles that are the same in all cases, a CPU's, or set before a process starts: the last has a test of its
-own.
-"""
+"""Toggles the same in all cases, a CPU's, or set before a process starts; the last has its own test."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -93,9 +89,7 @@ def device() -> Device:
 
 
 def cases() -> Iterator[ParameterSet]:
-    """Each value that CUDA supports, with what it needs; its tests share a process, and with it what was
-    compiled.
-    """
+    """Each value that CUDA supports, with what it needs; its tests share a process and its compilations."""
     hints = get_type_hints(Toggles)
     yield pytest.param(here(), id="baseline", marks=pytest.mark.xdist_group("baseline"))
     for toggle in fields(Toggles):
@@ -109,9 +103,8 @@ def cases() -> Iterator[ParameterSet]:
             if toggle.name in ("world_size", "sharding"):
                 marks.append(pytest.mark.skip(reason="several ranks take a process and a GPU each"))
             else:
-                constraints.check(
-                    toggles
-                )  # raises where NEEDS lacks something: only what is missing here may be skipped
+                # Raises where NEEDS lacks something: only what is missing here may be skipped.
+                constraints.check(toggles)
             yield pytest.param(toggles, id=f"{toggle.name}={value}", marks=marks)
 
 
@@ -143,9 +136,7 @@ def trained(toggles: Toggles, pinned_beside: bool = False) -> Trained:
 
 @contextmanager
 def pinning(device: Device) -> Iterator[None]:
-    """Other batches are pinned without a pause by the device's own feed, and kept, so that each takes new
-    memory.
-    """
+    """Other batches are pinned without a pause by the device's feed, and kept: each takes new memory."""
     ended = threading.Event()
 
     def batches() -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -249,10 +240,8 @@ def test_all_segments_can_grow_where_the_allocator_is_expandable_and_else_none(
         "import torch; from gpt2.device import Cuda; device = Cuda();"
         "kept = [torch.ones(2**22, device='cuda') for _ in range(4)]; print(*device.segments())"
     )
-    environ = {
-        **os.environ,
-        **environment(here(allocator=allocator)),
-    }  # in a process that has it from its start
+    # In a process that has it from its start.
+    environ = {**os.environ, **environment(here(allocator=allocator))}
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, env=environ, capture_output=True, text=True
     )

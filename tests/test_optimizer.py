@@ -143,9 +143,8 @@ def test_a_step_joins_gradients_once_for_each_group_and_copies_no_weight() -> No
     calls = [event.name for event in events]
     assert calls.count("aten::cat") == 1  # of the group with several vectors
     assert calls.count("aten::add_") == 1  # of all step numbers
-    assert not any(
-        event.input_shapes[0] for event in events if event.name == "aten::copy_"
-    )  # of a number at most
+    # Of a number at most.
+    assert not any(event.input_shapes[0] for event in events if event.name == "aten::copy_")
 
 
 def test_on_cuda_unlike_updates_are_combined_and_the_norm_is_torchs_of_lists(

@@ -26,9 +26,7 @@ def group(ladder: Ladder, rung: Turns, control: Turns) -> Group:
 
 
 def drawn(random: np.random.Generator, starts: int, rounds: int, process: float, turn: float) -> Turns:
-    """Two rungs alike, whose processes differ by a standard deviation of `process`, and their turns by
-    `turn`.
-    """
+    """Two rungs alike, whose processes differ by a deviation of `process`, and their turns by `turn`."""
     of_start = random.normal(0, process, (starts, 1, 2))
     seconds = np.exp(of_start + random.normal(0, turn, (starts, rounds, 2)))
     return [[(float(o), float(r)) for o, r in turns] for turns in seconds]

@@ -6,6 +6,8 @@ import re
 import subprocess
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from conftest import ROOT
@@ -17,8 +19,9 @@ from bench.cli.dry_run import table
 from bench.ladder.ladder import Ladder, LadderError, Protocol, load
 from bench.ladder.peers import PEERS, Line
 from bench.run.command import Options, external_command
-from bench.run.peers.checkout import MissingPeer, commit, found, located, script
-from bench.run.peers.log_timing import ArrivalError, Arrivals
+from bench.run.peers.checkout import MissingPeer, commit, locate, locate_and_check, script
+from bench.run.peers.log_timing import LogTiming
+from bench.run.peers.trainer_log import LogError, TrainerLog
 from bench.run.runner import missing_peers
 
 NANOGPT = """\
@@ -124,8 +127,7 @@ def test_gollem_s_log_is_read() -> None:
     assert (line.step, line.loss, line.grad_norm, line.claimed_seconds) == (3, 10.9, 2.5, 0.1564)
 
 
-# --- in a ladder
-# --------------------------------------------------------------------------------------------------
+# --- in a ladder --------------------------------------------------------------------------------------------
 
 FIRST = "{name: a, set: {device: cpu, threads: 1}}"
 TRAINS = "model: tiny, seq_len: 32, tokens_per_step: 64, command: python train.py"
@@ -146,7 +148,7 @@ def test_toggles_pass_an_external_rung_by(write_ladder) -> None:
     [
         (
             f"[{OTHER}]",
-            "rung 'n': the first rung is what all are held to; put one of ours, without external, first",
+            "rung 'n': the first rung cannot be external",
         ),
         (
             f"[{FIRST}, {OTHER.replace('nanogpt', 'nanogtp')}]",
@@ -191,7 +193,7 @@ def test_a_peer_whose_command_trains_another_workload_is_refused(
 def test_an_external_rung_alone_is_refused(write_ladder) -> None:
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
     with pytest.raises(
-        LadderError, match="--rungs: 'n' is external, and the first rung is what all are held to"
+        LadderError, match="--rungs: the first rung 'n' is external and cannot be the reference"
     ):
         ladder.chosen(["n"])
     assert [rung.name for rung in ladder.chosen(["n", "a"])] == ["a", "n"]
@@ -220,9 +222,8 @@ def test_external_rungs_run_in_each_round_and_are_left_out_of_ablation_and_parit
         ("control", "b"),
         ("parity", "b"),
     ]
-    assert (
-        tasks[-1].rung.toggles.attention == "explicit"
-    )  # as the rung of ours before it, and not the external one's
+    # As the rung of ours before it, and not the external one's.
+    assert tasks[-1].rung.toggles.attention == "explicit"
     assert external_command(ladder, tasks[1], Options())[:2] == ["-m", "bench.external"]
 
 
@@ -244,12 +245,12 @@ def test_a_peer_without_its_variable_is_missing_with_what_to_do(
     assert external
     monkeypatch.delenv("NANOGPT", raising=False)
     with pytest.raises(MissingPeer, match=r"set NANOGPT to .*git clone https://github.com/karpathy/nanoGPT"):
-        located(external, ladder.path)
+        locate(external, ladder.path)
     monkeypatch.setenv("NANOGPT", str(tmp_path / "nowhere"))
     with pytest.raises(
         MissingPeer, match=r"nanoGPT is not in \$NANOGPT: git clone .*set NANOGPT to its folder"
     ):
-        located(external, ladder.path)
+        locate(external, ladder.path)
 
 
 def test_a_plan_lists_external_rungs_and_what_they_lack(
@@ -301,7 +302,7 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
     external = ladder.rungs[1].external
     assert external
     for content, lacks in (
-        (None, "$NANOGPT has no train.py: this rung needs a checkout as docs/peers.md has it"),
+        (None, "$NANOGPT has no train.py: this rung needs the checkout that docs/peers.md describes"),
         (
             "B = 4",
             "train.py in $NANOGPT lacks 'B = 1': this rung needs a checkout with the edit of docs/peers.md",
@@ -310,10 +311,10 @@ def test_a_checkout_without_the_edit_that_a_rung_needs_is_not_run(
         if content:
             (tmp_path / "train.py").write_text(content)
         with pytest.raises(MissingPeer) as refused:
-            found(external, ladder.rungs[1].toggles, ladder.path)
+            locate_and_check(external, ladder.rungs[1].toggles, ladder.path)
         assert str(refused.value) == f"nanoGPT: {lacks}"
     (tmp_path / "train.py").write_text("B = 1")
-    assert found(external, ladder.rungs[1].toggles, ladder.path)[0] == tmp_path
+    assert locate_and_check(external, ladder.rungs[1].toggles, ladder.path)[0] == tmp_path
 
 
 def test_a_checkout_without_a_file_that_a_rung_needs_is_not_run(
@@ -357,7 +358,7 @@ def test_an_allocator_that_a_peer_cannot_have_is_refused_as_ours_is(
     monkeypatch.setenv("NANOGPT", str(tmp_path))
     monkeypatch.setattr("gpt2.hardware.host.find_library", lambda library: None)
     with pytest.raises(MissingPeer, match=reason):
-        found(external, ladder.rungs[1].toggles, ladder.path)
+        locate_and_check(external, ladder.rungs[1].toggles, ladder.path)
 
 
 def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
@@ -370,64 +371,64 @@ def test_the_hash_of_a_script_is_of_what_it_says(tmp_path: Path) -> None:
     assert script(tmp_path, words) not in (None, before)
 
 
-# --- windows
-# ------------------------------------------------------------------------------------------------------
+# --- windows ------------------------------------------------------------------------------------------------
 
 
 def arrive(
     protocol: Protocol, steps: list[int], seconds_per_step: float = 1.0, start: float = 50.0
-) -> Arrivals:
+) -> LogTiming:
     """Lines after `start` seconds of compiling, and then `seconds_per_step` each."""
-    arrivals = Arrivals(protocol)
+    timing = LogTiming(protocol)
     for step in steps:
-        if arrivals.complete:
+        if timing.complete:
             break
-        arrivals.take(Line(at=start + (step - steps[0]) * seconds_per_step, step=step, loss=1.0))
-    return arrivals
+        timing.take(Line(at=start + (step - steps[0]) * seconds_per_step, step=step, loss=1.0))
+    return timing
 
 
 def test_a_window_begins_one_block_after_the_warm_up_and_has_the_protocol_s_blocks() -> None:
-    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6), list(range(100)))
-    assert arrivals.warmup_steps == 1 + 3 + 1  # the first line's, those after it, and an untimed block
-    assert arrivals.block_steps == 1
-    assert arrivals.block_seconds == [1.0] * 6
-    assert len(arrivals.lines) == 5 + 6
-    assert arrivals.step_seconds == [1.0] * 6
+    timing = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=6), list(range(100)))
+    assert timing.warmup_steps == 1 + 3 + 1  # the first line's, those after it, and an untimed block
+    assert timing.block_steps == 1
+    assert timing.block_seconds == [1.0] * 6
+    assert len(timing.lines) == 5 + 6
+    assert timing.step_seconds == [1.0] * 6
 
 
 def test_a_peer_s_warm_up_lasts_for_the_protocol_s_seconds_after_its_first_line() -> None:
-    arrivals = arrive(Protocol(min_warmup_steps=3, min_warmup_seconds=8.0, blocks=5), list(range(100)))
-    assert arrivals.warmup_steps == 1 + 8 + 1
+    timing = arrive(Protocol(min_warmup_steps=3, min_warmup_seconds=8.0, blocks=5), list(range(100)))
+    assert timing.warmup_steps == 1 + 8 + 1
 
 
 def test_short_steps_are_timed_in_blocks_after_one_block_untimed() -> None:
-    arrivals = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
-    assert arrivals.block_steps == 8
-    assert arrivals.warmup_steps == 1 + 3 + 8
-    assert arrivals.block_seconds == [1.0] * 5
+    timing = arrive(Protocol(min_warmup_steps=3, block_seconds=1.0, blocks=5), list(range(100)), 0.125)
+    assert timing.block_steps == 8
+    assert timing.warmup_steps == 1 + 3 + 8
+    assert timing.block_seconds == [1.0] * 5
 
 
 def test_a_peer_that_logs_every_tenth_step_is_timed_by_the_steps_between_its_lines() -> None:
-    arrivals = arrive(
-        Protocol(min_warmup_steps=3, block_seconds=2.0, blocks=5), list(range(0, 1000, 10)), 0.1
-    )
-    assert arrivals.block_steps == 20
-    assert arrivals.block_seconds == pytest.approx([2.0] * 5)
-    assert arrivals.step_seconds is None
+    timing = arrive(Protocol(min_warmup_steps=3, block_seconds=2.0, blocks=5), list(range(0, 1000, 10)), 0.1)
+    assert timing.block_steps == 20
+    assert timing.block_seconds == pytest.approx([2.0] * 5)
+    assert timing.step_seconds is None
 
 
 def test_a_window_that_lasts_too_long_ends_after_five_blocks() -> None:
-    arrivals = arrive(Protocol(max_window_seconds=20, blocks=10), list(range(100)), 10.0)
-    assert arrivals.block_seconds == [10.0] * 5
+    timing = arrive(Protocol(max_window_seconds=20, blocks=10), list(range(100)), 10.0)
+    assert timing.block_seconds == [10.0] * 5
 
 
 def test_lines_of_several_ranks_are_refused() -> None:
-    with pytest.raises(ArrivalError, match="printed step 1 after step 1; let one process alone print"):
-        arrive(Protocol(), [0, 1, 1])
+    said = [(float(step), f"step {step}: loss 2.0") for step in (0, 1, 1)]
+    program: Any = SimpleNamespace(lines=lambda deadline: said)
+    log = TrainerLog(program, PEERS["own"], tokens_per_step=64)
+    with pytest.raises(LogError, match="step 1 after step 1"):
+        list(log.lines(deadline=3.0))
 
 
 def test_uneven_lines_are_refused() -> None:
     with pytest.raises(
-        ArrivalError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"
+        LogError, match="its lines come unevenly: 1 steps make a block, and after step 6 came st"
     ):
         arrive(Protocol(), [0, 1, 2, 3, 4, 5, 6, 8, 11])

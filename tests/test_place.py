@@ -16,8 +16,7 @@ from gpt2.config.toggles import Toggles, UnsupportedToggle
 from gpt2.hardware.host import usable_cores
 from gpt2.training.stages import environment
 
-# --- which node this is
-# ----------------------------------------------------------------------------------------------
+# --- which node this is -------------------------------------------------------------------------------------
 
 
 def test_options_make_a_place() -> None:
@@ -38,7 +37,7 @@ WRITE = "write HOST:PORT of node 0, such as 10.0.0.1:29400 or [fd00::1]:29400"
     [
         (
             (None, 1, "a:1"),
-            "--node-rank and --rdzv are of one among several nodes; say with --nnodes how many",
+            "--node-rank and --rdzv are for several nodes; give their number with --nnodes",
         ),
         ((2, None, "a:1"), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
         ((2, 0, None), "--nnodes 2: give --node-rank (0 to 1) and --rdzv HOST:PORT of node 0, too"),
@@ -131,8 +130,7 @@ def test_patience_that_is_no_number_is_one_clear_error(monkeypatch: pytest.Monke
         patience("silence")
 
 
-# --- ranks over nodes
-# ------------------------------------------------------------------------------------------------
+# --- ranks over nodes ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,4 @@
-"""What bench plan says of each committed ladder, and how right its estimate of memory is; no process is
-started.
-"""
+"""What bench plan says of each committed ladder, and how right its estimate is; no process is started."""
 
 from __future__ import annotations
 
@@ -101,9 +99,7 @@ def test_the_last_rung_splits_its_step_as_published(name: str, batch: int, accum
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
-def test_a_plan_for_a_machine_that_is_not_here_holds_memory_to_the_ladder_s_chip_and_says_what_is_missing() -> (
-    None
-):
+def test_a_plan_for_a_missing_device_compares_memory_with_the_ladder_s_chip() -> None:
     text = planned(read("t4x2"))
     assert "On T4" in text
     assert "2 GPUs" in text
@@ -208,9 +204,8 @@ def test_the_estimate_of_compiled_code_is_what_torch_s_partitioner_keeps(autocas
         return tensor
 
     model = build(model_config(toggles, workload.config), 0, torch.device("cpu"))
-    model.compile(
-        backend="aot_eager_decomp_partition"
-    )  # the compiler's choice of what to keep, without its code
+    # The compiler's choice of what to keep, without its code.
+    model.compile(backend="aot_eager_decomp_partition")
     weights = [parameter.untyped_storage()._cdata for parameter in model.parameters()]
     tokens, dtype = torch.zeros(8, 128, dtype=torch.int64), getattr(torch, autocast)
     with (

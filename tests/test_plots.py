@@ -23,22 +23,15 @@ from bench.records.machine import Ceiling, Matmul
 from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
-from bench.report.plots.alike import by_batch
 from bench.report.plots.boards import hardware, merged, summary
-from bench.report.plots.curves import (
-    devices_by_step,
-    devices_by_time,
-    loss_by_time,
-    machines_by_step,
-    machines_by_time,
-)
+from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.pictures import draw
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import climb, panels
-from bench.report.plots.scaling import batch_sizes, world_sizes
-from bench.report.plots.style import fallbacks, shortened, with_room
-from bench.report.plots.style import names as labelled
+from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
+from bench.report.plots.style import fallbacks, fit_log_axis, shortened
+from bench.report.plots.style import label_rungs as labelled
 from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
@@ -152,8 +145,7 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
     assert not any("climb" in name or "world-size" in name or "batch" in name for name in names)
 
 
-# --- against the measured ceiling
-# -----------------------------------------------------------------------------------
+# --- against the measured ceiling ---------------------------------------------------------------------------
 
 
 def with_ceiling() -> Scoreboard:
@@ -186,8 +178,7 @@ def test_without_a_ceiling_there_is_no_roofline() -> None:
     assert roofline(board()) is None
 
 
-# --- by batch and by devices
-# ----------------------------------------------------------------------------------------
+# --- by batch and by devices --------------------------------------------------------------------------------
 
 
 def sweep(*formats: Any, gib: dict[int, float | None]) -> Scoreboard:
@@ -218,7 +209,7 @@ def test_the_line_through_peaks_says_what_a_sequence_takes_and_where_memory_ends
 
 def test_the_line_is_that_of_least_squares() -> None:
     line = fitted([(1, 1.0), (2, 3.0), (3, 2.0)])
-    assert (line.each, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
+    assert (line.per_sequence, line.fixed) == (pytest.approx(0.5), pytest.approx(1.0))
 
 
 def test_a_fit_counts_sizes_and_not_rungs() -> None:
@@ -305,9 +296,8 @@ def test_rungs_that_accumulate_otherwise_are_lines_of_their_own() -> None:
     groups = [(group.label, [row.rung for row in group.rows]) for group in by_batch(board)]
     assert groups == [("grad_accum_steps=4", ["1 x 4", "2 x 4"]), ("grad_accum_steps=2", ["1 x 2", "2 x 2"])]
     assert [row.rung for row in board.rows] == ["1 x 4", "2 x 4", "1 x 2", "2 x 2"]
-    gains = [
-        row.gain and row.gain.value for row in board.rows
-    ]  # over the smaller batch, or else over the first row
+    # Over the smaller batch, or else over the first row.
+    gains = [row.gain and row.gain.value for row in board.rows]
     assert gains == [None, pytest.approx(204 / 104), pytest.approx(102 / 104), pytest.approx(202 / 102)]
 
 
@@ -385,8 +375,7 @@ def test_an_axis_writes_millions_out() -> None:
     assert figure.axes[0].yaxis.get_major_formatter().format_ticks([0.5, 3_500_000.0]) == ["0.5", "3,500,000"]
 
 
-# --- several runs
-# ---------------------------------------------------------------------------------------------------
+# --- several runs -------------------------------------------------------------------------------------------
 
 
 def run(chip: str, *speeds: float, **changes: Any) -> Scoreboard:
@@ -467,7 +456,7 @@ def test_a_sweep_has_no_first_rung() -> None:
 
 def test_one_run_is_no_comparison_of_machines() -> None:
     assert hardware([run("slow", 100.0, 300.0)]) is None
-    assert machines_by_step([run("slow", 100.0, 300.0)]) is None
+    assert run_curves([run("slow", 100.0, 300.0)], by_time=False) is None
 
 
 def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
@@ -501,8 +490,8 @@ def test_ladders_that_have_little_in_common_stand_in_panels_of_their_own() -> No
 
 
 def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
-    same = loss_by_time(run("chip", 100.0, 500.0, 505.0))
-    apart = loss_by_time(run("chip", 100.0, 300.0, 500.0))
+    same = rung_curves(run("chip", 100.0, 500.0, 505.0), by_time=True)
+    apart = rung_curves(run("chip", 100.0, 300.0, 500.0), by_time=True)
     assert same is not None
     assert apart is not None
     assert [line.get_linewidth() for line in same.axes[0].lines] == [1.3, pytest.approx(3.5), 1.3]
@@ -512,9 +501,9 @@ def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
 
 def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
     axes = Figure(figsize=(8, 3)).add_subplot()
-    with_room(axes, 100.0, [(1000.0, "1,000, 10.00x, faster")])
+    fit_log_axis(axes, 100.0, [(1000.0, "1,000, 10.00x, faster")])
     short = axes.get_xlim()[1]
-    with_room(axes, 100.0, [(1000.0, "1,000")])
+    fit_log_axis(axes, 100.0, [(1000.0, "1,000")])
     assert 1000 < axes.get_xlim()[1] < short < 3000
 
 
@@ -555,8 +544,8 @@ def test_a_rung_that_one_ladder_alone_has_keeps_its_place() -> None:
 
 def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size() -> None:
     runs = [run("slow", 128.0, 256.0), run("quick", 512.0), run("other", 4096.0, tokens_per_step=4096)]
-    for picture, seconds in ((machines_by_step, (1.0, 1.0)), (machines_by_time, (4.0, 2.0))):
-        figure = picture(runs)
+    for by_time, seconds in ((False, (1.0, 1.0)), (True, (4.0, 2.0))):
+        figure = run_curves(runs, by_time=by_time)
         said = words(figure)
         assert "1,024 tokens per step" in said
         assert "other" not in said
@@ -582,7 +571,7 @@ def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
         for n, (size, adamw, tps, tokens) in enumerate(rungs)
     ]
     wide = record("fused 2", 2, kind="parity", toggles=CUDA, measurement=measurement(tokens_per_step=2048))
-    figure = devices_by_time(scoreboard([*records, wide]))
+    figure = device_curves(scoreboard([*records, wide]), by_time=True)
     assert figure is not None
     one, two = figure.axes[0].lines
     assert [line.get_label() for line in (one, two)] == [
@@ -591,7 +580,7 @@ def test_losses_by_number_of_devices_are_of_the_fastest_rung_on_each() -> None:
     ]
     assert [line.get_linestyle() for line in (one, two)] == ["-", "--"]
     assert marks(figure, "1 x: fused 1")[1] == (pytest.approx(1.0), 10.5)
-    assert devices_by_step(scoreboard(records[:2])) is None
+    assert device_curves(scoreboard(records[:2]), by_time=False) is None
 
 
 def other_maths() -> Scoreboard:
@@ -630,16 +619,16 @@ def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
     found = scoreboard([record("a", toggles=narrow), record("b", 1, toggles=replace(narrow, adamw="fused"))])
     assert "1,000 tokens/s with a, its first; none is ok and of equal maths" in words(summary([found]))
     assert hardware([found, found]) is None
-    assert machines_by_step([found, found]) is None
+    assert run_curves([found, found], by_time=False) is None
 
 
 def test_a_doubted_rung_is_not_the_one_whose_losses_stand_for_its_devices_or_machine() -> None:
     two = record("two", 3, toggles=replace(CUDA, world_size=2), measurement=measurement(1500.0))
     found = scoreboard([*other_maths().records, two])
-    figure = devices_by_time(found)
+    figure = device_curves(found, by_time=True)
     assert figure is not None
     assert [line.get_label() for line in figure.axes[0].lines] == ["1 x: half", "2 x: two"]
-    assert "residual" not in words(machines_by_time([found, run("other", 128.0)]))
+    assert "residual" not in words(run_curves([found, run("other", 128.0)], by_time=True))
 
 
 def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:

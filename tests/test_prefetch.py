@@ -90,7 +90,8 @@ def test_an_error_in_the_thread_is_raised_where_its_item_is_taken_and_again_afte
 
 
 def test_a_process_ends_though_its_endless_items_are_still_being_made() -> None:
-    program = "import itertools; from gpt2.prefetch import Prefetched; print(next(Prefetched(itertools.count(), int)))"
+    imports = "import itertools; from gpt2.prefetch import Prefetched"
+    program = f"{imports}; print(next(Prefetched(itertools.count(), int)))"
     done = subprocess.run(
         [sys.executable, "-c", program],
         capture_output=True,

@@ -303,16 +303,16 @@ def test_progress_ends_at_the_whole_and_tells_the_time_left(
 
 
 PROGRAM = """
-import signal, sys, time
+import signal, sys
 from pathlib import Path
 import gpt2.data.corpora.encode
 from gpt2.data.corpora.prepare import prepare
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background process is born without
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job has none
     gpt2.data.corpora.encode.BATCH_CHARS = 3000
     for progress in prepare(sys.argv[1], Path(sys.argv[2]), shard_tokens=1500, processes=int(sys.argv[3])):
         print(progress.tokens, flush=True)
-        time.sleep(0.003)
+        sys.stdin.readline()  # never ahead of who reads this
 """
 
 
@@ -325,7 +325,8 @@ def start(corpus: str, out: Path, processes: int) -> subprocess.Popen[str]:
         "PYTHONPATH": str(ROOT),
         "USE_TORCH": "0",
     }  # `datasets` starts in half the time without
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=own)
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True, env=own)
 
 
 def whole_shards(folder: Path) -> None:
@@ -340,21 +341,23 @@ def test_killed_again_and_again_it_writes_the_shards_of_one_never_killed(corpus:
     grown = 0
     for processes, how in ((1, signal.SIGKILL), (2, signal.SIGKILL), (2, signal.SIGINT), (2, signal.SIGKILL)):
         process = start(corpus, tmp_path / "out", processes)
+        assert process.stdin is not None
         assert process.stdout is not None
         for _ in range(rng.randrange(1, 20)):
             process.stdout.readline()
+            print(file=process.stdin, flush=True)
         time.sleep(rng.random() * 0.02)  # at any point of a batch
         workers = psutil.Process(process.pid).children(recursive=True)
         process.send_signal(how)
-        process.communicate(timeout=60)
+        process.communicate(timeout=600)
         assert process.returncode == -how
-        assert not psutil.wait_procs(workers, timeout=20)[1]  # none is left behind
+        assert not psutil.wait_procs(workers, timeout=120)[1]  # none is left behind
         whole_shards(tmp_path / "out")
         index = read_index(tmp_path / "out")
         grown += bool(index and index.shards)
     assert grown >= 2  # it went on from whole shards
     process = start(corpus, tmp_path / "out", 2)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 0, said
     made(corpus, tmp_path / "never", shard_tokens=1500)
     assert contents(tmp_path / "out") == contents(tmp_path / "never")
@@ -728,7 +731,7 @@ def test_a_file_called_like_a_shard_that_is_being_written_stays(corpus: str, tmp
 
 def test_what_a_killed_preparation_was_writing_is_removed(corpus: str, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
-    torn = tmp_path / "out" / "mine_train_000001.bin-abcd_123.part"
+    torn = tmp_path / "out" / "mine_train_000001.bin-0123abcd.part"
     torn.touch()
     made(corpus, tmp_path / "out")
     assert not torn.exists()

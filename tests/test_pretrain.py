@@ -6,7 +6,8 @@ import math
 import os
 import random
 import signal
-import time
+import subprocess
+import sys
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,20 +16,26 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from longruns import TIMING, broken_off, command, events, learned, session, tiny_run, with_toggles
+from longruns import ROOT, TIMING, broken_off, command, events, learned, session, tiny_run, with_toggles
+from typer.testing import CliRunner
+from waiting import until
 
+from gpt2.cli.main import app
 from gpt2.config.validation import ConfigError
 from gpt2.data.corpora.prepare import prepare
 from gpt2.files.cache import DataError
 from gpt2.pretrain import rank_main
+from gpt2.pretrain import session as sessions
 from gpt2.pretrain.anomaly import TrainingStopped
 from gpt2.pretrain.checkpoint import CheckpointError, folders, read
+from gpt2.pretrain.config import Run, load
 from gpt2.pretrain.datasets import Data, Source, open_data
 from gpt2.pretrain.metrics import Event, Files, Kind, TensorBoard
 from gpt2.pretrain.metrics import read as read_metrics
 from gpt2.pretrain.session import SessionOptions
 from gpt2.text import encode
 from gpt2.training import distributed
+from gpt2.training.stages import environment
 
 pytestmark = pytest.mark.usefixtures("process_settings")
 
@@ -121,15 +128,34 @@ def test_checkpoints_are_kept_when_due_and_at_the_end_and_older_ones_go(tmp_path
     assert min((4, 8, 10), key=losses.__getitem__) in left
 
 
+class Ticking:
+    """In place of the module `time` in gpt2.pretrain.session: with each step half a second passes."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def perf_counter(self) -> float:
+        self.now += 0.25
+        return self.now
+
+
+@pytest.fixture
+def ticking(monkeypatch: pytest.MonkeyPatch) -> Ticking:
+    clock = Ticking()
+    monkeypatch.setattr(sessions, "time", clock)
+    return clock
+
+
 def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes_on_from(
-    tmp_path: Path,
+    tmp_path: Path, ticking: Ticking
 ) -> None:
     run = tiny_run(steps=10_000, evaluation={"val_every": 0}, checkpoints={"every": 0})
-    it = session(run, tmp_path, seconds=92.0)  # of which 90 are set aside for the last checkpoint
-    begun = time.monotonic()
+    it = session(run, tmp_path, seconds=100.0)  # of which 90 are set aside for the last checkpoint
     steps = sum(event.kind == "step" for event in it)
-    assert time.monotonic() - begun < 92.0
-    assert 0 < steps < 10_000
+    assert ticking.now <= 1010.0
+    assert 15 <= steps <= 20
     assert it.ended_early is not None
     assert read(folders(tmp_path / "checkpoints")[-1]).step == steps
 
@@ -144,7 +170,7 @@ def test_a_leg_ends_before_its_time_is_over_with_a_checkpoint_that_the_next_goes
     ],
 )
 def test_a_leg_s_end_is_foreseen_with_the_checkpoints_that_come(
-    taken: int, seconds: float, ends: bool, tmp_path: Path
+    taken: int, seconds: float, ends: bool, tmp_path: Path, ticking: Ticking
 ) -> None:
     it = session(tiny_run(evaluation={"val_every": 0}), tmp_path, seconds=seconds)
     assert [next(it).step for _ in range(1 + taken)][-1] == taken
@@ -153,7 +179,7 @@ def test_a_leg_s_end_is_foreseen_with_the_checkpoints_that_come(
 
 @pytest.mark.parametrize(("seconds", "ends"), [(150.0, True), (200.0, False)])
 def test_a_leg_s_end_is_foreseen_with_evaluations_that_an_earlier_leg_timed(
-    seconds: float, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    seconds: float, ends: bool, tmp_path: Path, ticking: Ticking
 ) -> None:
     run = tiny_run(evaluation={"val_every": 3, "val_tokens": 256}, checkpoints={"every": 0})
     it = session(run, tmp_path)
@@ -426,60 +452,77 @@ def config(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture
+def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
+
+
 def rows(folder: Path) -> list[dict[str, object]]:
     found = (event.row() for event in read_metrics(folder) if event.kind != "leg")
     return [{key: value for key, value in row.items() if key not in TIMING} for row in found]
 
 
+KILLED = """
+import os, signal, sys
+from gpt2.cli import main
+from gpt2.pretrain import checkpoint_tensors
+from gpt2.pretrain.metrics import Files
+
+kind, count, seconds = sys.argv.pop(1), int(sys.argv.pop(1)), float(sys.argv.pop(1))
+
+def counted(genuine, now):
+    def called(*arguments):
+        global count
+        count -= 1
+        return now() if not count else genuine(*arguments)
+    return called
+
+if kind == "checkpoint":
+    checkpoint_tensors.seal = counted(checkpoint_tensors.seal, lambda: os.kill(os.getpid(), signal.SIGKILL))
+else:
+    Files.write = counted(Files.write, lambda: signal.setitimer(signal.ITIMER_PROF, seconds))
+main.main()
+"""
+"""`gpt2` that dies while it seals its checkpoint of that number, or some seconds of processor time after as
+many lines of metrics, by a signal that nobody heeds: at the same point however busy the machine is.
+"""
+
+
+def killed(run: Run, kind: str, count: int, seconds: float, *arguments: str | Path) -> int:
+    """The exit code of a `gpt2` that dies; see KILLED."""
+    words = [sys.executable, "-c", KILLED, kind, str(count), str(seconds), *map(str, arguments)]
+    environ = {**os.environ, **environment(run.toggles), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(words, env=environ, capture_output=True, timeout=600, check=False).returncode
+
+
 @pytest.mark.slow
-def test_a_run_killed_at_random_moments_ends_with_the_same_losses(config: Path, tmp_path: Path) -> None:
-    whole = command("train", config, "--out", tmp_path / "whole")
-    assert whole.wait() == 0, whole.communicate()
+def test_a_run_killed_at_random_moments_ends_with_the_same_losses(
+    config: Path, tmp_path: Path, no_signals: None
+) -> None:
+    run = load(str(config))
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "whole")) == 0
     chance = random.Random(6)
-    killed = 0
-    while True:
-        process = command("train", config, "--out", tmp_path / "parts", "--resume")
-        metrics = tmp_path / "parts" / "metrics.jsonl"
-        before = sum(1 for _ in metrics.open()) if metrics.exists() else 0
-        wanted = before + chance.randint(3, 12)
-        while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) >= wanted):
-            time.sleep(0.002)
-        if process.poll() is not None:
-            break
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-        killed += 1
-    assert process.wait() == 0, process.communicate()
-    assert killed >= 3
+    again = ("train", config, "--out", tmp_path / "parts", "--resume")
+    kills = 0
+    while (code := killed(run, "line", chance.randint(8, 16), chance.uniform(0, 0.03), *again)) != 0:
+        assert code == -signal.SIGPROF
+        kills += 1
+    assert kills >= 3
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
     lines = (tmp_path / "parts" / "metrics.csv").read_text().splitlines()
     assert len(lines) == 1 + sum(1 for _ in read_metrics(tmp_path / "parts"))
 
 
 def test_a_run_killed_while_a_checkpoint_is_being_written_goes_on_from_the_one_before(
-    config: Path, tmp_path: Path
+    config: Path, tmp_path: Path, no_signals: None
 ) -> None:
-    config.write_text(CONFIG.replace("every: 3", "every: 1"))
-    whole = command("train", config, "--out", tmp_path / "whole")
-    assert whole.wait() == 0, whole.communicate()
+    run = load(str(config))
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "whole")) == 0
     place = tmp_path / "parts" / "checkpoints"
-    torn = 0
-    while True:
-        process = command("train", config, "--out", tmp_path / "parts", "--resume")
-        newest = folders(place)[-1].name if folders(place) else ""
-        while process.poll() is None:
-            parts = list(place.glob("*.part/*.safetensors"))
-            if parts and parts[0].parent.name > newest:
-                process.send_signal(signal.SIGKILL)
-        process.wait()
-        if process.returncode == 0:
-            break
-        torn += bool(list(place.glob("*.part")))
-        if torn == 3:
-            process = command("train", config, "--out", tmp_path / "parts", "--resume")
-            break
-    assert process.wait() == 0, process.communicate()
-    assert torn >= 1
+    assert killed(run, "checkpoint", 3, 0, "train", config, "--out", tmp_path / "parts") == -signal.SIGKILL
+    assert list(place.glob("*.part/*.safetensors"))
+    assert read(folders(place)[-1]).step == 6
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "parts", resume=True)) == 0
     assert not list(place.glob("*.part"))
     assert rows(tmp_path / "parts") == rows(tmp_path / "whole")
 
@@ -488,10 +531,9 @@ def test_ctrl_c_ends_a_run_in_order_with_a_checkpoint(config: Path, tmp_path: Pa
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000").replace("every: 3", "every: 0"))
     process = command("train", config, "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
-        time.sleep(0.01)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 130, said
     (kept,) = folders(tmp_path / "run" / "checkpoints")
     steps = [event.step for event in read_metrics(tmp_path / "run") if event.kind == "step"]
@@ -524,7 +566,7 @@ def test_a_disk_that_is_full_from_the_start_is_one_line_and_no_traceback(
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.csv").symlink_to("/dev/full")
     process = command("train", config, "--out", tmp_path / "run")
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert process.returncode == 6, said
     assert "Traceback" not in said
     assert said.count("No space left on device") >= 1
@@ -570,7 +612,7 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", started)
     process = command("train", config, "--out", tmp_path / "run", "--set", f"toggles.world_size={wanted}")
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=600)
     assert (process.returncode, len(said.strip().splitlines())) == (2, 1), said
     assert f"set toggles.world_size={started}" in said
 
@@ -578,8 +620,7 @@ def test_ranks_that_somebody_started_and_nobody_asked_for_are_refused(
 def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> None:
     config.write_text(CONFIG.replace("steps: 40", "steps: 100000"))
     first = command("train", config, "--out", tmp_path / "run")
-    while first.poll() is None and not (tmp_path / "run" / "metrics.jsonl").exists():
-        time.sleep(0.01)
+    until((tmp_path / "run" / "metrics.jsonl").exists)
     second = command("train", config, "--out", tmp_path / "run", "--resume")
     _, said = second.communicate()
     first.kill()
@@ -600,12 +641,13 @@ def test_two_runs_never_write_to_one_folder(config: Path, tmp_path: Path) -> Non
     ],
 )
 def test_what_a_user_got_wrong_is_one_line_and_exit_code_2(
-    arguments: list[str], said: str, tmp_path: Path
+    arguments: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = command("train", *arguments, "--out", tmp_path / "run")
-    _, err = process.communicate()
-    assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
-    assert said in err
+    for name, value in environment(load("tiny").toggles).items():
+        monkeypatch.setenv(name, value)  # else it would begin anew, in place of this process
+    done = CliRunner().invoke(app, ["train", *arguments, "--out", str(tmp_path / "run")])
+    assert (done.exit_code, len(done.stderr.strip().splitlines())) == (2, 1), done.stderr
+    assert said in done.stderr
     assert not (tmp_path / "run").exists()
 
 
@@ -634,13 +676,13 @@ def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, t
         "toggles.vocab_multiple=64",
         "--set",
         f"toggles.compile={compile}",
-        "--set",  # the one that is compiled without accumulation, as on eight GPUs: DDP's graph is static then
+        "--set",  # the compiled one without accumulation, as on eight GPUs: DDP's graph is static then
         f"toggles.micro_batch_size={2 if compile == 'default' else 1}",
     ]
 
     def finished(*arguments: str | Path) -> None:
         process = command("train", "tiny", *common, *arguments)
-        _, said = process.communicate(timeout=300)
+        _, said = process.communicate(timeout=600)
         assert process.returncode == 0, said
 
     finished("--out", tmp_path / "one")
@@ -659,11 +701,11 @@ def test_a_run_goes_on_on_another_number_of_ranks(sharding: str, compile: str, t
             assert mine["loss"] == pytest.approx(theirs["loss"], abs=2e-4)
 
 
-def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path) -> None:
+def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path, no_signals: None) -> None:
     import pandas as pd
 
-    process = command("train", config, "--out", tmp_path / "run", "--set", "steps=4")
-    assert process.wait() == 0, process.communicate()
+    run = load(str(config), ["steps=4"])
+    assert rank_main.run_rank(run, SessionOptions(folder=tmp_path / "run")) == 0
     table = pd.read_csv(tmp_path / "run" / "metrics.csv")
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert list(table["kind"]) == [line["kind"] for line in lines]
@@ -672,11 +714,6 @@ def test_events_are_json_that_pandas_reads(config: Path, tmp_path: Path) -> None
 
 
 # --- folders
-
-
-@pytest.fixture
-def no_signals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_main, "_heed_signals", lambda session: lambda: False)
 
 
 @pytest.mark.parametrize("log", [None, ""], ids=["no metrics", "empty metrics"])

@@ -1,4 +1,4 @@
-"""Each toggle's proof, on steps that really ran here, and on op lists made by hand for what cannot run here."""
+"""Each toggle's proof, on steps that really ran here, and on made-up op lists for what cannot run here."""
 
 from __future__ import annotations
 
@@ -21,8 +21,7 @@ from trainings import FAST, FOUR, every_value, start
 import gpt2.model.tuned_linear
 from gpt2.config.toggles import Toggles
 from gpt2.hardware.host import missing_brgemm
-from gpt2.proofs.evidence import StepEvidence, loaded_libraries
-from gpt2.proofs.finding import Finding
+from gpt2.proofs.evidence import Finding, StepEvidence, loaded_libraries
 from gpt2.proofs.profiler import Op, attention_kernel, fused_attention, kernel_formats, matmuls, profile
 from gpt2.proofs.prove import PROOFS, prove
 from gpt2.training.stages import model_config
@@ -44,9 +43,7 @@ def own_compile_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None
 
 @pytest.fixture(autouse=True)
 def shared_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Products so small gain nothing by being shared out, and on one thread none does: here they are
-    nevertheless.
-    """
+    """Products so small gain nothing by being shared out, nor on one thread: here they are all the same."""
     monkeypatch.setattr(gpt2.model.tuned_linear, "_fastest", lambda *operands: "rows in 2")
 
 
@@ -310,9 +307,7 @@ def test_a_vocabulary_that_is_a_multiple_already_is_found_inert() -> None:
 
 
 def test_the_functions_of_a_loss_are_read_while_the_loss_is_there() -> None:
-    """A function written in Python tells of others only as long as its result lives: seen with torch 2.11 on
-    CUDA.
-    """
+    """A function in Python tells of others only while its result lives: seen with torch 2.11 on CUDA."""
 
     class Loss:
         grad_fn: object

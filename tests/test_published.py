@@ -1,4 +1,4 @@
-"""Figures of others: what is committed is what was published, and tables never mix it with ours unlabelled."""
+"""Figures of others: what is committed was published, and tables never mix it with ours unlabelled."""
 
 from __future__ import annotations
 

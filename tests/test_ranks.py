@@ -8,10 +8,15 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import psutil
 import pytest
 from longruns import command
+from waiting import await_gone, until
 
 from gpt2.hardware.host import free_port
 from gpt2.pretrain import launcher
@@ -59,28 +64,70 @@ def test_ranks_are_told_who_they_are_and_get_the_arguments(launch, tmp_path: Pat
     assert said == [[str(rank), str(rank), "3", "3", "127.0.0.1", "an argument"] for rank in range(3)]
 
 
+WAITS = "time.sleep(600); open(os.path.join(os.environ['PLACE'], 'waited'), 'w').close()\n"
+"""A rank that would work on for long, and say so when it is done."""
+
+
 def test_the_exit_code_is_that_of_the_rank_that_failed_and_its_last_words_are_shown(
-    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
-    begun = time.monotonic()
-    assert launch("if rank == 1:\n    told('no luck'); sys.exit(5)\ntime.sleep(60)\n") == 5
-    assert time.monotonic() - begun < 30  # the others were not waited for
+    assert launch(f"if rank == 1:\n    told('no luck'); sys.exit(5)\n{WAITS}") == 5
+    assert not (tmp_path / "waited").exists()  # the others were not waited for
     assert capfd.readouterr().err.splitlines() == ["rank 1: no luck"]
 
 
+class Steered:
+    """In place of `time` in gpt2.pretrain.launcher: does as the test says between two looks at the ranks."""
+
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, place: Path, *between: Callable[[Steered], None]
+    ) -> None:
+        self.go = place / "go"
+        self.started: list[subprocess.Popen[bytes]] = []
+        self._between = list(between)
+        genuine = subprocess.Popen
+
+        def started(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+            rank: Any = genuine(*arguments, **options)
+            self.started.append(rank)
+            return rank
+
+        monkeypatch.setattr(launcher, "time", self)
+        monkeypatch.setattr(launcher, "subprocess", SimpleNamespace(Popen=started, PIPE=subprocess.PIPE))
+
+    monotonic = staticmethod(time.monotonic)
+
+    def sleep(self, seconds: float) -> None:
+        if self._between:
+            self._between.pop(0)(self)
+        else:
+            time.sleep(seconds)
+
+    def let_go(self) -> None:
+        """Let the ranks go on that wait for it by AWAITS_GO."""
+        self.go.touch()
+
+    def await_end_of(self, *numbers: int) -> None:
+        """Wait until these ranks have ended, which the launcher learns when it looks."""
+        for number in numbers:
+            os.waitid(os.P_PID, self.started[number].pid, os.WEXITED | os.WNOWAIT)
+
+
+AWAITS_GO = "while not os.path.exists(os.path.join(os.environ['PLACE'], 'go')): time.sleep(0.01)\n"
+
+
 def test_what_all_ranks_refuse_is_said_once(launch, capfd: pytest.CaptureFixture[str]) -> None:
-    assert launch("told('a wrong corpus')\ntime.sleep(0.5 * (rank == 0))\nsys.exit(2)\n") == 2
+    assert launch("told('a wrong corpus')\nsys.exit(2)\n") == 2
     assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
 
 
 def test_ranks_that_missed_rank_0_in_the_moment_it_refused_say_nothing(
-    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sleep = time.sleep
-    monkeypatch.setattr(launcher.time, "sleep", lambda _: sleep(2.0))  # all of them have ended when it looks
+    Steered(monkeypatch, tmp_path, Steered.let_go, lambda steered: steered.await_end_of(0, 1, 2))
     lines = "told('a wrong corpus' if rank == 0 else 'rank 0 is gone')\nsys.exit(2 if rank == 0 else 6)\n"
-    assert launch(lines) == 2
+    assert launch(AWAITS_GO + lines) == 2
     assert capfd.readouterr().err.splitlines() == ["a wrong corpus"]
 
 
@@ -88,43 +135,41 @@ def test_a_rank_that_the_system_killed_is_told_of(
     launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "GRACE_SECONDS", 0.3)
-    assert launch("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(60)\n") == 6
+    assert launch("if rank == 2:\n    os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(600)\n") == 6
     assert "rank 2 was ended by SIGKILL, as the system does where memory is short" in capfd.readouterr().err
 
 
 def test_a_killed_rank_is_named_though_rank_0_says_what_became_of_it(
-    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lines = "if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
-    assert launch(f"{lines}time.sleep(0.5)\ntold('cannot write')\nsys.exit(2)\n") == 6
+    Steered(monkeypatch, tmp_path, lambda steered: steered.await_end_of(1), Steered.let_go)
+    lines = f"if rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n{AWAITS_GO}"
+    assert launch(f"{lines}told('cannot write')\nsys.exit(2)\n") == 6
     said = capfd.readouterr().err
     assert "rank 1 was ended by SIGKILL" in said
     assert said.count("cannot write") == 1
 
 
 def test_ranks_that_do_not_end_when_others_were_asked_to_are_ended(
-    launch, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    launch, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "ENDING_SECONDS", 0.3)
-    begun = time.monotonic()
-    assert launch("sys.exit(130) if rank == 1 else time.sleep(60)\n") == 130
-    assert time.monotonic() - begun < 30
+    assert launch(f"if rank == 1:\n    sys.exit(130)\n{WAITS}") == 130
+    assert not (tmp_path / "waited").exists()
     assert "rank 0, 2 did not end with the others and were killed" in capfd.readouterr().err
 
 
 def test_ranks_end_with_the_process_that_started_them(tmp_path: Path) -> None:
-    import psutil
-
     (tmp_path / "program_of_a_rank.py").write_text(
         f"{RANK}from gpt2.pretrain.launcher import end_with_launcher\nend_with_launcher()\n"
-        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(60)\n"
+        "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\ntime.sleep(600)\n"
     )
     launcher = launched(tmp_path)
     children = psutil.Process(launcher.pid).children()
     launcher.kill()
     launcher.wait()
     assert len(children) == 3
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert psutil.wait_procs(children, timeout=120)[1] == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
@@ -134,11 +179,11 @@ def test_a_signal_reaches_every_rank_once_and_they_end_in_order(
     (tmp_path / "program_of_a_rank.py").write_text(
         RANK + "signal.signal(signal.SIGINT, heed); signal.signal(signal.SIGTERM, heed)\n"
         "open(os.path.join(os.environ['PLACE'], f'ready-{rank}'), 'w').close()\n"
-        "time.sleep(60)\n"
+        "time.sleep(600)\n"
     )
     launcher = launched(tmp_path)
     launcher.send_signal(number)
-    assert launcher.wait(timeout=30) == 130
+    assert launcher.wait(timeout=120) == 130
     expected = signal.SIGTERM if number == signal.SIGHUP else number
     heeded = [(tmp_path / f"heeded-{rank}").read_text().split() for rank in range(3)]
     assert heeded == [[str(int(expected))]] * 3
@@ -154,8 +199,7 @@ def launched(place: Path) -> subprocess.Popen[bytes]:
     launcher = subprocess.Popen(
         [sys.executable, "-c", program], env={**os.environ, "PLACE": str(place), "PYTHONPATH": paths}
     )
-    while launcher.poll() is None and not all((place / f"ready-{rank}").exists() for rank in range(3)):
-        time.sleep(0.02)
+    until(lambda: all((place / f"ready-{rank}").exists() for rank in range(3)))
     return launcher
 
 
@@ -180,7 +224,7 @@ def test_what_a_user_got_wrong_is_one_line_with_two_ranks_too(tmp_path: Path) ->
         "evaluation.sample_every=0",
     ]
     process = command("train", "tiny", *TWO, *wrong, "--out", tmp_path / "run")
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=300)
     assert (process.returncode, len(err.strip().splitlines())) == (2, 1), err
     assert "corpus 'nowhere'" in err
 
@@ -190,10 +234,9 @@ def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> Non
     more = ["--set", "steps=100000", "--set", "checkpoints.every=0", "--out", tmp_path / "run"]
     process = command("train", "tiny", *TWO, *more)
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
-        time.sleep(0.01)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
     (kept,) = folders(tmp_path / "run" / "checkpoints")
     steps = [event.step for event in read_metrics(tmp_path / "run") if event.kind == "step"]
@@ -204,15 +247,12 @@ def test_ctrl_c_ends_two_ranks_in_order_with_a_checkpoint(tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_a_rank_that_is_killed_ends_the_run_and_is_named(tmp_path: Path) -> None:
-    import psutil
-
     process = command("train", "tiny", *TWO, "--set", "steps=100000", "--out", tmp_path / "run")
     metrics = tmp_path / "run" / "metrics.jsonl"
-    while process.poll() is None and not (metrics.exists() and sum(1 for _ in metrics.open()) > 5):
-        time.sleep(0.01)
+    until(lambda: metrics.exists() and sum(1 for _ in metrics.open()) > 5)
     (second,) = (each for each in psutil.Process(process.pid).children() if each.environ().get("RANK") == "1")
     second.kill()
-    _, said = process.communicate(timeout=120)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 6, said
     assert "rank 1 was ended by SIGKILL" in said
     assert "another rank is gone" in said
@@ -235,16 +275,13 @@ def test_two_ranks_killed_with_what_started_them_go_on_with_the_same_losses(tmp_
     whole = command(*run, "--out", tmp_path / "whole")
     assert whole.wait() == 0, whole.communicate()
     process = command(*run, "--out", tmp_path / "parts")
-    while process.poll() is None and len(folders(tmp_path / "parts" / "checkpoints")) < 2:
-        time.sleep(0.002)
+    until(lambda: len(folders(tmp_path / "parts" / "checkpoints")) >= 2)
+    left = psutil.Process(process.pid).children(recursive=True)
     process.kill()
     process.wait()
-    deadline = time.monotonic() + 30
-    while (code := (again := command(*run, "--out", tmp_path / "parts", "--resume")).wait()) == 2:
-        assert time.monotonic() < deadline, (
-            again.communicate()
-        )  # the ranks that were left over have ended by now
-    assert code == 0, again.communicate()
+    await_gone(*(each.pid for each in left))  # else they would still hold the folder
+    again = command(*run, "--out", tmp_path / "parts", "--resume")
+    assert again.wait() == 0, again.communicate()
     assert told_losses(tmp_path / "parts") == told_losses(tmp_path / "whole")
 
 
@@ -264,7 +301,7 @@ def on_two_nodes(run: list[str], outs: tuple[Path, Path]) -> list[tuple[int, str
         )
         for node, out in enumerate(outs)
     ]
-    said = [node.communicate(timeout=180)[1] for node in nodes]
+    said = [node.communicate(timeout=600)[1] for node in nodes]
     return [(node.returncode, text) for node, text in zip(nodes, said, strict=True)]
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from samples import MACHINE, measurement, record
 from shown import to_markdown, to_terminal
 
-from bench.analysis.bound import each_of_row, most_tokens_per_second
+from bench.analysis.bound import bounds_of, most_tokens_per_second
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import claims_refuted, exit_code, load_boards, load_named
 from bench.analysis.timing import timing
@@ -155,7 +155,7 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
     big = measurement(tokens_per_step=4096, losses=[10.9])
     board = scoreboard([record(), record("batch of 4", 1, measurement=big)])
     assert board.rows[1].status == "ok"
-    assert board.rows[1].doubts == (
+    assert board.rows[1].caveats == (
         "its losses are held to nothing: no other process took steps of that size",
     )
     text = to_markdown(board)
@@ -262,7 +262,7 @@ Largest batch that ran: 1 (baseline); 64 ran out of memory.
 2 processes, each fresh: 1 round over the rungs.
 TPS: tokens per second of the timed window, geometric mean over rounds; speed-ups paired within rounds; too few \
 rounds for an interval.
-"""
+"""  # noqa: E501
 
 
 def test_the_markdown_scoreboard_reads_as_agreed() -> None:
@@ -352,8 +352,7 @@ def test_collections_and_allocation_retries_in_the_window_are_warnings() -> None
     assert "garbage collector" not in to_markdown(scoreboard([record(measurement=quick)]))
 
 
-# --- three denominators
-# -------------------------------------------------------------------------------------------
+# --- three denominators -------------------------------------------------------------------------------------
 
 
 def test_each_format_has_its_own_peak_beside_the_one_of_the_whole_ladder() -> None:
@@ -407,7 +406,7 @@ def test_the_bound_of_the_fastest_rung_is_told_at_each_ceiling_that_was_measured
     ]
     board = scoreboard([ceiling(4.0), *rounds, ceiling(8.0, 3)])
     row = board.rows[1]
-    low, high = (most_tokens_per_second(each, 1024) or 0.0 for each in each_of_row(board, row))
+    low, high = (most_tokens_per_second(each, 1024) or 0.0 for each in bounds_of(board, row))
     assert 1.5 < high / low < 2
     (line,) = [line for line in caption(board) if line.startswith("Bound of b")]
     assert f"{number(low)} and {number(high)} tokens per second" in line
@@ -427,8 +426,7 @@ def test_what_is_computed_twice_counts_for_hfu_only() -> None:
     assert scoreboard([record()]).rows[0].hfu is None
 
 
-# --- noise floor and verdicts
-# -------------------------------------------------------------------------------------
+# --- noise floor and verdicts -------------------------------------------------------------------------------
 
 
 def noisy(control: tuple[float, float, float]) -> Scoreboard:
@@ -579,8 +577,7 @@ def test_whether_rounds_until_it_is_narrow_were_enough_is_said() -> None:
     assert "20 did not do" in to_markdown(scoreboard(long))
 
 
-# --- hours, energy, money
-# -----------------------------------------------------------------------------------------
+# --- hours, energy, money -----------------------------------------------------------------------------------
 
 
 def test_hours_to_ten_billion_tokens_are_always_told() -> None:
@@ -915,7 +912,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
         for place, speed in enumerate((100, b, c, d)):
             records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
         records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
-    assert [row.rung for row in scoreboard(records).as_fast] == ["b"]
+    assert [row.rung for row in scoreboard(records).ties] == ["b"]
     assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(
         scoreboard(records)
     )

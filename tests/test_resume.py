@@ -9,12 +9,13 @@ import pytest
 from samples import MACHINE, record
 
 from bench.cli.sweep import _runs, _tasks
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.ladder.sweep_axis import parse_all
 from bench.records.machine import Environment
 from bench.records.record import Record, append, read
 from bench.run.command import Options
-from bench.run.resume import ResumeError, repair, runs_of
+from bench.run.resume import repair, runs_of
 from bench.run.resume import unfinished as find_unfinished
 from bench.run.runner import Rounds, Run, lacks
 
@@ -66,7 +67,7 @@ def test_a_ladder_whose_name_begins_alike_is_another_ladder(ladder: Ladder, tmp_
 
 
 def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_path: Path) -> None:
-    with pytest.raises(ResumeError, match="no results of ladder 'test' to go on with; leave out --resume"):
+    with pytest.raises(BenchError, match="no results of ladder 'test' to go on with; leave out --resume"):
         unfinished(tmp_path, ladder, MACHINE)
 
 
@@ -93,7 +94,7 @@ def test_another_machine_or_code_is_refused_and_the_difference_named(
     machine: Environment, difference: str, ladder: Ladder, tmp_path: Path
 ) -> None:
     path = results(tmp_path, ladder)
-    with pytest.raises(ResumeError) as refused:
+    with pytest.raises(BenchError) as refused:
         unfinished(tmp_path, ladder, machine)
     remedy = "repeat that run's options, or leave out --resume to start anew"
     assert str(refused.value) == f"{path}: cannot go on with it: {difference}; {remedy}"
@@ -116,7 +117,7 @@ def test_another_ladder_of_the_same_name_is_refused_and_the_difference_named(
     rungs: str, workload: str, difference: str, write_ladder, tmp_path: Path
 ) -> None:
     results(tmp_path, load(write_ladder("[{name: a}]", workload="model: tiny, seq_len: 32")))
-    with pytest.raises(ResumeError, match=difference):
+    with pytest.raises(BenchError, match=difference):
         unfinished(tmp_path, load(write_ladder(rungs, workload=workload)), MACHINE)
 
 
@@ -132,7 +133,7 @@ def test_other_rungs_another_text_another_peak_and_a_later_ablation_are_refused(
         ({"ablate": True}, "--ablate was not given and is given"),
         ({"peak_tflops": 7.0}, r"--peak-tflops was not given and is 7\.0"),
     ):
-        with pytest.raises(ResumeError, match=difference):
+        with pytest.raises(BenchError, match=difference):
             unfinished(tmp_path, ladder, MACHINE, **asked)
 
 
@@ -161,14 +162,14 @@ def test_a_ladder_over_several_devices_is_held_to_what_a_process_on_the_same_dev
     assert (
         unfinished(tmp_path, ladder, here(chip="NVIDIA H200", device_count=2)) == path
     )  # which no rung has used yet
-    with pytest.raises(ResumeError, match="the CPU was Some CPU and is Another CPU"):
+    with pytest.raises(BenchError, match="the CPU was Some CPU and is Another CPU"):
         unfinished(tmp_path, ladder, here(cpu="Another CPU"))
     facts = {
         name: getattr(read(path)[0][0], name) for name in ("ladder", "ladder_hash", "protocol", "workload")
     }
     append(path, record("b", 1, toggles=ladder.rungs[1].toggles, **facts))
     assert unfinished(tmp_path, ladder, MACHINE) == path
-    with pytest.raises(ResumeError, match="the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"):
+    with pytest.raises(BenchError, match="the chip was NVIDIA H100 80GB HBM3 and is NVIDIA H200"):
         unfinished(tmp_path, ladder, here(chip="NVIDIA H200"))
 
 
@@ -182,7 +183,7 @@ def test_another_window_is_refused_but_more_rounds_are_not(write_ladder, tmp_pat
     results(tmp_path, load(write_ladder(rungs)))
     unfinished(tmp_path, load(write_ladder(rungs, repeats=9, timeout_seconds=7)), MACHINE)
     unfinished(tmp_path, load(write_ladder(rungs, until=0.02)), MACHINE)
-    with pytest.raises(ResumeError, match=r"protocol\.block_seconds was 0\.01 and is 2\.0"):
+    with pytest.raises(BenchError, match=r"protocol\.block_seconds was 0\.01 and is 2\.0"):
         unfinished(tmp_path, load(write_ladder(rungs, block_seconds=2.0)), MACHINE)
 
 
@@ -259,7 +260,7 @@ def test_a_file_that_is_of_several_runs_or_was_appended_to_itself_is_not_gone_on
 ) -> None:
     path = results(tmp_path, ladder)
     append(path, read(path)[0][0].model_copy(update=change))
-    with pytest.raises(ResumeError, match=said):
+    with pytest.raises(BenchError, match=said):
         unfinished(tmp_path, ladder, MACHINE)
 
 

@@ -18,13 +18,13 @@ from samples import MACHINE, measurement, record, step_of
 from bench.analysis.bound import (
     Bound,
     bound,
+    bound_of,
     causal_attention_flops,
+    linear_layers,
     most_tokens_per_second,
-    of_row,
     product_flops,
     share,
 )
-from bench.analysis.matmul_shapes import linear_layers
 from bench.analysis.scoreboard import scoreboard
 from bench.analysis.select import load_boards
 from bench.host.environment import describe
@@ -271,7 +271,7 @@ def of_a_run(*ceilings: Ceiling, **changes: Any):
 
 def test_a_run_s_rung_is_held_to_the_most_that_its_processes_measured() -> None:
     board = of_a_run(FLAT, ceiling(matmul("square", 2e12)), ceiling(matmul("square", 0.5e12)))
-    least = of_row(board, board.rows[0])
+    least = bound_of(board, board.rows[0])
     assert least == bound(GPT2, Toggles(device="cuda"), ceiling(matmul("square", 2e12)))
 
 
@@ -283,12 +283,12 @@ def test_the_most_tokens_per_second_are_a_step_s_tokens_over_the_bound() -> None
 
 def test_a_run_without_a_ceiling_has_no_bound() -> None:
     board = of_a_run()
-    assert of_row(board, board.rows[0]) is None
+    assert bound_of(board, board.rows[0]) is None
 
 
 def test_a_rung_whose_format_was_not_measured_has_no_bound_but_the_reason() -> None:
     board = of_a_run(FLAT, autocast="bfloat16")
-    least = of_row(board, board.rows[0])
+    least = bound_of(board, board.rows[0])
     assert least is not None
     assert least.absent == "no ceiling for bfloat16: not measured"
 

@@ -50,7 +50,8 @@ def test_the_last_control_is_of_the_last_rung_of_ours_that_is_meant_to_run(write
     rungs = (
         "[{name: a}, {name: b, set: {adamw: foreach}}, "
         "{name: c, set: {adamw: fused}, expect: out_of_memory}, "
-        "{name: n, external: {peer: own, model: tiny, seq_len: 32, tokens_per_step: 32, folder: x, command: python}}]"
+        "{name: n, external: {peer: own, model: tiny, seq_len: 32, tokens_per_step: 32, folder: x, "
+        "command: python}}]"
     )
     ladder = load(write_ladder(rungs, repeats=3))
     assert [task.rung.name for task in Schedule(ladder, ladder.rungs).round(1) if task.kind == "control"] == [
@@ -147,8 +148,7 @@ def test_a_resumed_run_with_nothing_missing_has_nothing_to_run(write_ladder) -> 
     assert names(schedule.round(1)) == []
 
 
-# --- variants
-# -----------------------------------------------------------------------------------------------------
+# --- variants -----------------------------------------------------------------------------------------------
 
 
 def test_alone_is_the_first_rung_with_one_rung_s_changes(ladder: Ladder) -> None:
@@ -209,8 +209,7 @@ def test_a_rung_that_is_to_run_out_of_memory_at_the_end_takes_no_part_in_the_abl
     assert variant(ladder, ladder.rung("huge"), "alone") is None
 
 
-# --- parity
-# -------------------------------------------------------------------------------------------------------
+# --- parity -------------------------------------------------------------------------------------------------
 
 
 def parity(write_ladder, before: str, after: str) -> Toggles | None:

@@ -257,9 +257,8 @@ def test_all_ranks_take_a_second_window_where_one_stood_still() -> None:
     heard, device = [], Stopping({})
 
     def agree(value: float) -> float:
-        if (
-            value == 0.0 and device.steps > 60 and not heard
-        ):  # the window is over, and another rank stood still
+        # The window is over, and another rank stood still.
+        if value == 0.0 and device.steps > 60 and not heard:
             heard.append(value)
             return 1.0
         return value

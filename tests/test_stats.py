@@ -10,12 +10,12 @@ from scipy import stats as scipy_stats
 from bench.stats import (
     LOUD,
     Estimate,
+    clearly_ahead,
     geometric_mean,
     loss_difference,
     narrow_enough,
     noise_floor,
     paired_ratio,
-    surely_ahead,
     verdict,
 )
 
@@ -201,9 +201,7 @@ def test_a_real_gain_well_above_the_noise_is_called_faster() -> None:
 
 @pytest.mark.parametrize("rounds", [3, 10])
 def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hundred_runs(rounds: int) -> None:
-    """Though in one of 20 the faster one's interval excludes 1; a floor known from 3 rounds makes it no
-    likelier.
-    """
+    """In one of 20 the faster one's interval excludes 1; a floor of 3 rounds makes it no likelier."""
     generator = np.random.default_rng(7)
     excluded = called = 0
     for _ in range(2000):
@@ -211,7 +209,7 @@ def test_of_two_rungs_alike_one_is_called_the_fastest_less_than_once_in_two_hund
         delta = noise_floor(paired_ratio(control, first))
         for lead in (paired_ratio(first, other), paired_ratio(other, first)):
             excluded += lead is not None and lead.low is not None and lead.low > 1
-            called += surely_ahead(lead, delta)
+            called += clearly_ahead(lead, delta)
     assert excluded / 2000 == pytest.approx(0.05, abs=0.015)
     assert called / 2000 < 0.005
 

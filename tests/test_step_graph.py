@@ -1,4 +1,4 @@
-"""A whole step as one CUDA graph, where there is no GPU: a recording is a fake that runs when it is replayed."""
+"""A whole step as one CUDA graph, without a GPU: a recording is a fake that runs when replayed."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ def test_under_nohup_a_closed_terminal_ends_nothing() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with interruptible(), stoppable() as stop:
         os.kill(os.getpid(), signal.SIGHUP)
-        assert not stop.asked
+        assert not stop.requested
         os.kill(os.getpid(), signal.SIGTERM)
-        assert stop.asked
+        assert stop.requested
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

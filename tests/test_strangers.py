@@ -1,6 +1,4 @@
-"""Results files from elsewhere: whatever is wrong with one, a report says so in a line or shows a labelled
-gap.
-"""
+"""Results files from elsewhere: whatever is wrong with one, a report says so or shows a labelled gap."""
 
 from __future__ import annotations
 

@@ -349,7 +349,8 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
 ) -> None:
     corpus = str(streams.folder(tmp_path / "mine", TEXTS * 20, 4, kind))
     program = (
-        "from gpt2.data.corpora.sources import open_documents; from gpt2.data.corpora.stream import StreamedBatches\n"
+        "from gpt2.data.corpora.sources import open_documents\n"
+        "from gpt2.data.corpora.stream import StreamedBatches\n"
         f"documents = open_documents({corpus!r})\n"
         "b = StreamedBatches(documents, seq_len=16, tokens_per_step=64, seed=1, block_documents=50)\n"
         "print(b.sequences(0, 0, 4)[0].shape, flush=True)\n"
@@ -358,7 +359,7 @@ def test_a_process_ends_in_order_though_its_stream_is_still_read(
     own = {**os.environ, "USE_TORCH": "0"}
     for _ in range(2):
         done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, cwd=ROOT, env=own
+            [sys.executable, "-c", program], capture_output=True, text=True, timeout=600, cwd=ROOT, env=own
         )
         assert (done.returncode, done.stdout, done.stderr) == (0, "(4, 16)\n", "")
 

@@ -14,7 +14,7 @@ import samples
 
 from bench.ladder.peers import PEERS
 from bench.run.command import anonymous
-from bench.run.peers.child_env import variables
+from bench.run.peers.child_env import peer_variables
 from gpt2 import provenance, terminal
 from gpt2.config.toggles import Toggles
 from gpt2.config.validation import ConfigError
@@ -91,10 +91,10 @@ def test_no_file_of_the_working_directory_is_run(
 
 def test_a_peer_may_import_what_lies_beside_it() -> None:
     environ = {**os.environ, **reexec.own_variables()}
-    ours = subprocess.run([sys.executable, "-c", "import sys; print(sys.flags.safe_path)"], env=environ, text=True,
-                          capture_output=True, check=True)  # fmt: skip
+    command = [sys.executable, "-c", "import sys; print(sys.flags.safe_path)"]
+    ours = subprocess.run(command, env=environ, text=True, capture_output=True, check=True)
     assert ours.stdout.strip() == "True"
-    assert all("PYTHONSAFEPATH" not in variables(Toggles(), peer, "cache") for peer in PEERS.values())
+    assert all("PYTHONSAFEPATH" not in peer_variables(Toggles(), peer, "cache") for peer in PEERS.values())
 
 
 def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(
@@ -211,7 +211,7 @@ def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     (path,) = (tmp_path / "out").rglob("*.jsonl")
     (record,) = read(path)[0]
-    assert any(f"OMP_NUM_THREADS={more} is not heeded" in warning for warning in record.warnings)
+    assert any(f"OMP_NUM_THREADS={more} is ignored" in warning for warning in record.warnings)
 
 
 # --- places
@@ -262,7 +262,7 @@ def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one
     assert not host.SPLITS_WORDS.search(str(folder))
     assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
     assert "TMPDIR" not in stages.environment(Toggles())
-    monkeypatch.setattr(host, "plain_folder", lambda: None)
+    monkeypatch.setattr(host, "temp_folder", lambda: None)
     assert f"cannot compile in {str(tmp_path / name)!r}" in (missing_compiler() or "")
 
 

@@ -147,9 +147,8 @@ def test_the_guard_against_reading_values_works() -> None:
 @pytest.mark.parametrize("adamw", ["for_loop", "fused"])
 def test_a_step_whose_gradients_float16_cannot_hold_changes_nothing_and_its_norm_tells(adamw: str) -> None:
     training = start(replace(FOUR, autocast="float16", adamw=adamw))
-    training.scaler = torch.amp.GradScaler(
-        "cpu", init_scale=2.0**22
-    )  # halved until float16 holds all gradients
+    # Halved until float16 holds all gradients.
+    training.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**22)
     skipped = []
     for _ in range(12):
         before = [parameter.detach().clone() for parameter in training.model.parameters()]
@@ -175,9 +174,8 @@ def test_a_recorded_loss_shares_no_memory_with_what_the_forward_pass_returned() 
 
 def test_attention_that_looks_ahead_is_beyond_the_tolerance_of_the_first_gradient_norm(monkeypatch) -> None:
     sound = steps(FOUR, count=1)[0]
-    monkeypatch.setitem(
-        ATTENTION, "sdpa", by_heads(torch.nn.functional.scaled_dot_product_attention)
-    )  # not causal
+    # Not causal.
+    monkeypatch.setitem(ATTENTION, "sdpa", by_heads(torch.nn.functional.scaled_dot_product_attention))
     broken = steps(replace(FOUR, attention="sdpa"), count=1)[0]
     difference = loss_difference([broken.grad_norm.item()], [sound.grad_norm.item()])
     assert difference > 3 * LOSS_TOLERANCE["float32"].first_grad_norm

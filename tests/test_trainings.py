@@ -249,8 +249,8 @@ def test_a_validation_loss_that_is_not_finite_is_shown_as_that(
     "line",
     [
         '{"kind": "step", "step": 1}',
-        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1.0, "seconds": 1.0, "tps": null, "wait_seconds": 0.0}',
-        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1.0, "seconds": 1.0, "tps": "5", "wait_seconds": 0.0}',
+        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1, "seconds": 1, "tps": null, "wait_seconds": 0}',
+        '{"kind": "step", "step": 1, "tokens": 1, "loss": 1, "seconds": 1, "tps": "5", "wait_seconds": 0}',
         '{"kind": "leg", "step": 0, "devices": 8}',
         '{"kind": "val", "step": 0, "loss": "low", "corpus": "a"}',
         "[]",

@@ -5,33 +5,35 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
 from two_hosts import ROOT, TwoHosts, TwoHostsError
+from waiting import PATIENCE, held, holding, until
 
 from bench.process.supervisor import MARK
-from bench.records.record import Record, progress_path, read
+from bench.records.record import Record, read
 
 pytestmark = pytest.mark.slow
 
-T = TypeVar("T")
-
+SILENCE = 10
+"""Seconds after which a node counts as lost; no machine halts for as long."""
+HELD = ("worker killed", "node killed", "cable cut", "interrupted")
+"""Rungs at which host 1 is caught in the middle of the training."""
 STORE = ("bench.run.nodes.rendezvous", "10.77.0.1")
 
 LADDER = """
 name: story
 workload: {model: tiny, data: synthetic, seq_len: 32, tokens_per_step: 64}
-protocol: {repeats: 1, block_seconds: 0.5, blocks: 5, max_window_seconds: 9, timeout_seconds: 100, ceiling_seconds: 0}
+protocol: {repeats: 1, block_seconds: 0.1, blocks: 5, max_window_seconds: 9, timeout_seconds: 600,
+  ceiling_seconds: 0}
 rungs:
   - {name: worker killed, set: {world_size: 2, threads: 1}}
   - {name: whole, set: {attention: sdpa}}
@@ -41,15 +43,6 @@ rungs:
   - {name: alone, set: {world_size: 1}}
   - {name: interrupted, set: {world_size: 2}}
 """
-
-
-def until(found: Callable[[], T | None], seconds: float = 100.0) -> T:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if result := found():
-            return result
-        time.sleep(0.05)
-    raise AssertionError("it never happened")
 
 
 class Node:
@@ -67,26 +60,11 @@ class Node:
     def wait_to_say(self, words: str) -> None:
         until(lambda: words in self.said)
 
-    def training(self, rung: str) -> psutil.Process:
-        """Its worker of a rung, once that has done its first step."""
-
-        def look() -> psutil.Process | None:
-            assert self.process.poll() is None, self.said
-            with contextlib.suppress(psutil.Error, OSError, KeyError):
-                for child in psutil.Process(self.process.pid).children(recursive=True):
-                    if {"bench.worker", rung} <= set(child.cmdline()) and "RANK" in child.environ():
-                        progress = progress_path(Path(child.environ()["BENCH_OUT"]))
-                        if re.search('"(warm-up|window)"', progress.read_text()):
-                            return child
-            return None
-
-        return until(look)
-
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
     def ended(self) -> int:
-        return self.process.wait(100)
+        return self.process.wait(PATIENCE)
 
 
 def orphans(place: Path) -> list[psutil.Process]:
@@ -104,7 +82,7 @@ def orphans(place: Path) -> list[psutil.Process]:
         return [process for process in psutil.process_iter() if is_one(process)]
 
     with contextlib.suppress(AssertionError):
-        until(lambda: not left(), 20)
+        until(lambda: not left())
     return left()
 
 
@@ -136,31 +114,33 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
     place = tmp_path_factory.mktemp("story")
     (place / "ladder.yaml").write_text(LADDER)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BENCH_NODE_SILENCE_SECONDS", "3")
+        patch.setenv("BENCH_NODE_SILENCE_SECONDS", str(SILENCE))
+        for name, value in holding(place, *HELD, rank=1).items():
+            patch.setenv(name, value)
         patch.setenv("GPT2_CACHE_DIR", str(place / "cache"))
-        patch.setenv(
-            "TMPDIR", str(place)
-        )  # where runs have their rungs' files, by which their processes are known
+        # Where runs have their rungs' files, by which their processes are known.
+        patch.setenv("TMPDIR", str(place))
         leader = Node(hosts, 0, place, "--out", str(place / "results"))
         nodes = {"leader": leader, "killed": Node(hosts, 1, place)}
         same = on_one_host(place)
         try:
-            nodes["killed"].training("worker killed").kill()
-            nodes["killed"].training("node killed")
-            nodes["killed"].send(signal.SIGKILL)
+            with held(nodes["killed"].process, "worker killed") as (worker,):
+                worker.kill()
+            with held(nodes["killed"].process, "node killed"):
+                nodes["killed"].send(signal.SIGKILL)
             nodes["cut"] = come_back(leader, hosts, place)
-            nodes["cut"].training("cable cut")
-            hosts.cut()
-            leader.wait_to_say("alone ...")
+            with held(nodes["cut"].process, "cable cut"):
+                hosts.cut()
+            leader.wait_to_say("cable cut: ")
             hosts.mend()
             nodes["interrupted"] = come_back(leader, hosts, place)
-            nodes["interrupted"].training("interrupted")
-            nodes["interrupted"].send(signal.SIGINT)
+            with held(nodes["interrupted"].process, "interrupted"):
+                nodes["interrupted"].send(signal.SIGINT)
             codes = {name: node.ended() for name, node in nodes.items()}
         finally:
             for node in nodes.values():
                 node.send(signal.SIGKILL)
-    assert same.wait(100) == 0
+    assert same.wait(PATIENCE) == 0
     (file,) = (place / "results").rglob("*.jsonl")
     return Story(
         records={record.rung: record for record in read(file)[0]},
@@ -217,12 +197,12 @@ def test_a_killed_node_is_a_row_that_says_so(story: Story) -> None:
 def test_a_node_that_is_cut_off_is_a_row_that_says_so(story: Story) -> None:
     record = story.records["cable cut"]
     assert record.status == "failed"
-    assert (record.error or "").splitlines()[0] == "node 1 of 2: was lost: silent for 3 s"
+    assert (record.error or "").splitlines()[0] == f"node 1 of 2: was lost: silent for {SILENCE} s"
 
 
 def test_what_needs_a_lost_node_fails_at_once(story: Story) -> None:
     record = story.records["without it"]
-    assert (record.status, record.error) == ("failed", "node 1 of 2 was lost: silent for 3 s")
+    assert (record.status, record.error) == ("failed", f"node 1 of 2 was lost: silent for {SILENCE} s")
 
 
 def test_a_rung_that_one_node_can_run_goes_on_without_the_other(story: Story) -> None:
@@ -233,7 +213,9 @@ def test_a_rung_that_one_node_can_run_goes_on_without_the_other(story: Story) ->
 
 def test_a_node_that_loses_node_0_says_so_and_fails(story: Story) -> None:
     assert story.codes["cut"] == 6
-    assert story.said["cut"].strip().splitlines()[-1] == "bench: node 0 of 2 was lost: silent for 3 s"
+    assert (
+        story.said["cut"].strip().splitlines()[-1] == f"bench: node 0 of 2 was lost: silent for {SILENCE} s"
+    )
 
 
 def test_an_interruption_on_one_node_ends_the_run_in_order_on_both(story: Story) -> None:

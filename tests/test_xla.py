@@ -1,4 +1,4 @@
-"""Training by torch_xla, on its CPU backend: the code is the TPU's. Runs where torch_xla is (make test-xla)."""
+"""Training by torch_xla on its CPU backend, whose code is the TPU's; runs where torch_xla is."""
 
 from __future__ import annotations
 
@@ -254,7 +254,8 @@ import sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from longruns import broken_off, events, learned, tiny_run
-toggles = {"device": "xla", "threads": "default", "adamw": "for_loop", "micro_batch_size": 2, "vocab_multiple": 64}
+toggles = {"device": "xla", "threads": "default", "adamw": "for_loop"}
+toggles |= {"micro_batch_size": 2, "vocab_multiple": 64}
 run = tiny_run(steps=6, toggles={**toggles, "world_size": int(sys.argv[2])})
 whole = learned(events(run, Path(sys.argv[1]) / "whole"))
 parts = Path(sys.argv[1]) / "parts"

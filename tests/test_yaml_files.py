@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from bench.errors import BenchError
 from bench.ladder import ladder
 from gpt2.config import yaml_files
 from gpt2.config.toggles import Toggles
@@ -39,7 +40,7 @@ def reads(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[..., tuple
 @pytest.fixture
 def complains(reads: Callable[..., Any]) -> Callable[..., str]:
     def complaint(**how: Any) -> str:
-        with pytest.raises(ConfigError) as caught:
+        with pytest.raises((BenchError, ConfigError)) as caught:
             reads(**how)
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -190,7 +191,7 @@ def test_a_file_that_cannot_be_read_is_told_in_one_line_with_its_place(
     content, *said = BROKEN[case]
     path = tmp_path / "f.yaml"
     path.write_bytes(content)
-    with pytest.raises(ConfigError) as caught:
+    with pytest.raises((BenchError, ConfigError)) as caught:
         command(path)
     message = str(caught.value)
     assert message.startswith(f"{path}: ")

@@ -42,7 +42,7 @@ def start(toggles: Toggles, workload: Workload = WORKLOAD, *, rank: int = 0) -> 
 
 
 def start_on_a_cpu(toggles: Toggles, workload: Workload = WORKLOAD) -> Training:
-    """The same with toggles that no ladder may ask a CPU for: kernels whose operators torch imitates there."""
+    """The same with toggles that no ladder may ask a CPU for: torch imitates their operators there."""
     return _start(toggles, workload, Cpu(toggles), 0)
 
 
@@ -82,9 +82,7 @@ COMPANIONS: dict[tuple[str, object], dict[str, object]] = {
 
 
 def every_value() -> list[dict[str, object]]:
-    """For each value of each toggle that a CPU can do in one process, the baseline's change, with what it
-    needs.
-    """
+    """For each value of each toggle that one process on a CPU can do, its change and what it needs."""
     changes: list[dict[str, object]] = []
     hints = get_type_hints(Toggles)
     for toggle in fields(Toggles):

@@ -1,16 +1,16 @@
-"""What each rung's changes buy: added in the ladder's order, alone on the first rung, and last, on top of all
-others.
+"""What each rung's changes buy: added in the ladder's order, alone on the first rung, and added last.
 
-A ladder tells the first only, and that depends on its order; see `bench run --ablate`.
+A ladder alone tells the first only, and that depends on its order; see `bench run --ablate`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-from bench.analysis.claim_checks import judge
-from bench.analysis.run_records import cumulative, first_by_round, parity_reference, toggles_of, tps_by_round
+from bench.analysis.claim_checks import check_claims
+from bench.analysis.run_records import by_rung, first_tps_by_round, parity_reference, toggles_of, tps_by_round
 from bench.analysis.schedule import ablated, full_set
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.record import ABLATION, Kind, Record
@@ -21,14 +21,14 @@ from gpt2.config.workload import Workload
 
 @dataclass(frozen=True, kw_only=True)
 class Gain:
-    """What one change did to the tokens per second."""
+    """Effect of one change on tokens per second."""
 
     ratio: Estimate | None
     verdict: Verdict | None
     absent: str = ""
     """Why there is no ratio."""
-    flaw: str = ""
-    """What is held against it, such as inert (see bench.analysis.claim_checks)."""
+    failed_check: str = ""
+    """The check that one of the two rungs failed, such as inert (see bench.analysis.claim_checks)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +39,7 @@ class Attribution:
     in_order: Gain
     alone: Gain
     last: Gain
-    """The whole ladder over the whole ladder without this rung's changes."""
+    """Ratio of the whole ladder over the whole ladder without this rung's changes."""
 
     @property
     def gains(self) -> list[Gain]:
@@ -47,7 +47,7 @@ class Attribution:
 
     @property
     def agreement(self) -> str:
-        """Whether the three agree on the direction, in words for a table; nothing where too little is known."""
+        """Whether the three agree on the direction, in words for a table; empty where too little is known."""
         verdicts = {gain.verdict for gain in self.gains}
         if {"faster", "slower"} <= verdicts:
             return "sign differs"
@@ -60,45 +60,39 @@ class Attribution:
 
 
 def attribution(board: Scoreboard) -> list[Attribution]:
-    """One entry for each rung but the first; empty where the run was not told to find out."""
+    """One entry for each rung but the first; empty where the run did not measure ablations."""
     records = [record for record in board.records if record.kind in ("cumulative", *ABLATION)]
     rows = full_set(board.own.rows)
     if board.has_gaps or not any(record.ablate or record.kind in ABLATION for record in records):
         return []
     toggles = [row.toggles for row in rows]
     workload = Workload(**records[0].workload)
-    result = []
-    for place, row in enumerate(rows):
-        if not place:
-            continue
-        result.append(
-            Attribution(
-                rung=row.rung,
-                in_order=Gain(
-                    ratio=row.gain,
-                    verdict=row.verdict,
-                    absent=next(
-                        (r.status for r in (row, rows[place - 1]) if r.status != "ok"), "not measured"
-                    ),
-                    flaw="" if row.status == "ok" else row.status,
-                ),
-                alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
-                last=_gain(board, records, toggles[-1], _ablated(toggles, place, "left_out", workload)),
-            )
+    return [
+        Attribution(
+            rung=row.rung,
+            in_order=Gain(
+                ratio=row.gain,
+                verdict=row.verdict,
+                absent=next((r.status for r in (row, before) if r.status != "ok"), "not measured"),
+                failed_check="" if row.status == "ok" else row.status,
+            ),
+            alone=_gain(board, records, _ablated(toggles, place, "alone", workload), toggles[0]),
+            last=_gain(board, records, toggles[-1], _ablated(toggles, place, "left_out", workload)),
         )
-    return result
+        for place, (before, row) in enumerate(pairwise(rows), start=1)
+    ]
 
 
 def ratios(board: Scoreboard) -> list[Estimate]:
-    """All that the report shows: speed-ups, gains over the rung before, the A/A controls, alone and left out."""
-    shown = [row.speedup for row in board.rows[1:]] + [row.gain for row in board.rows[1:]]
-    shown += [board.control, board.last_control]
-    shown += [gain.ratio for each in attribution(board) for gain in each.gains]
+    """All ratios that the report shows: speed-ups, gains, A/A controls, and changes alone and left out."""
+    rows = board.rows[1:]
+    shown = [*(row.speedup for row in rows), *(row.gain for row in rows), board.control, board.last_control]
+    shown += [gain.ratio for rung in attribution(board) for gain in rung.gains]
     return [ratio for ratio in shown if ratio]
 
 
 def _ablated(rungs: Sequence[Toggles], place: int, kind: Kind, workload: Workload) -> Toggles | None:
-    """None where steps of the workload's size cannot be taken with these toggles."""
+    """The toggles of an ablation; None where steps of the workload's size cannot be taken with them."""
     try:
         return ablated(rungs, place, kind, workload)
     except ValueError:
@@ -112,30 +106,32 @@ def _gain(
         return Gain(ratio=None, verdict=None, absent="other steps")
     if toggles == over:
         return Gain(ratio=None, verdict=None, absent="set again later")
-    these, those = _with(records, toggles), _with(records, over)
-    first = cumulative(board.records)[0]
-    reference = first_by_round(first, board.records) if over == toggles_of(first) else tps_by_round(those)
-    ratio = paired_ratio(tps_by_round(these), reference)
+    with_change, without_change = _with(records, toggles), _with(records, over)
+    first = by_rung(board.records)[0]
+    reference = (
+        first_tps_by_round(first, board.records)
+        if over == toggles_of(first)
+        else tps_by_round(without_change)
+    )
+    ratio = paired_ratio(tps_by_round(with_change), reference)
     if ratio:
-        flaw, _ = judge(these, first, those, parity_reference(these, board.records))
-        if (
-            flaw == "ok"
-        ):  # what is left out may itself be broken; without effect it cannot be, nothing was added to it
-            flaw, _ = judge(those, first, those, parity_reference(those, board.records))
-        return Gain(
-            ratio=ratio,
-            verdict=verdict(ratio, board.delta) if flaw == "ok" else None,
-            flaw="" if flaw == "ok" else flaw,
-        )
-    failed = [record.status for record in (*these, *those) if record.status != "ok"]
+        status = _status(with_change, without_change, first, board)
+        if status == "ok":  # what the change was added to may itself be broken, though not without effect
+            status = _status(without_change, without_change, first, board)
+        if status == "ok":
+            return Gain(ratio=ratio, verdict=verdict(ratio, board.delta))
+        return Gain(ratio=ratio, verdict=None, failed_check=status)
+    failed = [record.status for record in (*with_change, *without_change) if record.status != "ok"]
     return Gain(ratio=None, verdict=None, absent=failed[-1] if failed else "not measured")
 
 
+def _status(
+    rung: Sequence[Record], before: Sequence[Record], first: Sequence[Record], board: Scoreboard
+) -> str:
+    return check_claims(rung, first, before, parity_reference(rung, board.records))[0]
+
+
 def _with(records: Sequence[Record], toggles: Toggles) -> list[Record]:
-    """The processes that ran with exactly these toggles: of one kind, so that rounds count once."""
-    found = [record for record in records if toggles_of([record]) == toggles]
-    return [
-        record
-        for record in found
-        if record.kind == found[0].kind and record.rung_index == found[0].rung_index
-    ]
+    """The processes that ran with exactly these toggles, of one kind so that each round counts once."""
+    same = [record for record in records if toggles_of([record]) == toggles]
+    return [r for r in same if (r.kind, r.rung_index) == (same[0].kind, same[0].rung_index)]

@@ -1,34 +1,43 @@
-"""Runs side by side: rungs paired by what they switch on, how many times as fast, and what else differs."""
+"""Runs side by side: rungs paired by what they switch on, their ratios, what else differs, and a gate for CI.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
-from bench.analysis.claim_checks import diverged, other_loss
+from bench.analysis.claim_checks import divergence, losses_differ
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import by_round, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.select import load_named, names
+from bench.analysis.select import load_named, run_names
 from bench.format import DASH, GIB, letter, listed, plain
 from bench.records.machine import differences
 from bench.records.record import Record, RecordError
 from bench.stats import Estimate, Verdict, independent_ratio, paired_ratio, verdict
 from gpt2.config.toggles import Toggles
 
-GOOD = ("ok", "inert", "external")
-"""Statuses of rungs whose speed means what it says."""
+RANKED = ("ok", "inert", "external")
+"""Statuses of rungs whose speed may be compared."""
+SAME_TASK = ("model", "data", "seq_len", "seed", "lr")
+"""Keys of a workload that must be equal for two rungs' losses to compare."""
+ROUNDS = ("repeats", "until")
+"""Keys of a protocol that tell how many rounds there are; they may differ."""
+CONDITION = re.compile(r"\s*(tps|memory)\s*([<>])\s*([+-]?\d+(?:\.\d+)?)\s*%\s*")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """One run, or one rung of it."""
+    """One run of a comparison, or one rung of it."""
 
     letter: str
-    """By which tables call it."""
+    """Its name in tables."""
     board: Scoreboard
     rung: str | None = None
-    """The only one of interest."""
+    """The only rung to compare; None means all."""
 
     @property
     def rows(self) -> list[Row]:
@@ -37,225 +46,304 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """A rung of the first side, and the one of another that it is held to."""
+    """A rung of the first side and the rung of another side that is compared with it."""
 
     first: Row
     other: Row
     tps: Estimate | None
-    """How many times as fast the other is."""
+    """Tokens per second of the other over the first."""
     verdict: Verdict | None
     memory: Estimate | None
-    """How many times the memory it needs."""
-    flaw: str | None
-    """Why the two speeds do not rank."""
-    memory_flaw: str | None
-    loss_flaw: str | None
-    """How the other trains otherwise than number formats explain."""
-    maths_flaw: str | None
-    """Where two rungs are a pair by name: how their maths is unlike, so that more speed is no gain."""
+    """Peak memory of the other over the first."""
+    not_ranked: str | None
+    """Why the two speeds do not compare."""
+    memory_not_ranked: str | None
+    """Why the two peaks of memory do not compare."""
+    loss_differs: str | None
+    """How the losses differ by more than number formats explain."""
+    maths_differ: str | None
+    """How the maths of two rungs paired by name differ, so that more speed is no gain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """One side over the first."""
+    """One side compared with the first."""
 
     first: Side
     other: Side
     differences: tuple[str, ...]
-    """Of machine, software and task, torch first."""
+    """Lines about machine, software and task, torch first."""
     pairs: tuple[Pair, ...]
-    alone: tuple[str, ...]
-    """Rungs that only one side has: "only in A: ..."."""
+    unpaired: tuple[str, ...]
+    """A line for each side that has rungs without a partner."""
 
 
 def sides(named: Sequence[str], warnings: list[str] | None = None) -> list[list[Side]]:
-    """For each ladder that all of `named` have, the sides; a name is FILE, FOLDER or either with :RUNG.
+    """Load the sides to compare, a list for each ladder that all names have.
 
-    warnings: takes those about what was left out. Raises RecordError where there is nothing to compare.
+    named: FILE, FOLDER, or either with :RUNG. warnings: takes those about files that were left out. Raises
+    RecordError where there is nothing to compare.
     """
-    found = [load_named(name, warnings) for name in named]
-    if any(rung for _, _, rung in found) or all(len(boards) == 1 for _, boards, _ in found):
-        for path, boards, rung in found:
+    loaded = [load_named(name, warnings) for name in named]
+    if any(rung for _, _, rung in loaded) or all(len(boards) == 1 for _, boards, _ in loaded):
+        for path, boards, rung in loaded:
             if len(boards) > 1:
-                raise RecordError(
-                    f"{path}: holds {len(boards)} runs, {names(boards)}; name one file, for {rung!r}"
-                )
-        return [[Side(letter=letter(n), board=b[0], rung=r) for n, (_, b, r) in enumerate(found)]]
-    tasks: list[dict[tuple[str, str], Scoreboard]] = []
-    for path, boards, _ in found:
-        by_task: dict[tuple[str, str], Scoreboard] = {}
+                holds = f"holds {len(boards)} runs, {run_names(boards)}"
+                raise RecordError(f"{path}: {holds}; name one file, for {rung!r}")
+        return [
+            [Side(letter=letter(n), board=boards[0], rung=rung) for n, (_, boards, rung) in enumerate(loaded)]
+        ]
+    by_task: list[dict[tuple[str, str], Scoreboard]] = []
+    for path, boards, _ in loaded:
+        tasks: dict[tuple[str, str], Scoreboard] = {}
         for board in boards:
-            if by_task.setdefault(_task(board), board) is not board:
-                raise RecordError(
-                    f"{path}: holds runs of {board.ladder} on several machines; name a file or a folder"
-                )
-        tasks.append(by_task)
-    common = [task for task in tasks[0] if all(task in other for other in tasks)]
+            if tasks.setdefault((board.ladder, board.records[0].workload["model"]), board) is not board:
+                holds = f"holds runs of {board.ladder} on several machines"
+                raise RecordError(f"{path}: {holds}; name a file or a folder")
+        by_task.append(tasks)
+    common = [task for task in by_task[0] if all(task in tasks for tasks in by_task)]
     if not common:
-        lists = "; ".join(f"{path} has {names(boards)}" for path, boards, _ in found)
+        lists = "; ".join(f"{path} has {run_names(boards)}" for path, boards, _ in loaded)
         raise RecordError(f"no ladder is in all of them: {lists}; name two files to compare unlike ladders")
-    return [[Side(letter=letter(n), board=each[task]) for n, each in enumerate(tasks)] for task in common]
-
-
-def _task(board: Scoreboard) -> tuple[str, str]:
-    return board.ladder, str(board.records[0].workload["model"])
+    return [[Side(letter=letter(n), board=tasks[task]) for n, tasks in enumerate(by_task)] for task in common]
 
 
 def compare(first: Side, other: Side) -> Comparison:
-    """Pair the rungs of two sides; two named rungs are a pair, whatever they switch on."""
-    mine, theirs = first.rows, list(other.rows)
+    """Pair the rungs of two sides; two rungs that were named are a pair, whatever they switch on."""
+    first_rows, other_rows = first.rows, other.rows
     pairs = []
     if first.rung and other.rung:
-        pairs.append((mine.pop(), theirs.pop()))
-    for row in list(mine):
-        alike = [each for each in theirs if _what(each) == _what(row)]
-        if alike:
-            match = next((each for each in alike if each.rung == row.rung), alike[0])
+        pairs.append((first_rows.pop(), other_rows.pop()))
+    for row in list(first_rows):
+        if alike := [candidate for candidate in other_rows if _setup(candidate) == _setup(row)]:
+            match = next((candidate for candidate in alike if candidate.rung == row.rung), alike[0])
             pairs.append((row, match))
-            mine.remove(row)
-            theirs.remove(match)
-    alone = [
-        f"Only in {side.letter}: {listed([row.rung for row in rows])}."
-        for side, rows in ((first, mine), (other, theirs))
-        if rows
-    ]
+            first_rows.remove(row)
+            other_rows.remove(match)
     return Comparison(
         first=first,
         other=other,
         differences=tuple(_differences(first, other)),
         pairs=tuple(_pair(first, a, other, b) for a, b in pairs),
-        alone=tuple(alone),
+        unpaired=tuple(
+            f"Only in {side.letter}: {listed([row.rung for row in rows])}."
+            for side, rows in ((first, first_rows), (other, other_rows))
+            if rows
+        ),
     )
 
 
-def _what(row: Row) -> tuple[object, ...]:
-    """By which rungs are paired: what they switch on. That another trainer was edited, only its rung's name
-    tells.
-    """
-    return (
-        (row.external.peer, row.external.command, row.toggles, row.rung) if row.external else (row.toggles,)
-    )
+def _setup(row: Row) -> tuple[object, ...]:
+    """What must be equal for two rungs to be a pair: the toggles, or the same other trainer."""
+    if row.external:  # its name too: only that tells that the trainer was edited
+        return row.external.peer, row.external.command, row.toggles, row.rung
+    return (row.toggles,)
 
 
 def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
-    one, two = first.board.records_of(a), other.board.records_of(b)
-    flaw, memory_flaw = _unlike(first, a, other, b), None
-    tps = memory = None
-    if not flaw:
-        tps = _ratio(first, tps_by_round(one), other, tps_by_round(two))
-    methods = (a.peak_memory_method, b.peak_memory_method)
+    a_records, b_records = first.board.records_of(a), other.board.records_of(b)
+    not_ranked = _not_ranked(first, a, other, b)
+    tps = memory = memory_not_ranked = None
+    if not not_ranked:
+        tps = _ratio(first, tps_by_round(a_records), other, tps_by_round(b_records))
     if a.peak_memory_bytes and b.peak_memory_bytes:
-        if methods[0] == methods[1]:
-            memory = _ratio(first, _memory(one), other, _memory(two))
+        if a.peak_memory_method == b.peak_memory_method:
+            memory = _ratio(first, _memory(a_records), other, _memory(b_records))
         else:
-            memory_flaw = f"{methods[1]} against {methods[0]}"
-    deltas = [board.delta for board in (first.board, other.board)]
-    delta = None if None in deltas else max(each for each in deltas if each is not None)
+            memory_not_ranked = f"{b.peak_memory_method} against {a.peak_memory_method}"
+    deltas = first.board.delta, other.board.delta
+    delta = None if deltas[0] is None or deltas[1] is None else max(deltas[0], deltas[1])
+    unlike_maths = a.maths is not None and b.maths is not None and a.maths != b.maths
     return Pair(
         first=a,
         other=b,
         tps=tps,
         verdict=verdict(tps, delta) if tps else None,
         memory=memory,
-        flaw=flaw,
-        memory_flaw=memory_flaw,
-        loss_flaw=_loss_flaw(first, one, other, two),
-        maths_flaw=None
-        if None in (a.maths, b.maths) or a.maths == b.maths
-        else f"{b.maths} against {a.maths}",
+        not_ranked=not_ranked,
+        memory_not_ranked=memory_not_ranked,
+        loss_differs=_loss_differs(first, a_records, other, b_records),
+        maths_differ=f"{b.maths} against {a.maths}" if unlike_maths else None,
     )
 
 
-def same_run(first: Side, other: Side) -> bool:
-    """Whether their rounds are the same ones."""
-    return first.board.same_run(other.board)
-
-
 def _ratio(
-    first: Side, mine: Mapping[tuple[int, str], float], other: Side, theirs: Mapping[tuple[int, str], float]
+    first: Side, a: Mapping[tuple[int, str], float], other: Side, b: Mapping[tuple[int, str], float]
 ) -> Estimate | None:
-    """How many times the first side's figures the other's are, both by round: paired within one run."""
-    if same_run(first, other):
-        return paired_ratio(theirs, mine)
-    return independent_ratio([*theirs.values()], [*mine.values()])
+    """The other side's figures over the first's, both by round: paired within one run."""
+    if first.board.same_run(other.board):
+        return paired_ratio(b, a)
+    return independent_ratio([*b.values()], [*a.values()])
 
 
 def _memory(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
     return by_round(rung, lambda measurement: float(measurement.peak_memory_bytes or 0) or None)
 
 
-def _unlike(first: Side, a: Row, other: Side, b: Row) -> str | None:
-    """Why two speeds do not rank."""
-    tasks = first.board.records[0].workload, other.board.records[0].workload
+def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:
+    """Why two speeds do not compare; None if they do."""
+    a_task, b_task = first.board.records[0].workload, other.board.records[0].workload
     for key in ("model", "seq_len"):
-        if tasks[0][key] != tasks[1][key]:
-            return f"another task: {key} {tasks[1][key]} against {tasks[0][key]}"
+        if a_task[key] != b_task[key]:
+            return f"another task: {key} {b_task[key]} against {a_task[key]}"
     for side, row in ((first, a), (other, b)):
-        if row.status not in GOOD:
+        if row.status not in RANKED:
             return f"{status_of(row)} in {side.letter}"
     return None
 
 
-def _loss_flaw(first: Side, one: Sequence[Record], other: Side, two: Sequence[Record]) -> str | None:
-    """Only where both had to compute the same."""
-    mine, theirs = measured(one), measured(two)
-    alike = ("model", "data", "seq_len", "seed", "lr")
-    if one[0].external or two[0].external:
+def _loss_differs(first: Side, a: Sequence[Record], other: Side, b: Sequence[Record]) -> str | None:
+    """How the losses of two rungs differ, where both had to compute the same."""
+    a_measured, b_measured = measured(a), measured(b)
+    if a[0].external or b[0].external or not a_measured or not b_measured:
         return None
-    if not mine or not theirs or mine.tokens_per_step != theirs.tokens_per_step:
+    same_task = all(a[0].workload[key] == b[0].workload[key] for key in SAME_TASK)
+    same_step = a_measured.tokens_per_step == b_measured.tokens_per_step
+    if not same_task or not same_step or a[0].data_sha256 != b[0].data_sha256:
         return None
-    if (
-        any(one[0].workload[key] != two[0].workload[key] for key in alike)
-        or one[0].data_sha256 != two[0].data_sha256
-    ):
-        return None
-    flaw = other_loss(two, one)
-    for side, records in ((first, one), (other, two)):
-        if flaw and (since := diverged(records)):
+    difference = losses_differ(b, a)
+    for side, records in ((first, a), (other, b)):
+        if difference and (since := divergence(records)):
             return f"{side.letter} diverged: {since}"
-    return f"it differs in {flaw}" if flaw else None
+    return f"it differs in {difference}" if difference else None
 
 
-ROUNDS = ("repeats", "until")
-
-
-def _own(records: Sequence[Record]) -> Record:
-    """The last one of ours that read the text: other trainers have texts of their own, and what failed none."""
-    ours = [record for record in records if not record.external]
-    return next((record for record in reversed(ours) if record.data_sha256), (ours or records)[-1])
+def _last_own(records: Sequence[Record]) -> Record:
+    """The last record of ours that read the text: other trainers read texts of their own."""
+    own = [record for record in records if not record.external]
+    return next((record for record in reversed(own) if record.data_sha256), (own or records)[-1])
 
 
 def _differences(first: Side, other: Side) -> Iterator[str]:
-    """What is not the same on both sides, a line each: torch, the machine, what is measured, and how."""
+    """A line for each difference: torch, the machine, what is measured, and how."""
 
     def line(what: str, was: object, now: object) -> str:
         return f"{what}: {_shown(was)} in {first.letter}, {_shown(now)} in {other.letter}"
 
-    ours, theirs = first.board.environment, other.board.environment
     same_device = first.rows[-1].toggles.device == other.rows[-1].toggles.device
-    found = list(differences(ours, theirs, same_device=same_device))
-    for what, was, now in sorted(found, key=lambda difference: difference[0] != "torch"):
+    of_machine = differences(first.board.environment, other.board.environment, same_device=same_device)
+    for what, was, now in sorted(of_machine, key=lambda difference: difference[0] != "torch"):
         yield line(what, was, now)
-    one, two = (_own(side.board.records) for side in (first, other))
-    for name, was, now in (
-        ("workload", one.workload, two.workload),
-        ("protocol", one.protocol, two.protocol),
-    ):
+    a, b = _last_own(first.board.records), _last_own(other.board.records)
+    for name, was, now in (("workload", a.workload, b.workload), ("protocol", a.protocol, b.protocol)):
         for key in {**was, **now}:
             if was.get(key) != now.get(key) and key not in ROUNDS:
                 yield line(f"{name}.{key}", was.get(key), now.get(key))
-    if one.data_sha256 and two.data_sha256 and one.data_sha256 != two.data_sha256:
-        yield line("the text (sha256)", one.data_sha256[:12], two.data_sha256[:12])
+    if a.data_sha256 and b.data_sha256 and a.data_sha256 != b.data_sha256:
+        yield line("the text (sha256)", a.data_sha256[:12], b.data_sha256[:12])
     if first.rung and other.rung:
-        a, b = first.rows[0].toggles, other.rows[0].toggles
         for toggle in fields(Toggles):
-            if getattr(a, toggle.name) != getattr(b, toggle.name):
-                yield line(f"toggles.{toggle.name}", getattr(a, toggle.name), getattr(b, toggle.name))
+            was, now = (getattr(side.rows[0].toggles, toggle.name) for side in (first, other))
+            if was != now:
+                yield line(f"toggles.{toggle.name}", was, now)
 
 
 def _shown(value: object) -> str:
     if isinstance(value, int) and value >= GIB:
         return f"{value / GIB:.1f} GiB"
     if isinstance(value, dict):
-        return ", ".join(f"{name}={each}" for name, each in sorted(value.items())) or "nothing"
+        return ", ".join(f"{name}={entry}" for name, entry in sorted(value.items())) or "nothing"
     return DASH if value is None else plain(str(value))
+
+
+# --- The gate: bench compare --fail-if
+
+
+@dataclass(frozen=True, kw_only=True)
+class Condition:
+    """A change of speed or memory that fails a comparison."""
+
+    metric: str
+    """tps or memory."""
+    below: bool
+    """Whether the ratio fails below the bound, not above it."""
+    bound: float
+    """Ratio of the other side over the first."""
+    text: str
+    """The condition as the user wrote it."""
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Read "tps<-5%" or "memory>10%". Raises ValueError."""
+        match = CONDITION.fullmatch(text)
+        if not match:
+            raise ValueError(
+                f"--fail-if {text!r}: write tps or memory, < or >, and a change, such as 'tps<-5%'"
+            )
+        return cls(metric=match[1], below=match[2] == "<", bound=1 + float(match[3]) / 100, text=text.strip())
+
+    def ratio(self, pair: Pair) -> Estimate | None:
+        """The ratio of the pair that the condition is about."""
+        return pair.tps if self.metric == "tps" else pair.memory
+
+    def met(self, pair: Pair) -> bool | None:
+        """Whether the whole interval lies beyond the bound; None where there is no interval."""
+        ratio = self.ratio(pair)
+        if ratio is None or ratio.low is None or ratio.high is None:
+            return None
+        return ratio.high < self.bound if self.below else ratio.low > self.bound
+
+    def nearest(self, judged: Sequence[tuple[str, Pair]]) -> str:
+        """The pair whose interval comes closest to lying beyond the bound, in words; empty without any."""
+        ends = []
+        for where, pair in judged:
+            ratio = self.ratio(pair)
+            if ratio and ratio.low is not None and ratio.high is not None:
+                short = ratio.high / self.bound if self.below else self.bound / ratio.low
+                ends.append((short, f"{where}: {_with_interval(ratio)}"))
+        return min(ends)[1] if ends else ""
+
+
+def _with_interval(ratio: Estimate) -> str:
+    """A ratio with the ends of its interval, which the reader compares with a bound."""
+    return f"{ratio.value:.3f}x (95 % interval {ratio.low:.3f}x to {ratio.high:.3f}x)"
+
+
+def judge(comparisons: Sequence[Comparison], conditions: Sequence[Condition]) -> tuple[int, list[str]]:
+    """Decide the exit code of bench compare --fail-if, with a line for each finding.
+
+    A condition is confirmed where the whole interval lies beyond its bound: code 3. A pair that cannot be
+    compared gives code 6. Raises ValueError where no rungs are paired.
+    """
+    if not any(comparison.pairs for comparison in comparisons):
+        raise ValueError(
+            "no rung of A has a partner that switches on the same, so --fail-if has nothing to judge"
+        )
+    code, lines = 0, []
+    judged: list[tuple[str, Pair]] = []
+    for comparison in comparisons:
+        first, other = comparison.first.letter, comparison.other.letter
+        for pair in comparison.pairs:
+            where = f"{pair.first.rung}: {other} over {first}"
+            if pair.first.external:
+                lines.append(f"{where}: another trainer's, which this gate does not judge")
+                continue
+            if pair.not_ranked:
+                # What neither side could run, for the same reason, is no change.
+                if pair.first.status == pair.other.status and pair.first.status in (
+                    "out_of_memory",
+                    "unsupported",
+                ):
+                    lines.append(f"{where}: {pair.not_ranked}, and in {first} too: no speed to judge")
+                else:
+                    lines.append(f"{where}: not ranked: {pair.not_ranked}")
+                    code = code or 6
+                continue
+            if pair.maths_differ:
+                lines.append(f"{where}: judged, though of unlike maths: {pair.maths_differ}")
+            judged.append((where, pair))
+            for condition in conditions:
+                met, ratio = condition.met(pair), condition.ratio(pair)
+                if met is None or ratio is None:
+                    lines.append(f"{where}: {condition.text} cannot be told: too few rounds")
+                elif met:
+                    lines.append(f"{where}: {condition.text} is confirmed: {_with_interval(ratio)}")
+                    code = 3
+    for condition in conditions if not code else ():
+        if nearest := condition.nearest(judged):
+            beyond = f"{'below' if condition.below else 'above'} {condition.bound:.4g}x"
+            none = f"of no rung does the whole interval lie {beyond}"
+            lines.append(f"{condition.text} is not confirmed: {none}; nearest is {nearest}")
+        else:
+            lines.append(f"{condition.text} is not confirmed: no rung has an interval")
+    return code, lines

@@ -1,146 +1,290 @@
-"""All rungs of several runs in one chain, each held to one baseline: how far from a laptop to many GPUs. No
-torch.
+"""Rungs across runs: what tables over several runs tell of a rung, and all rungs chained from one baseline.
+
+Imports no torch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
-from bench.analysis.compare import GOOD
-from bench.analysis.row import status_of
-from bench.analysis.rung_view import Entry, entries, memory_over, over
+from bench.analysis.compare import RANKED
+from bench.analysis.row import Row, find_peaks, status_of
+from bench.analysis.run_records import first_tps_by_round, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.select import load_named, names
+from bench.analysis.select import load_named, run_names
+from bench.format import DASH, number, percent, plain, plural, with_interval
 from bench.ladder.validation import near
-from bench.records.record import RecordError
-from bench.stats import Estimate, Verdict
+from bench.records.machine import Environment
+from bench.records.measurement import Measurement
+from bench.records.record import Record, RecordError
+from bench.stats import LEAST_ROUNDS, Estimate, Verdict, independent_ratio, paired_ratio
+
+DERIVED = "§"
+"""Marks an MFU over a peak that is computed from the clock, not a datasheet's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RungView:
+    """A rung of one run, as tables over several runs show it."""
+
+    board: Scoreboard
+    row: Row
+
+    @cached_property
+    def records(self) -> list[Record]:
+        return self.board.records_of(self.row)
+
+    @cached_property
+    def measurement(self) -> Measurement | None:
+        return measured(self.records)
+
+    @property
+    def environment(self) -> Environment:
+        """The rung's own environment: rungs of one run may be on several kinds of device."""
+        return self.records[-1].environment
+
+    @property
+    def task(self) -> tuple[str, int]:
+        """Model and tokens per sequence, which must be equal for speeds to compare."""
+        workload = self.records[0].workload
+        return str(workload["model"]), int(workload["seq_len"])
+
+    @property
+    def device(self) -> tuple[str, str, str]:
+        """Kind of device, the chip's name, and what drives it: XLA on a CPU is not the CPU."""
+        return self.row.toggles.device, self.environment.chip, "XLA" if self.environment.xla_on_cpu else ""
+
+    @property
+    def devices(self) -> int:
+        """Number of devices, which is the number of ranks."""
+        return self.row.toggles.world_size
+
+    @property
+    def machine(self) -> str:
+        """Name of the machine in tables."""
+        return f"{self.environment.machine}{', XLA' if self.environment.xla_on_cpu else ''}"
+
+    @property
+    def ranked(self) -> bool:
+        """Whether the rung has a speed that may be compared."""
+        return self.row.tps is not None and self.row.status in RANKED
+
+    @property
+    def peak(self) -> float | None:
+        """Dense bfloat16 FLOP/s of one device, the denominator of the rung's MFU."""
+        return find_peaks(self.board.records).get((self.row.toggles.device, "bf16"))
+
+    @property
+    def derived_peak(self) -> bool:
+        """Whether that peak is computed from the clock, not a datasheet's."""
+        return self.measurement is not None and self.measurement.peak_flops_kind == "derived"
+
+    @property
+    def gpu_memory_bytes(self) -> int | None:
+        """The largest use of a whole GPU's memory in any round; None where it is not known."""
+        peaks = [record.measurement.gpu_memory_bytes for record in self.records if record.measurement]
+        return max((peak for peak in peaks if peak), default=None)
+
+    @property
+    def incomplete(self) -> str:
+        """Why the speed is preliminary, such as "interrupted, 2 rounds"; empty where it is not."""
+        rounds = self.row.tps.rounds if self.row.tps else 0
+        few = [plural(rounds, "round")] if rounds < LEAST_ROUNDS else []
+        return ", ".join([*(["interrupted"] if self.board.interrupted else []), *few])
+
+    @property
+    def tps_cell(self) -> str:
+        return with_interval(number(self.row.tps.value), self.row.tps) if self.row.tps else DASH
+
+    @property
+    def mfu_cell(self) -> str:
+        marked = self.derived_peak and self.row.mfu is not None
+        return f"{percent(self.row.mfu)}{DERIVED if marked else ''}"
+
+    @property
+    def status_cell(self) -> str:
+        return plain(status_of(self.row))
+
+
+def rung_views(board: Scoreboard) -> list[RungView]:
+    return [RungView(board=board, row=row) for row in board.rows]
+
+
+def speed_ratio(rung: RungView, reference: RungView) -> Estimate | None:
+    """Speed-up over `reference`: paired within rounds of one run, Welch's interval between two.
+
+    None where one of them has no speed that may be compared, or no round has both.
+    """
+    if not (rung.ranked and reference.ranked):
+        return None
+    speeds, board = tps_by_round(rung.records), reference.board
+    if not rung.board.same_run(board):
+        return independent_ratio([*speeds.values()], [*tps_by_round(reference.records).values()])
+    if reference.row is board.rows[0]:
+        return paired_ratio(speeds, first_tps_by_round(reference.records, board.records))
+    return paired_ratio(speeds, tps_by_round(reference.records))
+
+
+def memory_ratio(rung: RungView, reference: RungView) -> float | None:
+    """Peak memory over the reference's; None where the two were measured in different ways."""
+    a, b = rung.row, reference.row
+    if not a.peak_memory_bytes or not b.peak_memory_bytes or a.peak_memory_method != b.peak_memory_method:
+        return None
+    return a.peak_memory_bytes / b.peak_memory_bytes
+
+
+def fastest_rung(board: Scoreboard) -> RungView | None:
+    """The fastest rung of equal maths; where every rung has a caveat, the one with most tokens per second."""
+    valid = [row for row in board.rows if row.tps and row.status == "ok" and not row.other_maths]
+    row = board.fastest or max(valid, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
+    return RungView(board=board, row=row) if row else None
+
+
+def name_with_caveats(rung: RungView) -> str:
+    """Rung name with its caveats in brackets."""
+    caveats = ["in doubt"] if rung.row.caveats else []
+    caveats += [rung.incomplete] if rung.incomplete else []
+    return plain(rung.row.rung) + (f" ({', '.join(caveats)})" if caveats else "")
+
+
+def by_speed(rungs: Iterable[RungView]) -> list[RungView]:
+    """Sorted with the fastest first, but incomplete rungs below the others, and those with caveats last."""
+    return sorted(
+        rungs, key=lambda rung: (*caveats_last(rung), -(rung.row.tps.value if rung.row.tps else 0.0))
+    )
+
+
+def caveats_last(rung: RungView) -> tuple[bool, bool]:
+    """Sort key that puts incomplete rungs below the others and those with caveats last."""
+    return bool(rung.row.caveats), bool(rung.incomplete)
+
+
+# --- All rungs of several runs, chained from one baseline
 
 Group = Literal["Hardware", "Software", "Distributed", "External"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Link:
-    """One rung of the chain; None is what does not rank, or was not measured."""
+class ChainRow:
+    """One rung of the chain; None is what does not compare or was not measured."""
 
-    entry: Entry
+    rung: RungView
     group: Group
     over_baseline: Estimate | None
-    first: Entry | None
-    """The first rung of its own run that ranks on this device; perhaps itself."""
+    first: RungView | None
+    """The first rung of the same run on this device that may be compared; perhaps the rung itself."""
     over_first: Estimate | None
     over_before: Estimate | None
-    """Over the rung before, of its own run."""
+    """Speed-up over the rung before in the same run."""
     verdict: Verdict | None
-    """Of over_before."""
+    """Verdict on over_before."""
     memory_over_first: float | None
 
     @property
-    def orders(self) -> float | None:
-        """Of magnitude, over the baseline."""
+    def orders_of_magnitude(self) -> float | None:
+        """Decimal logarithm of the speed-up over the baseline."""
         return math.log10(self.over_baseline.value) if self.over_baseline else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chain:
-    baseline: Entry
+    baseline: RungView
     runs: tuple[Scoreboard, ...]
-    """In the chain's order; of the first one only the baseline is shown, if alone is set."""
-    alone: bool
-    """Whether the baseline's run is not among those asked for."""
-    links: tuple[Link, ...]
-    unlike: tuple[Entry, ...] = ()
-    """The first rung of each run that trains another task, whose speeds rank with none of these."""
+    """Runs in the chain's order."""
+    baseline_added: bool
+    """Whether the baseline's run was not asked for; only the baseline of it is then shown, first of all."""
+    rows: tuple[ChainRow, ...]
+    unlike: tuple[RungView, ...] = ()
+    """The first rung of each run that trains another task, whose speeds do not compare with these."""
 
-    def is_baseline(self, link: Link) -> bool:
-        return link.entry.board is self.baseline.board and link.entry.row is self.baseline.row
+    def is_baseline(self, row: ChainRow) -> bool:
+        return row.rung.board is self.baseline.board and row.rung.row is self.baseline.row
 
 
-def baseline(name: str) -> Entry:
-    """The rung that FILE:RUNG names. Raises RecordError where there is none, or it has no speed that ranks."""
+def load_baseline(name: str) -> RungView:
+    """Load the rung that FILE:RUNG names. Raises RecordError where its speed cannot be compared."""
     path, boards, rung = load_named(name)
     if len(boards) > 1:
-        raise RecordError(
-            f"--baseline {name}: {path} holds {len(boards)} runs, {names(boards)}; name one file"
-        )
-    if rung is None:
-        known = [row.rung for row in boards[0].rows]
-        raise RecordError(f"--baseline {name}: say which rung, as in {path}:{known[0]}{near('', known)}")
+        holds = f"holds {len(boards)} runs, {run_names(boards)}"
+        raise RecordError(f"--baseline {name}: {path} {holds}; name one file")
     (board,) = boards
+    if rung is None:
+        known = [row.rung for row in board.rows]
+        raise RecordError(f"--baseline {name}: say which rung, as in {path}:{known[0]}{near('', known)}")
     row = next(row for row in board.rows if row.rung == rung)
-    if row.status not in GOOD:
-        raise RecordError(
-            f"{path}: {rung!r} cannot be the baseline: {status_of(row)}; choose a rung that is ok"
-        )
+    wrong = f"{path}: {rung!r} cannot be the baseline"
+    if row.status not in RANKED:
+        raise RecordError(f"{wrong}: {status_of(row)}; choose a rung that is ok")
     if row.tps is None:
-        raise RecordError(
-            f"{path}: {rung!r} cannot be the baseline: it has no speed; choose a rung that has one"
-        )
-    return Entry(board=board, row=row)
+        raise RecordError(f"{wrong}: it has no speed; choose a rung that has one")
+    return RungView(board=board, row=row)
 
 
-def chain(boards: Sequence[Scoreboard], start: Entry) -> Chain:
-    """All rungs of the runs that train what `start` does, in their order, held to it.
-
-    Raises RecordError where none of them does.
-    """
+def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
+    """Chain all rungs of the runs that train the baseline's task. Raises RecordError where no run does."""
     runs: dict[Path | None, Scoreboard] = {}
-    unlike = [first for board in boards if (first := entries(board)[0]).task != start.task]
+    unlike = []
     for board in boards:
-        if entries(board)[0].task == start.task:
+        first = rung_views(board)[0]
+        if first.task == baseline.task:
             runs.setdefault(board.place, board)  # the same file twice is one run
+        else:
+            unlike.append(first)
     if unlike and not runs:
-        (model, length), (wanted, long) = unlike[0].task, start.task
-        raise RecordError(
-            f"{unlike[0].board.source}: trains {model} at T = {length}, but the baseline {wanted} at T = "
-            f"{long}: their speeds do not rank; name files of one model and sequence length"
+        trained, expected = (
+            f"{model} at T = {seq_len}" for model, seq_len in (unlike[0].task, baseline.task)
         )
-    alone = start.board.place not in runs
-    if not alone:  # the one that is shown, not the one that the baseline was read from
-        shown = runs[start.board.place]
-        start = Entry(board=shown, row=shown.rows[_row_place(start)])
-    ordered = [start.board, *runs.values()] if alone else [*runs.values()]
-    asked = [entry for board in runs.values() for entry in entries(board)]
-    links: list[Link] = []
-    for entry in [start, *asked] if alone else asked:
-        links.append(_link(entry, start, [link.entry for link in links]))
-    return Chain(baseline=start, runs=tuple(ordered), alone=alone, links=tuple(links), unlike=tuple(unlike))
-
-
-def _row_place(entry: Entry) -> int:
-    return [row.index for row in entry.board.rows].index(entry.row.index)
-
-
-def _link(entry: Entry, start: Entry, above: Sequence[Entry]) -> Link:
-    own = entries(entry.board)
-    first = next((e for e in own if e.device == entry.device and e.ranks and not e.row.external), None)
-    before = next((each for each in own if each.row.index == entry.row.before), None)
-    sound = entry.ranks and before is not None and before.ranks
-    return Link(
-        entry=entry,
-        group=_group(entry, above),
-        over_baseline=over(entry, start),
-        first=first,
-        over_first=over(entry, first) if first else None,
-        over_before=entry.row.gain if sound else None,
-        verdict=entry.row.verdict if sound else None,
-        memory_over_first=memory_over(entry, first) if first and entry.ranks else None,
+        unlike_tasks = f"trains {trained}, but the baseline {expected}: their speeds do not rank"
+        raise RecordError(
+            f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
+        )
+    added = baseline.board.place not in runs
+    rungs = [rung for board in runs.values() for rung in rung_views(board)]
+    if added:
+        rungs.insert(0, baseline)
+    else:  # the board that is shown takes the place of the one that the baseline was read from
+        shown = runs[baseline.board.place]
+        baseline = next(rung for rung in rung_views(shown) if rung.row.index == baseline.row.index)
+    return Chain(
+        baseline=baseline,
+        runs=(baseline.board, *runs.values()) if added else tuple(runs.values()),
+        baseline_added=added,
+        rows=tuple(_chain_row(rung, baseline, rungs[:place]) for place, rung in enumerate(rungs)),
+        unlike=tuple(unlike),
     )
 
 
-def _group(entry: Entry, above: Sequence[Entry]) -> Group:
-    """What is new: hardware, the number of devices, or the software.
+def _chain_row(rung: RungView, baseline: RungView, above: Sequence[RungView]) -> ChainRow:
+    own = rung_views(rung.board)
+    first = next((r for r in own if r.device == rung.device and r.ranked and not r.row.external), None)
+    before = next((r for r in own if r.row.index == rung.row.before), None)
+    both_ranked = rung.ranked and before is not None and before.ranked
+    return ChainRow(
+        rung=rung,
+        group=_group(rung, above),
+        over_baseline=speed_ratio(rung, baseline),
+        first=first,
+        over_first=speed_ratio(rung, first) if first else None,
+        over_before=rung.row.gain if both_ranked else None,
+        verdict=rung.row.verdict if both_ranked else None,
+        memory_over_first=memory_ratio(rung, first) if first and rung.ranked else None,
+    )
+
+
+def _group(rung: RungView, above: Sequence[RungView]) -> Group:
+    """What is new in a rung: the hardware, the number of devices, or the software.
 
     More chips of a kind that the chain has had are not new hardware where the rung trains on several of them.
     """
-    several = entry.row.toggles.world_size > 1
-    if entry.row.external:
+    if rung.row.external:
         return "External"
-    if entry.device not in [each.device for each in above]:
+    if rung.device not in [other.device for other in above]:
         return "Hardware"
-    if entry.machine not in [each.machine for each in above] and not several:
+    if rung.devices == 1 and rung.machine not in [other.machine for other in above]:
         return "Hardware"
-    return "Distributed" if several else "Software"
+    return "Distributed" if rung.devices > 1 else "Software"

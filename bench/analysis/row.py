@@ -1,23 +1,24 @@
-"""One row of a scoreboard, computed from the records of its rung."""
+"""One row of a scoreboard, computed from the records of its rung, and what its shares are over. No torch."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.analysis.claim_checks import doubts, judge
-from bench.analysis.denominators import Ceiling, Peaks, share
+from bench.analysis.claim_checks import caveats_of, check_claims
 from bench.analysis.run_records import (
-    first_by_round,
+    first_tps_by_round,
+    group_by,
     is_external,
-    line_of,
     measured,
-    on_fewer_ranks,
     parity_reference,
+    scaling_reference,
     toggles_of,
     tps_by_round,
+    without_batch,
 )
 from bench.ladder.peers import PEERS
+from bench.records.machine import Ceiling, Matmul
 from bench.records.measurement import External
 from bench.records.record import Record
 from bench.stats import Estimate, Verdict, geometric_mean, paired_ratio, verdict
@@ -25,6 +26,69 @@ from gpt2.config.toggles import Toggles, describe
 from gpt2.config.workload import Workload
 
 EQUAL = "equal"
+"""Row.maths of a rung that computes what the first rung does."""
+
+
+# --- What speeds are a share of: peaks of datasheets, and the ceiling measured on the machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCeiling:
+    """The fastest matmul measured on this machine, over the processes that measured it."""
+
+    flops_per_second: float
+    """FLOP/s of one device: the geometric mean over the processes."""
+    rates: tuple[float, ...]
+    """FLOP/s by process."""
+    product: Matmul
+    """The matmul that was fastest in the first process."""
+    elsewhere: str | None
+    """run_id of the run that measured it, where that was another one."""
+    measured: tuple[Ceiling, ...]
+    """All that each process measured: other matmuls and formats, and the speed of memory."""
+
+
+def find_ceilings(records: Sequence[Record]) -> dict[str, RunCeiling]:
+    """Ceilings by kind of device, measured by the run itself or else by the last other run among records."""
+    by_device = group_by((r for r in records if r.ceiling), lambda record: toggles_of([record]).device)
+    ceilings = {}
+    for device, candidates in by_device.items():
+        own = [record for record in candidates if record.ladder == records[0].ladder]
+        measured = tuple(record.ceiling for record in own or candidates[-1:] if record.ceiling)
+        best = [ceiling.best for ceiling in measured]
+        rates = [product.flops_per_second for product in best]
+        ceilings[device] = RunCeiling(
+            flops_per_second=geometric_mean(rates).value,
+            rates=tuple(rates),
+            product=best[0],
+            elsewhere=None if own else candidates[-1].run_id,
+            measured=measured,
+        )
+    return ceilings
+
+
+Peaks = Mapping[tuple[str, str | None], float]
+"""FLOP/s of one device, by kind of device and number format; by "bf16" the denominator of MFU."""
+
+
+def find_peaks(records: Sequence[Record]) -> Peaks:
+    """One peak for the whole ladder: one derived from the clock could differ from process to process."""
+    peaks: dict[tuple[str, str | None], float] = {}
+    for record in records:
+        if m := record.measurement:
+            device = toggles_of([record]).device
+            for key, peak in (("bf16", m.peak_flops_bf16), (m.product_format, m.peak_flops_dtype)):
+                if peak is not None:
+                    peaks.setdefault((device, key), peak)
+    return peaks
+
+
+def _share(flops_per_token: int | None, tps: float | None, peak: float | None) -> float | None:
+    """Share of `peak` FLOP/s that a device needs for `tps` tokens per second."""
+    return flops_per_token * tps / peak if flops_per_token and tps and peak else None
+
+
+# --- The row
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,63 +97,60 @@ class Row:
 
     rung: str
     index: int
-    """In the ladder."""
+    """Place in the ladder, counted from 0."""
     toggles: Toggles
     changed: tuple[str, ...]
-    """From the row above, as a reader sees it."""
+    """Changes from the rung before, in words."""
     maths: str | None
     """`equal` to the first rung's but for rounding, or what changes it; None of another trainer."""
     tokens_per_step: int | None
     tps: Estimate | None
     speedup: Estimate | None
-    """Over the first rung."""
+    """Ratio over the first rung."""
     gain: Estimate | None
-    """Over the rung before."""
+    """Ratio over the rung before."""
     before: int | None
-    """The index of that rung: in a sweep not the row above, but the next smaller batch or else the first row.
-    """
+    """Index of the rung before; in a sweep the next smaller batch of the same toggles, else the first row."""
     verdict: Verdict | None
-    """Of the gain; None where something is held against this rung or the one before."""
+    """Verdict on the gain; None where this rung or the one before failed a check."""
     efficiency: Estimate | None
-    """Of several ranks: tokens per second and device over those of an earlier rung that trains alike, on
-    fewer.
-    """
+    """Tokens per second and device over those of an earlier rung that trains alike on fewer devices."""
     efficiency_over: str | None
-    """That rung's name."""
+    """Name of that rung."""
     mfu: float | None
     """Share of the devices' dense bfloat16 peak: one denominator for the whole ladder."""
     mfu_own: float | None
     """Share of the dense peak of the number format that this rung multiplies."""
     hfu: float | None
-    """As mfu, with what is computed a second time to save memory; None where nothing is."""
+    """MFU including what is computed a second time to save memory; None where nothing is."""
     ceiling_share: float | None
-    """Share of the matrix-product rate measured on this machine."""
+    """Share of the matmul rate measured on this machine."""
     peak_memory_bytes: int | None
     peak_memory_method: str | None
     loss: float | None
-    """At Scoreboard.loss_step."""
-    doubts: tuple[str, ...]
+    """Loss at Scoreboard.loss_step."""
+    caveats: tuple[str, ...]
     """Why it may not be called the fastest, even if its status is ok."""
     dropped: bool
-    """Of a sweep's candidate: whether it ran in fewer rounds than it could."""
+    """Whether a candidate of a sweep ran in fewer rounds than it could."""
     joules_per_token: float | None
     status: str
-    """ok, a guard (see bench.analysis.claim_checks), or how the last failing process ended."""
+    """ok, a failed check (see bench.analysis.claim_checks), or how the last failing process ended."""
     error: str | None
     """Why it is not ok."""
     expect: str | None
-    """The outcome that the ladder calls the point of this rung."""
+    """The outcome that the ladder expects of this rung."""
     external: External | None = None
-    """The other trainer that it is, whose toggles tell its device alone."""
+    """The other trainer of an external rung, whose toggles tell its device only."""
 
     @property
     def trainer(self) -> str | None:
-        """That other trainer and its version, for a reader."""
+        """Name and version of the other trainer of an external rung."""
         return _trainer(self.external) if self.external else None
 
     @property
     def other_maths(self) -> bool:
-        """Whether it is another training than the first rung's, so that it may be called the fastest nowhere."""
+        """Whether it trains otherwise than the first rung, so that it may be called the fastest nowhere."""
         return self.maths not in (None, EQUAL)
 
 
@@ -100,38 +161,48 @@ def row_of(
     *,
     above: Sequence[Row],
     peaks: Peaks,
-    ceiling: Ceiling | None,
+    ceiling: RunCeiling | None,
     delta: float | None,
     loss_step: int | None,
 ) -> Row:
-    """That of one rung's records, among those of all rungs and of the whole run.
+    """The row of one rung.
 
-    above: the rows before it. peaks, ceiling, delta: what it is held to. loss_step: whose loss is shown.
+    rung: its records. rungs: those of all rungs. records: those of the whole run. above: the rows before it.
+    delta: the noise floor. loss_step: the step whose loss is shown.
     """
-    toggles, found, tps = toggles_of(rung), measured(rung), tps_by_round(rung)
-    theirs = is_external(rung)
-    own = [each for each in rungs[: len(above)] if not is_external(each)]
-    before = last = own[-1] if own and not theirs else None
-    if (
-        last and rung[0].kind == "sweep"
-    ):  # whose candidates differ from the first; a smaller batch alone is a step
-        alike = line_of(toggles_of(last), last[0].workload) == line_of(toggles, rung[0].workload)
-        before, last = rungs[0], last if alike else rungs[0]
-    mean = geometric_mean(list(tps.values())) if tps else None
-    reference = None if theirs else parity_reference(rung, records)
-    status, error = judge(rung, rungs[0], before, reference)
+    toggles, m, tps, external = toggles_of(rung), measured(rung), tps_by_round(rung), _external(rung)
+    own_above = [other for other in rungs[: len(above)] if not is_external(other)]
+    before = compared_with = own_above[-1] if own_above and not external else None
+    if before and rung[0].kind == "sweep":
+        # Candidates differ from the first one; only a larger batch is a step from the candidate before.
+        without = without_batch(toggles, rung[0].workload)
+        larger_batch = without_batch(toggles_of(before), before[0].workload) == without
+        before, compared_with = rungs[0], before if larger_batch else rungs[0]
+    reference = None if external else parity_reference(rung, records)
+    status, error = check_claims(rung, rungs[0], before, reference)
     if status == "ok" and reference and (wrong := _broken_reference(rung, reference, above)):
         status, error = "parity_failed", f"its losses are held to {wrong}'s, which differ themselves"
-    comparable = status != "not_comparable"
-    gain = paired_ratio(tps, _paired(last, rungs, records)) if last and comparable else None
-    other = next((row for row in above if last and row.index == last[0].rung_index), None)
-    sound = status == "ok" and other is not None and other.status in ("ok", "inert")
-    # Over all devices at work: what one token needs, times tokens per second, over what the devices could do.
-    rate = mean.value / (found.peak_devices or toggles.world_size) if mean and found else None
-    fewer = on_fewer_ranks(toggles, rungs[: len(above)]) if comparable else None
-    scaled = paired_ratio(tps, _paired(fewer, rungs, records)) if fewer else None
+
+    def over(other: list[Record] | None) -> Estimate | None:
+        if other is None or status == "not_comparable":
+            return None
+        is_first = other is rungs[0]
+        return paired_ratio(tps, first_tps_by_round(other, records) if is_first else tps_by_round(other))
+
+    gain = over(compared_with)
+    row_before = next((r for r in above if compared_with and r.index == compared_with[0].rung_index), None)
+    both_valid = status == "ok" and row_before is not None and row_before.status in ("ok", "inert")
+    fewer = scaling_reference(toggles, rungs[: len(above)])
+    scaled, efficiency = over(fewer), None
+    if fewer and scaled:
+        efficiency = scaled.divided_by(toggles.world_size / toggles_of(fewer).world_size)
+    mean = geometric_mean(list(tps.values())) if tps else None
+    tps_per_device = mean.value / (m.peak_devices or toggles.world_size) if mean and m else None
+    flops = m.flops_per_token if m else None
+    peak = peaks.get((toggles.device, "bf16"))
     dropped = _dropped(rung, rungs, records)
-    changes = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
+    maths = [f"{setting} changes the maths: {why}" for setting, why in toggles.maths().items()]
+    caveats = () if external else (*caveats_of(rung, before, reference), *maths, *dropped)
     memory = [
         r.measurement.peak_memory_bytes for r in rung if r.measurement and r.measurement.peak_memory_bytes
     ]
@@ -140,40 +211,34 @@ def row_of(
         index=rung[0].rung_index,
         toggles=toggles,
         changed=tuple(_changed(rung, before)),
-        maths=None if theirs else "; ".join(changes) or EQUAL,
-        tokens_per_step=found.tokens_per_step if found else None,
+        maths=None if external else "; ".join(maths) or EQUAL,
+        tokens_per_step=m.tokens_per_step if m else None,
         tps=mean,
-        speedup=paired_ratio(tps, first_by_round(rungs[0], records)) if comparable else None,
+        speedup=over(rungs[0]),
         gain=gain,
-        before=other.index if other else None,
-        verdict=verdict(gain, delta) if gain and sound else None,
-        efficiency=scaled.over(toggles.world_size / toggles_of(fewer).world_size)
-        if fewer and scaled
-        else None,
-        efficiency_over=fewer[0].rung if fewer and scaled else None,
-        mfu=share(rate, found, peaks.get((toggles.device, "bf16"))),
-        mfu_own=share(rate, found, peaks.get((toggles.device, found and found.product_format))),
-        hfu=share(rate, found, peaks.get((toggles.device, "bf16")), hardware=True),
-        ceiling_share=share(rate, found, ceiling and ceiling.flops_per_second),
+        before=row_before.index if row_before else None,
+        verdict=verdict(gain, delta) if gain and both_valid else None,
+        efficiency=efficiency,
+        efficiency_over=fewer[0].rung if fewer and efficiency else None,
+        mfu=_share(flops, tps_per_device, peak),
+        mfu_own=_share(flops, tps_per_device, peaks.get((toggles.device, m and m.product_format))),
+        hfu=_share(m and m.hardware_flops_per_token, tps_per_device, peak),
+        ceiling_share=_share(flops, tps_per_device, ceiling and ceiling.flops_per_second),
         peak_memory_bytes=max(memory, default=None),
-        peak_memory_method=found.peak_memory_method if found else None,
-        loss=found.losses[loss_step - 1] if found and loss_step and not theirs else None,
-        doubts=()
-        if theirs
-        else (*doubts(rung, before, reference), *changes, *([dropped] if dropped else [])),
-        dropped=dropped is not None,
+        peak_memory_method=m.peak_memory_method if m else None,
+        loss=m.losses[loss_step - 1] if m and loss_step and not external else None,
+        caveats=caveats,
+        dropped=bool(dropped),
         joules_per_token=_joules_per_token(rung),
         status=status,
         error=error,
         expect=rung[0].expect,
-        external=_external(rung),
+        external=external,
     )
 
 
 def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[str]:
-    """What a reader is told of it: the toggles that are not those of the rung before, or who trains in our
-    place.
-    """
+    """What a reader is told of a rung: the toggles that it changes, or the other trainer."""
     if external := _external(rung):
         return [f"external: {_trainer(external)}"]
     workload = Workload(**rung[0].workload)
@@ -181,43 +246,28 @@ def _changed(rung: Sequence[Record], before: Sequence[Record] | None) -> list[st
 
 
 def _external(rung: Sequence[Record]) -> External | None:
-    """By the first record that knows its version; None of a rung of ours."""
+    """The other trainer, by the first record that knows its version; None for a rung of ours."""
     return max(rung, key=lambda record: bool(record.external and record.external.version)).external
 
 
 def _trainer(external: External) -> str:
-    return f"{peer_title(external)}{f' at {external.version}' if external.version else ''}"
+    title = PEERS[external.peer].title if external.peer in PEERS else external.peer
+    return f"{title}{f' at {external.version}' if external.version else ''}"
 
 
-def peer_title(external: External) -> str:
-    """As its authors call it; one that this version of bench does not know by its key."""
-    return PEERS[external.peer].title if external.peer in PEERS else external.peer
-
-
-def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> str | None:
-    """Says that a sweep's candidate ran less often than it could: in each round that its control, the last,
-    ended.
-    """
+def _dropped(rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]) -> list[str]:
+    """A caveat where a sweep's candidate ran in fewer rounds than the sweep's control, which ends a round."""
     if rung[0].kind != "sweep":
-        return None
+        return []
     whole = {r.repetition for r in records if r.kind == "control" and r.rung_index == rungs[0][0].rung_index}
     rounds, most = len(tps_by_round(rung)), max(1, len(whole))
-    return f"it ran in {rounds} of {most} rounds" if rounds < most else None
-
-
-def _paired(
-    rung: list[Record], rungs: Sequence[list[Record]], records: Sequence[Record]
-) -> dict[tuple[int, str], float]:
-    """A rung's speeds for another's to be held to: the first rung's are its control's where a round was cut
-    in two.
-    """
-    return first_by_round(rung, records) if rung is rungs[0] else tps_by_round(rung)
+    return [f"it ran in {rounds} of {most} rounds"] if rounds < most else []
 
 
 def _broken_reference(
     rung: Sequence[Record], reference: Sequence[Record], above: Sequence[Row]
 ) -> str | None:
-    """The rung whose losses failed and that a rung's reference trains like, or is; None if all is well."""
+    """Name of the rung that `reference` trains like, or is, if that rung's losses failed their check."""
     index = reference[0].rung_index - (reference[0].kind == "parity")
     if rung[0].kind == "sweep" and reference[0].kind == "parity":
         index = next((row.index for row in above if row.tps), index)  # the first that ran
@@ -228,13 +278,13 @@ def _broken_reference(
 
 
 def _joules_per_token(rung: Sequence[Record]) -> float | None:
-    """Over all rounds; absent where no counter exists."""
-    windows = [r.measurement for r in rung if r.status == "ok" and r.measurement]
-    energies = [
-        (m.energy_joules, m.tokens_per_step * (m.block_steps or 0) * len(m.block_seconds)) for m in windows
-    ]
-    known = [(joules, tokens) for joules, tokens in energies if joules is not None and tokens]
-    return sum(joules for joules, _ in known) / sum(tokens for _, tokens in known) if known else None
+    """Mean over all rounds that have a counter; None where none has."""
+    joules = tokens = 0.0
+    for m in (record.measurement for record in rung if record.status == "ok"):
+        if m and m.energy_joules is not None and m.block_steps and m.block_seconds:
+            joules += m.energy_joules
+            tokens += m.tokens_per_step * m.block_steps * len(m.block_seconds)
+    return joules / tokens if tokens else None
 
 
 STATUS = {
@@ -246,6 +296,6 @@ STATUS = {
 
 
 def status_of(row: Row) -> str:
-    """For a reader."""
+    """A rung's status as tables show it."""
     status = STATUS.get(row.status, row.status)
     return f"{status}, not {row.expect}" if row.expect and row.status == "ok" else status

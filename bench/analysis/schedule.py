@@ -1,7 +1,4 @@
-"""Which processes a run consists of, in order: rungs, their controls, and what attributes a gain to a toggle.
-
-Imports no torch.
-"""
+"""Which processes a run consists of, in order: rungs, their controls, and ablations. Imports no torch."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ class Task:
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """That of its record, and the same for the same process of a resumed run."""
+        """Key of its record, and of the same process of a resumed run."""
         return self.kind, self.rung.index, self.repetition
 
     @property
@@ -39,7 +36,7 @@ class Task:
 
     @property
     def title(self) -> str:
-        """For a person who follows the run."""
+        """Name of the task for a person who follows the run."""
         if self.is_ceiling:
             return "measured ceiling"
         names = {"alone": "alone", "left_out": "left out", "control": "control", "parity": "parity"}
@@ -47,54 +44,50 @@ class Task:
 
     @property
     def name(self) -> str:
-        """Of what is trained: the same for a rung and its control."""
+        """Name of what is trained: the same for a rung and its control."""
         return f"{'cumulative' if self.kind == 'control' else self.kind} {self.rung.name}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cut:
-    """Where the time of a run was over."""
+    """Where a run ran out of time."""
 
     task: Task
-    """The first that was not begun."""
+    """The first task that was not begun."""
     why: str
     left: int
-    """Processes that were not begun, this one included, as far as they are known."""
+    """Number of tasks that were not begun, this one included, as far as they are known."""
 
 
 def variant(ladder: Ladder, rung: Rung, kind: Kind) -> Rung | None:
-    """`rung` as a process of this kind trains it; None where there is no such thing.
+    """`rung` as a process of this kind trains it; None where there is no such process.
 
     alone: its changes alone on the first rung. left_out: the last rung without its changes. parity: the rung
-    before, or of a first rung on several ranks itself on one, accumulating as many tokens per step as this
-    one takes. control and cumulative: as it is. Raises LadderError where the toggles make no whole.
+    before, accumulating as many tokens per step as this one takes; for a first rung on several ranks the rung
+    itself on one. control and cumulative: the rung as it is. Raises LadderError where the toggles do not fit
+    together.
     """
     if kind not in (*ABLATION, "parity"):
         return rung
     if rung.external:
         return None
-    above = [each for each in ladder.rungs[: rung.index] if not each.external]
-    before = above[-1].toggles if above else None
-    if before is None and kind == "parity" and rung.toggles.world_size > 1:
-        before = replace(rung.toggles, world_size=1, sharding="none")
-    if before is None:
-        return None
+    own_above = [other for other in ladder.rungs[: rung.index] if not other.external]
+    before = own_above[-1].toggles if own_above else None
     if kind == "parity":
-        toggles = same_step(before, rung.toggles)
-        if (
-            toggles == rung.toggles
-        ):  # which only accumulates more: nothing that it could be held to takes such steps
+        if before is None and rung.toggles.world_size > 1:
+            before = replace(rung.toggles, world_size=1, sharding="none")
+        toggles = same_step(before, rung.toggles) if before else None
+        if toggles == rung.toggles:  # it only accumulates more, so no other process takes such steps
             return None
     else:
+        rungs = full_set(ladder.own)
+        if before is None or rung not in rungs:
+            return None
         try:
-            rungs = full_set(ladder.own)
-            if rung not in rungs:
-                return None
-            toggles = ablated([each.toggles for each in rungs], len(above), kind, ladder.workload)
+            toggles = ablated([other.toggles for other in rungs], len(own_above), kind, ladder.workload)
         except ValueError as error:
-            raise LadderError(
-                f"{ladder.path}: rung {rung.name!r} {kind.replace('_', ' ')}: {error}"
-            ) from None
+            what = f"rung {rung.name!r} {kind.replace('_', ' ')}"
+            raise LadderError(f"{ladder.path}: {what}: {error}") from None
         before = (rungs[0] if kind == "alone" else rungs[-1]).toggles
     if toggles is None:
         return None
@@ -110,9 +103,7 @@ class _Expecting(Protocol):
 
 
 def full_set(rungs: Sequence[Expecting]) -> Sequence[Expecting]:
-    """The rungs up to the last one that is meant to run: a ladder may end with one that is to run out of
-    memory.
-    """
+    """The rungs up to the last one that is meant to run: the last rungs may be meant to run out of memory."""
     meant = [place for place, rung in enumerate(rungs) if rung.expect != "out_of_memory"]
     return rungs[: max(meant, default=-1) + 1]
 
@@ -140,22 +131,24 @@ def same_step(before: Toggles, after: Toggles) -> Toggles | None:
         return None
     micro_batch = math.gcd(before.micro_batch_size, sequences)
     toggles = replace(before, micro_batch_size=micro_batch, grad_accum_steps=sequences // micro_batch)
-    if (
-        toggles.cuda_graphs and toggles.grad_accum_steps > 1
-    ):  # which cannot accumulate; the arithmetic is the same
-        toggles = replace(toggles, compile="default")
-    if (
-        toggles.weight_casts == "optimizer" and toggles.grad_accum_steps > 1
-    ):  # nor can these; the casts are the same
-        toggles = replace(toggles, weight_casts="forward")
-    if toggles.weights != "float32" and toggles.grad_accum_steps > 1:
-        toggles = replace(toggles, weights="float32")
+    if toggles.grad_accum_steps > 1:  # what cannot accumulate takes the value with the same arithmetic
+        if toggles.cuda_graphs:
+            toggles = replace(toggles, compile="default")
+        if toggles.weight_casts == "optimizer":
+            toggles = replace(toggles, weight_casts="forward")
+        if toggles.weights != "float32":
+            toggles = replace(toggles, weights="float32")
     return toggles
 
 
+def _kind(rung: Rung) -> Kind:
+    return "external" if rung.external else "cumulative"
+
+
 def ceiling_rung(device: str, place: int = 0) -> Rung:
-    """What a task that measures a device's ceiling has for a rung. place: of the device among those of the
-    run.
+    """The rung of a task that measures a device's ceiling.
+
+    place: of the device among those of the run.
     """
     chosen: dict[str, Any] = {"device": device}
     return Rung(name="ceiling", index=place, changed=[], expect=None, toggles=Toggles(**chosen))
@@ -178,7 +171,7 @@ def _ablation(ladder: Ladder) -> Iterator[tuple[Kind, Rung]]:
 class Schedule:
     """The processes of a run, round by round, so that drift of the machine meets all rungs alike.
 
-    Tell it how each one ended, and it leaves out what is pointless and knows how long the rest will take.
+    Tell it how each one ended, and it leaves out what is pointless and estimates how long the rest will take.
     """
 
     ladder: Ladder
@@ -189,31 +182,26 @@ class Schedule:
     _skipped: set[tuple[str, int]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self._each: list[tuple[Kind, Rung]] = [
-            ("external" if rung.external else "cumulative", rung) for rung in self.rungs
-        ]
+        self._every_round: list[tuple[Kind, Rung]] = [(_kind(rung), rung) for rung in self.rungs]
         if self.ablate:
-            self._each += _ablation(self.ladder)
+            self._every_round += _ablation(self.ladder)
         protocol = self.ladder.protocol
         if protocol.repeats > 1 or protocol.until is not None:
-            self._each += self._controls
-        self._once: list[tuple[Kind, Rung]] = []
+            self._every_round += self._controls
+        self._first_round: list[tuple[Kind, Rung]] = []
         first = self.rungs[0]
-        # What takes a step of the first rung's size is held to that rung, unless this trains on several ranks
-        # itself.
+        # The first rung is the reference of steps of its size, unless it trains on several ranks itself.
         sizes = {first.toggles.tokens_per_step(1)} if first.index or first.toggles.world_size == 1 else set()
         for rung in self._own:
             size = rung.toggles.tokens_per_step(1)
-            child = variant(self.ladder, rung, "parity") if size not in sizes else None
+            parity = variant(self.ladder, rung, "parity") if size not in sizes else None
             sizes.add(size)
-            if child:
-                self._once.append(("parity", child))
-        self._ceilings: list[tuple[Kind, Rung]] = []
-        if protocol.ceiling_seconds:
-            devices = dict.fromkeys(rung.toggles.device for rung in self.rungs)
-            self._ceilings = [
-                ("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)
-            ]
+            if parity:
+                self._first_round.append(("parity", parity))
+        devices = dict.fromkeys(rung.toggles.device for rung in self.rungs if protocol.ceiling_seconds)
+        self._ceilings: list[tuple[Kind, Rung]] = [
+            ("ceiling", ceiling_rung(device, place)) for place, device in enumerate(devices)
+        ]
 
     @property
     def _own(self) -> list[Rung]:
@@ -221,38 +209,38 @@ class Schedule:
 
     @property
     def _controls(self) -> list[tuple[Kind, Rung]]:
-        """A/A: what the same thing twice differs by, of the first rung and of the last one of ours meant to
-        run.
+        """The A/A controls: the first rung, and the last one of ours that is meant to run.
 
-        Of two, because a first rung at a small batch waits for the host and a last one may not.
+        Two, because a first rung at a small batch waits for the host and a last one may not.
         """
-        again = [self.rungs[0], *full_set(self._own)[-1:]]
-        return [("control", rung) for place, rung in enumerate(again) if rung not in again[:place]]
+        rungs = [self.rungs[0], *full_set(self._own)[-1:]]
+        return [("control", rung) for place, rung in enumerate(rungs) if rung not in rungs[:place]]
 
     @property
     def planned_rounds(self) -> int:
-        """As far as known beforehand."""
+        """Number of rounds, as far as it is known beforehand."""
         protocol = self.ladder.protocol
         return protocol.repeats if protocol.until is None else LEAST_ROUNDS_UNTIL
 
     def resume(self, records: Sequence[Record]) -> None:
-        """Leave out what has been run. What is left of a round pairs with nothing before it and gets a first
-        rung.
+        """Leave out what has been run.
+
+        The rest of a round pairs with nothing before the interruption, so it gets a first rung of its own.
         """
         for record in records:
             self.ended(record)
         rest = {task.kind for task in self.round(1)}
-        if records and rest.intersection(RUNGS) and self._controls[0] not in self._each:
-            self._each.append(self._controls[0])
+        if records and rest.intersection(RUNGS) and self._controls[0] not in self._every_round:
+            self._every_round.append(self._controls[0])
 
     def round(self, repetition: int) -> Iterator[Task]:
-        """What is still to be run of one round."""
+        """Tasks of one round that are still to be run."""
         yield from self._tasks(
-            [*self._each, *(self._once + self._ceilings if repetition == 1 else [])], repetition
+            [*self._every_round, *(self._first_round + self._ceilings if repetition == 1 else [])], repetition
         )
 
     def closing(self, repetition: int) -> Iterator[Task]:
-        """What is still to be run after the last round."""
+        """Tasks still to be run after the last round."""
         if repetition > 1:
             yield from self._tasks(self._ceilings, repetition)
 
@@ -263,18 +251,17 @@ class Schedule:
                 yield task
 
     def _wanted(self, task: Task) -> bool:
-        """Whether some rung is there to be held to it: of what this machine does not support no figure comes."""
-        if task.is_ceiling:
-            return any(
-                ("external" if rung.external else "cumulative", rung.index) not in self._skipped
-                for rung in self.rungs
-                if rung.toggles.device == task.rung.toggles.device
-            )
+        """Whether some rung needs the task: rungs that this machine does not support need none."""
         if task.kind == "control":
             return ("cumulative", task.rung.index) not in self._skipped
-        size = task.rung.toggles.tokens_per_step(1)
-        alike = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
-        return task.kind != "parity" or any(("cumulative", rung.index) not in self._skipped for rung in alike)
+        if task.is_ceiling:
+            users = [rung for rung in self.rungs if rung.toggles.device == task.rung.toggles.device]
+        elif task.kind == "parity":
+            size = task.rung.toggles.tokens_per_step(1)
+            users = [rung for rung in self._own if rung.toggles.tokens_per_step(1) == size]
+        else:
+            return True
+        return any((_kind(rung), rung.index) not in self._skipped for rung in users)
 
     def ended(self, record: Record, seconds: float | None = None) -> None:
         """Note an outcome; what this machine does not support is not tried again."""
@@ -287,7 +274,7 @@ class Schedule:
             self._skipped.add(record.key[:2])
 
     def seconds_left(self, repetition: int, rounds: int) -> float | None:
-        """Of rounds `repetition` to `rounds`, as far as known; None before anything has ended."""
+        """Estimated seconds of rounds `repetition` to `rounds`; None before anything has ended."""
         known = [seconds for times in self._seconds.values() for seconds in times]
         if not known:
             return None

@@ -11,12 +11,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.analysis.denominators import Ceiling, find_ceilings, find_peaks
-from bench.analysis.row import Row, row_of
+from bench.analysis.row import Row, RunCeiling, find_ceilings, find_peaks, row_of
 from bench.analysis.run_records import (
     Run,
-    cumulative,
-    first_by_round,
+    by_rung,
+    first_tps_by_round,
     in_order,
     measured,
     toggles_of,
@@ -24,7 +23,7 @@ from bench.analysis.run_records import (
 )
 from bench.records.machine import Environment
 from bench.records.record import ABLATION, Record
-from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, noise_floor, paired_ratio, surely_ahead
+from bench.stats import LEAST_ROUNDS_UNTIL, Estimate, clearly_ahead, noise_floor, paired_ratio
 
 LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 """Steps at which losses are shown: few, so that machines of different speed show the same one."""
@@ -32,41 +31,34 @@ LOSS_STEPS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)
 
 @dataclass(frozen=True, kw_only=True)
 class Scoreboard:
-    """The rows of one run, and what its caption must say."""
+    """The rows of one run, and what its caption needs."""
 
     ladder: str
     rows: tuple[Row, ...]
     records: Run
-    """All of the run, those of controls and of toggles alone included."""
+    """All records of the run, those of controls and ablations included."""
     control: Estimate | None
     """The A/A control: the first rung run again, over the first rung."""
     last_control: Estimate | None
-    """The same of the last rung of ours; None where that is the first, and of older runs."""
+    """The same for the last rung of ours; None where that is the first, and of older runs."""
     delta: float | None
-    """The noise floor, by the control that differs more: relative differences below it are no difference.
-    None without a control.
-    """
-    ceilings: dict[str, Ceiling]
-    """By kind of device."""
+    """The noise floor, a relative difference, by the noisier control; None without a control."""
+    ceilings: dict[str, RunCeiling]
+    """Measured ceilings by kind of device."""
     loss_step: int | None
-    """The step, counted from 1, whose loss is shown: the largest of LOSS_STEPS that every measured rung has.
-    """
+    """Step whose loss is shown, counted from 1: the largest of LOSS_STEPS that all measured rungs have."""
     environment: Environment
     rounds: int
     source: Path | None
     """The results file."""
 
     def records_of(self, row: Row) -> list[Record]:
-        """Of one rung, in all rounds."""
+        """Records of one rung in all rounds."""
         return self.records.rungs[row.index]
 
-    def before(self, row: Row) -> Row | None:
-        """The rung before, that the row's gain is over."""
+    def rung_before(self, row: Row) -> Row | None:
+        """The row that the row's gain is over."""
         return next((other for other in self.rows if other.index == row.before), None)
-
-    def same_run(self, other: Scoreboard) -> bool:
-        """Whether both are of one results file, however it was named, so that their rounds are the same."""
-        return self is other or (self.source is not None and self.place == other.place)
 
     @property
     def place(self) -> Path | None:
@@ -74,14 +66,19 @@ class Scoreboard:
         return self.source and self.source.resolve()
 
     @property
+    def title(self) -> str:
+        """Name of the run in headings."""
+        return f"{self.ladder} on {self.environment.machine}"
+
+    @property
     def file_name(self) -> str:
-        """Of its ladder and model, fit for a file's name."""
+        """Name of ladder and model, fit for a file's name."""
         model = self.records[0].workload["model"]
         return re.sub(r"[^\w.-]+", "-", self.ladder if model == "gpt2" else f"{self.ladder}-{model}")
 
     @property
     def begun(self) -> str:
-        """UTC start of its first process."""
+        """UTC start of the first process."""
         return min(record.time for record in self.records)
 
     @property
@@ -90,40 +87,37 @@ class Scoreboard:
         return self.fastest_of(self.rows)
 
     def fastest_of(self, rows: Collection[Row]) -> Row | None:
-        """The fastest sound rung among some of this board's, over the first.
+        """The fastest sound rung among some of this board's, by speed-up over the first rung.
 
-        For want of a first one, that with most tokens per second, which rounds cut in two by an interruption
-        distort.
+        Without a first rung it is the one with most tokens per second, which interruptions may distort.
         """
         among = [row for row in self.sound if row in rows]
-        held = {row.index: row.speedup.value for row in among if row.speedup}
-        if held:
-            return max((row for row in among if row.index in held), key=lambda row: held[row.index])
+        speedups = {row.index: row.speedup.value for row in among if row.speedup}
+        if speedups:
+            return max((row for row in among if row.speedup), key=lambda row: speedups[row.index])
         return max(among, key=lambda row: row.tps.value if row.tps else 0.0, default=None)
 
     @property
     def sound(self) -> tuple[Row, ...]:
-        """Rungs that nothing is held against and that leave no doubt."""
-        return tuple(row for row in self.rows if row.tps and row.status == "ok" and not row.doubts)
+        """Rungs that failed no check and have no caveat."""
+        return tuple(row for row in self.rows if row.tps and row.status == "ok" and not row.caveats)
 
     @property
-    def as_fast(self) -> tuple[Row, ...]:
-        """Other sound rungs, over which the lead of the fastest does not surely exceed the noise floor."""
+    def ties(self) -> tuple[Row, ...]:
+        """Other sound rungs, over which the lead of the fastest does not clearly exceed the noise floor."""
         best, first = self.fastest, self.rows[0]
         if best is None:
             return ()
         speeds = {row.index: tps_by_round(self.records_of(row)) for row in self.sound}
         if best is not first and first.index in speeds:
-            speeds[first.index] = first_by_round(self.records_of(first), self.records)
-
-        def told(row: Row) -> bool:
-            return surely_ahead(paired_ratio(speeds[best.index], speeds[row.index]), self.delta)
-
-        return tuple(row for row in self.sound if row is not best and not told(row))
+            speeds[first.index] = first_tps_by_round(self.records_of(first), self.records)
+        leads = {index: paired_ratio(speeds[best.index], tps) for index, tps in speeds.items()}
+        others = [row for row in self.sound if row is not best]
+        return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
 
     @property
     def planned_rounds(self) -> int:
-        """As many as the run was told to take, at least."""
+        """Least number of rounds that the run was told to take."""
         until = self.records[-1].protocol.get("until")
         return LEAST_ROUNDS_UNTIL if until is not None else max(r.protocol["repeats"] for r in self.records)
 
@@ -134,9 +128,7 @@ class Scoreboard:
 
     @property
     def interrupted(self) -> bool:
-        """Whether the run ended before its last process: by the user, for want of time, or because it was
-        killed.
-        """
+        """Whether the run ended before its last process: by the user, out of time, or killed."""
         if any(record.cut_short for record in self.records):
             return True
         wanted = max(self.rounds, self.planned_rounds)
@@ -164,9 +156,13 @@ class Scoreboard:
             record.rung_index for record in self.records if record.kind != "ceiling"
         )
 
+    def same_run(self, other: Scoreboard) -> bool:
+        """Whether both are of one run, so that their rounds are the same."""
+        return self is other or (self.place is not None and self.place == other.place)
+
     @property
     def own(self) -> Scoreboard:
-        """Without the rows of external rungs."""
+        """The scoreboard without the rows of external rungs."""
         return replace(self, rows=tuple(row for row in self.rows if row.external is None))
 
 
@@ -178,16 +174,16 @@ def scoreboard(
     elsewhere: records of this machine's ceiling from `bench roofline`, for a run that measured none.
     """
     records = Run(in_order(_latest(records)))
-    rungs = cumulative(records)
-    curves = [len(found.losses) for rung in records.own if (found := measured(rung))]
+    rungs = by_rung(records)
+    curves = [len(m.losses) for rung in records.own_rungs if (m := measured(rung))]
     loss_step = max((step for step in LOSS_STEPS if step <= min(curves)), default=None) if curves else None
-    again = {index: tps_by_round(control) for index, control in records.controls.items()}
-    control = paired_ratio(again.pop(rungs[0][0].rung_index, {}), tps_by_round(rungs[0]))
-    last = max(again, default=None)
-    last_control = (
-        paired_ratio(again[last], tps_by_round(records.rungs.get(last, ()))) if last is not None else None
-    )
-    floors = [floor for each in (control, last_control) if (floor := noise_floor(each)) is not None]
+    control_tps = {index: tps_by_round(control) for index, control in records.controls.items()}
+    control = paired_ratio(control_tps.pop(rungs[0][0].rung_index, {}), tps_by_round(rungs[0]))
+    last_control = None
+    if control_tps:
+        last = max(control_tps)
+        last_control = paired_ratio(control_tps[last], tps_by_round(records.rungs.get(last, ())))
+    floors = [floor for ratio in (control, last_control) if (floor := noise_floor(ratio)) is not None]
     delta = max(floors, default=None)
     ceilings = find_ceilings([*records, *elsewhere])
     peaks = find_peaks(records)
@@ -221,7 +217,7 @@ def scoreboard(
 
 
 def _latest(records: Sequence[Record]) -> list[Record]:
-    """Without processes that were cut short and that a resumed run has run again."""
+    """Records without processes that were cut short and that a resumed run has run again."""
     again = {r.key: r for r in sorted(records, key=lambda r: r.time) if r.cut_short}
     done = {r.key for r in records if not r.cut_short}
     return [r for r in records if not r.cut_short or (r.key not in done and r is again[r.key])]

@@ -1,4 +1,4 @@
-"""Which results files to show, and what a run's results say about its success."""
+"""Which results files to show, and what a run's results say about its success. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from gpt2.config.workload import Workload
 
 
 def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
-    """The figures of others among results files and folders, and warnings about files that were left out.
+    """Load figures of others from results files and folders, with warnings about files left out.
 
-    Raises RecordError for a file by name that cannot be read.
+    Raises RecordError where a file given by name cannot be read.
     """
-    found: list[Published] = []
+    figures: list[Published] = []
     seen: set[Path] = set()
     warnings: list[str] = []
     for path in paths:
@@ -31,30 +31,33 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
                 continue
             seen.add(file.resolve())
             try:
-                found += read_published(file, warnings) if is_published(file) else []
+                figures += read_published(file, warnings) if is_published(file) else []
             except RecordError as error:
                 if not path.is_dir():
                     raise
                 warnings.append(f"{error}; left out")
-    return found, warnings
+    return figures, warnings
 
 
 def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
-    """Those of a folder, or the file itself."""
+    """The results files of a folder, or the file itself."""
     return results_files(path, warnings=warnings) if path.is_dir() else [path]
 
 
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
-    """The scoreboards of results files, and warnings about what was left out of them.
+    """Load the scoreboards of results files, with warnings about what was left out.
 
-    A file is shown as it is, and once, however often it is named. Of the files below a folder, each subfolder
-    (machine), ladder, model and text shows one: of the runs of the ladder as its last whole run has it, an
-    uninterrupted one before others, then the one with most rungs (not of sweeps, which try as many batches as it takes), then one with rounds
-    enough for intervals, then the newest. Newer ones that are passed over are named, and so are whole ones of
-    the same name that differ in their values or task. Files that hold nothing but a measured ceiling belong
-    to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot be read is left
-    out with a warning. Raises RecordError where there is nothing to show, or for a file by name. Figures of
-    others are passed over (see load_published()). needed: whether no run at all is an error.
+    A file is shown as it is, and once, however often it is named. Of the files below a folder, each
+    subfolder (machine), ladder, model and text shows one: of the runs of the ladder as its last whole run
+    has it, an uninterrupted one before others, then the one with most rungs (not of sweeps, which try as
+    many batches as it takes), then one with rounds enough for intervals, then the newest. Newer ones that
+    are passed over are named, and so are whole ones of the same name that differ in their values or task.
+    Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that
+    measured none. Of a folder, a file that cannot be read is left out with a warning. Figures of others are
+    passed over (see load_published()).
+
+    needed: whether no run at all is an error. Raises RecordError for that, and for a file given by name that
+    cannot be read.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -71,21 +74,21 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 if not path.is_dir():
                     raise
                 warnings.append(f"{error}; left out")
-        found: dict[tuple[Path, str, str], list[Scoreboard]] = {}
+        runs_by_name: dict[tuple[Path, str, str], list[Scoreboard]] = {}
         for file, records in contents.items():
             if any(record.kind in RUNGS for record in records):
                 if file.parent not in rooflines:
                     rooflines[file.parent] = _rooflines(file.parent)
-                board = scoreboard(
-                    records, source=file, elsewhere=_of_machine(rooflines[file.parent], records[0])
-                )
-                found.setdefault((file.parent, board.ladder, _workload(records[0])), []).append(board)
+                of_machine = [r for r in rooflines[file.parent] if _machine(r) == _machine(records[0])]
+                board = scoreboard(records, source=file, elsewhere=of_machine)
+                workload = records[0].workload  # --set workload.model=gpt2-medium asks another question
+                name = file.parent, board.ladder, f"{workload['model']} on {workload['data']}"
+                runs_by_name.setdefault(name, []).append(board)
             elif not records or any(record.kind != "ceiling" for record in records):
-                warnings.append(
-                    f"{file}: {'holds no records of rungs' if records else 'is empty; name other files'}"
-                )
-        for runs in found.values():
-            chosen = _chosen(runs)
+                why = "holds no records of rungs" if records else "is empty; name other files"
+                warnings.append(f"{file}: {why}")
+        for runs in runs_by_name.values():
+            chosen = _choose(runs)
             if not any(chosen.same_run(board) for board in boards):
                 boards.append(chosen)
             warnings += _passed_over(runs, chosen)
@@ -95,20 +98,18 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:
-    """Why there is nothing to show, and what to do: one line for files, and one more for each that a folder
-    has.
-    """
-    shown, advice = ", ".join(str(path) for path in paths), "bench run ladders/smoke.yaml makes some"
+    """Why there is nothing to show, and what to do: one line, and one more for each file of a folder."""
+    shown, advice = ", ".join(map(str, paths)), "bench run ladders/smoke.yaml makes some"
     if not warnings and any(is_published(file) for path in paths for file in _files(path)):
-        return f"{shown}: holds figures that others have published, no results of bench run; bench report shows them"
+        holds = "holds figures that others have published, no results of bench run"
+        return f"{shown}: {holds}; bench report shows them"
     if warnings and not any(path.is_dir() for path in paths):
         return f"{'; '.join(warnings)}; {advice}"
     return "\nbench: ".join([f"{shown}: no results here; {advice}", *warnings])
 
 
 def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[Scoreboard], str | None]:
-    """What FILE, FOLDER or either with :RUNG stands for: the path, the runs there that have the rung, and its
-    name.
+    """Load FILE, FOLDER, or either with :RUNG: the path, the runs there that have the rung, and its name.
 
     warnings: takes those about what was left out. Raises RecordError.
     """
@@ -129,18 +130,13 @@ def load_named(name: str, warnings: list[str] | None = None) -> tuple[str, list[
     return path, [board for board in boards if rung in [row.rung for row in board.rows]], rung
 
 
-def names(boards: Sequence[Scoreboard]) -> str:
-    """Of runs, for an error's line."""
-    return ", ".join(f"{board.ladder} on {board.environment.machine}" for board in boards)
-
-
-def _workload(record: Record) -> str:
-    """What makes runs of a ladder answers to different questions: `--set workload.model=gpt2-medium` for one."""
-    return f"{record.workload['model']} on {record.workload['data']}"
+def run_names(boards: Sequence[Scoreboard]) -> str:
+    """Names of runs for an error message."""
+    return ", ".join(board.title for board in boards)
 
 
 def _one_run(file: Path) -> tuple[list[Record], list[str]]:
-    """The records of a file, and warnings. Raises RecordError, for several runs in one file too."""
+    """Records of a file, and warnings. Raises RecordError, for several runs in one file too."""
     records, warnings = read(file)
     if mixed := not_of_one_run(records):
         raise RecordError(f"{file}: {plain(mixed)}")
@@ -156,7 +152,7 @@ def _one_run(file: Path) -> tuple[list[Record], list[str]]:
 
 
 def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
-    """Raise RecordError where records are of several ladders, or what is averaged over rounds is not alike."""
+    """Raise RecordError where records are of several ladders, or rounds of a rung are not alike."""
     alike: dict[tuple[str, int], Record] = {}
     for record in records:
         first = records[0]
@@ -175,91 +171,88 @@ def _of_one_ladder(file: Path, records: Sequence[Record]) -> None:
             raise RecordError(f"{where}: its toggles are not those of round {first.repetition}: {unlike}")
         tokens = now.tokens_per_step(record.workload["seq_len"])
         if record.measurement and record.measurement.tokens_per_step != tokens and not record.external:
-            found = f"{record.measurement.tokens_per_step:,} tokens per step"
-            raise RecordError(f"{where}: measured {found}, but its toggles make {tokens:,}")
+            measured_tokens = f"{record.measurement.tokens_per_step:,} tokens per step"
+            raise RecordError(f"{where}: measured {measured_tokens}, but its toggles make {tokens:,}")
 
 
 def _rooflines(folder: Path) -> list[Record]:
-    """What `bench roofline` left in a folder, the newest last."""
-    found: list[Record] = []
+    """Records that `bench roofline` left in a folder, the newest last."""
+    records: list[Record] = []
     for file in results_files(folder, "roofline-"):
         if file.parent != folder:  # another machine's
             continue
         with contextlib.suppress(RecordError):  # another's trouble
-            found += [record for record in read(file)[0] if record.ceiling]
-    return found
+            records += [record for record in read(file)[0] if record.ceiling]
+    return records
 
 
-def _of_machine(rooflines: Sequence[Record], record: Record) -> list[Record]:
-    """Those of the machine, the torch and the model of `record`."""
-
-    def place(of: Record) -> tuple[str, str, str]:
-        return of.environment.machine, of.environment.torch, of.workload["model"]
-
-    return [roofline for roofline in rooflines if place(roofline) == place(record)]
+def _machine(record: Record) -> tuple[str, str, str]:
+    """What must be equal for a run to take a ceiling from `bench roofline`."""
+    return record.environment.machine, record.environment.torch, record.workload["model"]
 
 
-def _chosen(runs: Sequence[Scoreboard]) -> Scoreboard:
-    newest = max(runs, key=lambda board: (_says(board), not board.interrupted, board.begun))
+def _choose(runs: Sequence[Scoreboard]) -> Scoreboard:
+    """The run that stands for all runs of one name, see load_boards()."""
+    newest = max(runs, key=lambda board: (_has_measurement(board), not board.interrupted, board.begun))
     # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.
     same = [board for board in runs if newest.swept or _same_ladder(board, newest)]
 
     def merit(board: Scoreboard) -> tuple[bool, bool, int, bool, str]:
         # How many batches a sweep tries, its bisection decides: fewer are no less of an answer.
         rungs = 0 if board.swept else len(board.rows)
-        return _says(board), not board.interrupted, rungs, board.rounds >= LEAST_ROUNDS, board.begun
+        return (
+            _has_measurement(board),
+            not board.interrupted,
+            rungs,
+            board.rounds >= LEAST_ROUNDS,
+            board.begun,
+        )
 
     return max(same, key=merit)
 
 
-def _says(board: Scoreboard) -> bool:
-    """Whether any rung was measured: a whole run in which none was stands for less than a part of another."""
+def _has_measurement(board: Scoreboard) -> bool:
+    """Whether any rung was measured; a part of a run says more than a whole run in which none was."""
     return any(record.measurement for record in board.records)
 
 
 def _passed_over(runs: Sequence[Scoreboard], chosen: Scoreboard) -> list[str]:
-    """A line for each newer run that is not shown, and for each whole one that the one shown does not stand
-    for.
-    """
-    newer = [board for board in runs if board.begun > chosen.begun]
-    why = {True: "interrupted", False: "shorter"}
-    others = [
-        b for b in runs if b.begun <= chosen.begun and not b.interrupted and not _same_ladder(b, chosen)
-    ]
-    return [
-        *(f"{b.source} is newer but {why[b.interrupted]} and not shown; name it to see it" for b in newer),
-        *(
-            f"{b.source} is called {b.ladder} like {chosen.source}, but has other rungs or another task; not "
-            "shown; name it to see it"
-            for b in others
-        ),
-    ]
+    """A line for each newer run that is not shown, and each whole one unlike the run that is shown."""
+    lines = []
+    for board in runs:
+        if board.begun > chosen.begun:
+            why = "interrupted" if board.interrupted else "shorter"
+            lines.append(f"{board.source} is newer but {why} and not shown; name it to see it")
+    for board in runs:
+        if board.begun <= chosen.begun and not board.interrupted and not _same_ladder(board, chosen):
+            unlike = f"is called {board.ladder} like {chosen.source}, but has other rungs or another task"
+            lines.append(f"{board.source} {unlike}; not shown; name it to see it")
+    return lines
 
 
 def _same_ladder(one: Scoreboard, other: Scoreboard) -> bool:
-    """Whether two runs of one name are of the same task and rungs; of one cut short, as far as it came.
+    """Whether two runs of one name are of the same task and rungs, as far as an interrupted one came.
 
-    By what their records say: a ladder's hash changes with each toggle that the code learns, and with no
-    default.
+    Decided by the records: a ladder's hash changes with each toggle that the code learns.
     """
     if one.records[0].ladder_hash == other.records[0].ladder_hash:
         return True
     if Workload(**one.records[0].workload) != Workload(**other.records[0].workload):
         return False
-    mine, theirs = _rungs(one), _rungs(other)
-    if mine.keys() != theirs.keys() and not any(_partial(board) for board in (one, other)):
+    a, b = _rungs(one), _rungs(other)
+    if a.keys() != b.keys() and not any(_partial(board) for board in (one, other)):
         return False
-    common = mine.keys() & theirs.keys()
-    return all(mine[rung] == theirs[rung] for rung in common) and common in (mine.keys(), theirs.keys())
+    common = a.keys() & b.keys()
+    return all(a[rung] == b[rung] for rung in common) and common in (a.keys(), b.keys())
 
 
 def _rungs(board: Scoreboard) -> dict[str, tuple[Toggles, str | None]]:
-    """What each rung is, by its name."""
-    found = {}
+    """Toggles and other trainer's command of each rung, by its name."""
+    rungs = {}
     for row in board.rows:
         first = board.records_of(row)[0]
-        found[row.rung] = (first.toggles.as_toggles, first.external.command if first.external else None)
-    return found
+        rungs[row.rung] = (first.toggles.as_toggles, first.external.command if first.external else None)
+    return rungs
 
 
 def _partial(board: Scoreboard) -> bool:
@@ -268,11 +261,9 @@ def _partial(board: Scoreboard) -> bool:
 
 
 def exit_code(records: Sequence[Record]) -> int:
-    """0 all as asked, 6 some process failed unexpectedly or no rung is supported, 4 some rung belies what it
-    claims.
+    """Exit code of a run: 0 all as expected, 4 a failed check, 6 a process failed or nothing is supported.
 
-    That last is: its loss differs, its ranks do, it recompiled, or what the ladder expects of it did not
-    happen.
+    4 is: a rung's loss differs, its ranks differ, it recompiled, or the ladder's expectation was not met.
     """
     if nothing_supported(records):
         return 6
@@ -283,25 +274,23 @@ def exit_code(records: Sequence[Record]) -> int:
             return 6
         # A large batch alone, without what makes room for it, is an answer to the question that --ablate
         # asks, and any batch to that of a sweep.
-        asked = record.kind in ABLATION or record.rung in expected or swept
-        if record.status == "out_of_memory" and not asked:
+        expected_here = record.kind in ABLATION or record.rung in expected or swept
+        if record.status == "out_of_memory" and not expected_here:
             return 6
     return 4 if claims_refuted(scoreboard(records)) else 0
 
 
 def nothing_supported(records: Sequence[Record]) -> bool:
-    """Whether this machine can run none of the rungs, which nobody asks for: its device is not here, as a
-    rule.
-    """
+    """Whether this machine supports none of the rungs, as a rule because their device is missing."""
     return {record.status for record in records if record.kind in RUNGS} == {"unsupported"}
 
 
 def claims_refuted(board: Scoreboard) -> list[str]:
-    """Why the exit code is 4: for each rung that ran and does not do what it claims, what it does instead."""
-    wrong = []
+    """Why the exit code is 4: a line for each rung that ran and does not do what it claims."""
+    lines = []
     for row in board.rows:
         if row.status in ("parity_failed", "ranks_differ", "recompiled"):
-            wrong.append(f"{row.rung}: {status_of(row)}")
+            lines.append(f"{row.rung}: {status_of(row)}")
         elif row.expect and row.status == "ok":
-            wrong.append(f"{row.rung}: the ladder expects {row.expect}, and it ran as any other")
-    return wrong
+            lines.append(f"{row.rung}: the ladder expects {row.expect}, and it ran as any other")
+    return lines

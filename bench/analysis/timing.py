@@ -5,71 +5,69 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median, quantiles
 
-from bench.analysis.run_records import cumulative, is_external
+from bench.analysis.run_records import by_rung, is_external
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timing:
-    """Of one rung, over its rounds; seconds. None is what was not measured."""
+    """Times of one rung over its rounds, in seconds; None is what was not measured."""
 
     rung: str
     startup: float
     """Imports, data and weights; median."""
     imports: float | None
-    """Of it, until torch was loaded and the device found; median."""
+    """Part of startup until torch was loaded and the device found; median."""
     data: float | None
-    """Of it, to open the corpus; median."""
+    """Part of startup that opened the corpus; median."""
     first_step: float | None
-    """With compilation, where there is any, and an empty compiler cache; median."""
+    """First step with an empty compiler cache, compilation included; median."""
     first_step_warm: float | None
-    """With the compiler cache of an earlier round; median."""
+    """First step with the compiler cache of an earlier round; median."""
     step: float | None
-    """Of the window; median of all rounds' steps."""
+    """A step of the window; median of all rounds' steps."""
     saved: float | None
-    """Of the median step, over the rung before, whose steps have as many tokens; negative where it takes
-    longer.
-    """
+    """Median step of the rung before minus this one's, where both steps have as many tokens."""
     step_low: float | None
-    """Below it are 5 in 100 steps."""
+    """5th percentile of the steps."""
     step_high: float | None
-    """Below it are 95 in 100 steps."""
+    """95th percentile of the steps."""
     batches: float | None
     """Share of the window that the host took to make batches; median."""
     external: bool
-    """Whether it is another trainer, of which start-up and first step are one."""
+    """Whether it is another trainer, whose start-up includes the first step."""
 
 
 def timing(board: Scoreboard) -> list[Timing]:
-    """For each rung that was measured."""
-    result: list[Timing] = []
-    held = {row.index: row.before for row in board.rows if row.gain}
-    known: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
-    for rung in cumulative(board.records):
-        found = [record.measurement for record in rung if record.status == "ok" and record.measurement]
-        if not found:
+    """Times of each rung that was measured."""
+    timings: list[Timing] = []
+    rung_before = {row.index: row.before for row in board.rows if row.gain}
+    steps_by_rung: dict[int | None, tuple[int, float | None]] = {}  # tokens and seconds of a step, by rung
+    for rung in by_rung(board.records):
+        measurements = [record.measurement for record in rung if record.status == "ok" and record.measurement]
+        if not measurements:
             continue
-        steps = [seconds for each in found for seconds in _steps(each)]
-        step, tokens = _median(steps), found[0].tokens_per_step
-        before = known.get(held.get(rung[0].rung_index))
-        was = before[1] if before and before[0] == tokens else None
-        known[rung[0].rung_index] = tokens, step
+        steps = [seconds for m in measurements for seconds in _steps(m)]
+        step, tokens = _median(steps), measurements[0].tokens_per_step
+        before = steps_by_rung.get(rung_before.get(rung[0].rung_index))
+        step_before = before[1] if before and before[0] == tokens else None
+        steps_by_rung[rung[0].rung_index] = tokens, step
         cuts = quantiles(steps, n=20, method="inclusive") if len(steps) > 1 else None
-        windows = [(each.data_wait_seconds, sum(each.block_seconds)) for each in found]
-        firsts = [(each.compile_cache, each.first_step_seconds) for each in found]
-        result.append(
+        windows = [(m.data_wait_seconds, sum(m.block_seconds)) for m in measurements]
+        firsts = [(m.compile_cache, m.first_step_seconds) for m in measurements]
+        timings.append(
             Timing(
                 rung=rung[0].rung,
-                startup=median(each.startup_seconds for each in found),
-                imports=_median([each.import_seconds for each in found if each.import_seconds is not None]),
-                data=_median([each.data_seconds for each in found if each.data_seconds is not None]),
+                startup=median(m.startup_seconds for m in measurements),
+                imports=_median([m.import_seconds for m in measurements if m.import_seconds is not None]),
+                data=_median([m.data_seconds for m in measurements if m.data_seconds is not None]),
                 first_step=_median([took for cache, took in firsts if took is not None and cache != "warm"]),
                 first_step_warm=_median(
                     [took for cache, took in firsts if took is not None and cache == "warm"]
                 ),
                 step=step,
-                saved=was - step if was is not None and step is not None else None,
+                saved=step_before - step if step_before is not None and step is not None else None,
                 step_low=cuts[0] if cuts else None,
                 step_high=cuts[-1] if cuts else None,
                 batches=_median(
@@ -78,11 +76,11 @@ def timing(board: Scoreboard) -> list[Timing]:
                 external=is_external(rung),
             )
         )
-    return result
+    return timings
 
 
 def _steps(found: Measurement) -> list[float]:
-    """Those of the window; a block of one step is a step."""
+    """Durations of the window's steps; a block of one step is a step."""
     return found.step_seconds or (found.block_seconds if found.block_steps == 1 else [])
 
 

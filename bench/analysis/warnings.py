@@ -1,68 +1,67 @@
-"""What speaks against a scoreboard's figures, a line each."""
+"""Warnings about a scoreboard's figures, a line each. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from bench.analysis.run_records import cumulative, tps_by_round
+from bench.analysis.run_records import by_rung, group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.records.record import RUNGS, Outcome, Record
 
 BUSY = 2.0
-"""Runnable processes per core, before a process starts, above which something else must have been running."""
+"""Runnable processes per core before a process starts, above which something else must have been running."""
 SCATTER = 1.5
-"""Between the fastest and the slowest round of a rung, above which a mean of them says little."""
+"""Ratio of the fastest to the slowest round of a rung, above which a mean of them says little."""
 GC_SHARE = 0.01
 """Share of the window that Python's garbage collector may take before it is worth a warning."""
 
 
 def warnings(board: Scoreboard) -> list[str]:
-    """Those of the processes, and what only all of them together show."""
+    """Warnings of the processes, and those that only all of them together show."""
     records, machine = [record for record in board.records if record.begun], board.environment
-    said = [*_grouped(records, lambda record: (*disturbances(record), *record.warnings)), *ended_early(board)]
+    lines = [
+        *_grouped(records, lambda record: (*disturbances(record), *record.warnings)),
+        *ended_early(board),
+    ]
     ran = [record for record in records if record.kind != "ceiling" and record.status != "interrupted"]
     if len({(record.repetition, record.session) for record in ran}) > board.rounds:
-        said.append(
+        lines.append(
             "the run was resumed within a round: a round that was cut in two is paired within its parts "
             "only, its second part with the control as first rung"
         )
-    said += [f"{row.rung}: {doubt}" for row in board.rows for doubt in row.doubts]
+    lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
     if board.has_gaps:
-        said.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
-    for rung in cumulative(records):
+        lines.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
+    for rung in by_rung(records):
         speeds = list(tps_by_round(rung).values())
         if speeds and max(speeds) > SCATTER * min(speeds):
-            apart = (
-                f"{max(speeds) / min(speeds):.1f}x apart, from {number(min(speeds))} to {number(max(speeds))}"
-            )
-            said.append(f"{rung[0].rung}: its rounds lie {apart} tokens/s: something else ran meanwhile")
+            low, high = min(speeds), max(speeds)
+            apart = f"{high / low:.1f}x apart, from {number(low)} to {number(high)} tokens/s"
+            lines.append(f"{rung[0].rung}: its rounds lie {apart}: something else ran meanwhile")
     load = max((record.environment.load_average or 0.0 for record in records), default=0.0)
     if load > BUSY * machine.cpu_cores:
-        said.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
+        lines.append(f"the machine was busy: load average up to {load:.1f} on {machine.cpu_cores} cores")
     for record in records:
-        if not (found := record.measurement):
+        if not (m := record.measurement):
             continue
         where = f"{record.rung}, round {record.repetition}"
-        if found.gc_seconds and found.gc_seconds > GC_SHARE * sum(found.block_seconds):
-            share = found.gc_seconds / sum(found.block_seconds)
-            said.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
-        if found.skipped_steps:
-            skipped = f"{found.skipped_steps} of {len(found.losses)} steps"
-            said.append(
-                f"{where}: float16 could not hold the gradients of {skipped}, which changed no weight"
-            )
-        if found.alloc_retries:
-            said.append(
-                f"{where}: the allocator ran out and retried {found.alloc_retries} times; use less memory"
-            )
+        if m.gc_seconds and m.gc_seconds > GC_SHARE * sum(m.block_seconds):
+            share = m.gc_seconds / sum(m.block_seconds)
+            lines.append(f"{where}: Python's garbage collector took {share:.1%} of the window")
+        if m.skipped_steps:
+            skipped = f"{m.skipped_steps} of {len(m.losses)} steps, which changed no weight"
+            lines.append(f"{where}: float16 could not hold the gradients of {skipped}")
+        if m.alloc_retries:
+            retried = f"retried {m.alloc_retries} times; use less memory"
+            lines.append(f"{where}: the allocator ran out and {retried}")
     if any(record.environment.dirty for record in records):
-        said.append(f"measured on a changed checkout of commit {machine.commit}")
-    return said
+        lines.append(f"measured on a changed checkout of commit {machine.commit}")
+    return lines
 
 
 def ended_early(board: Scoreboard) -> list[str]:
-    """Where, by whom, and what to do about it."""
+    """Where and why a run ended early, and what to do about it."""
     if not board.interrupted:
         return []
     last = max(record.repetition for record in board.records)
@@ -75,58 +74,62 @@ def ended_early(board: Scoreboard) -> list[str]:
 
 
 def disturbances(record: Record | Outcome) -> list[str]:
-    """What puts its speed in doubt; that comes and goes from process to process."""
-    said = []
+    """Why the speed of a process is in doubt: standstills, and other programs."""
+    lines = []
     if record.measurement and (still := record.measurement.stood_still):
-        said.append(f"stood still: in the window the process did, {still.text}; measure again")
+        lines.append(f"stood still: in the window the process did, {still.text}; measure again")
     if (cores := record.other_work_cores) is not None:
         advice = "stop other programs (top shows them) and measure again"
-        said.append(f"other work: others keep {cores:.2f} cores busy; {advice}")
-    return said
+        lines.append(f"other work: others keep {cores:.2f} cores busy; {advice}")
+    return lines
 
 
 def _grouped(records: Sequence[Record], of: Callable[[Record], Sequence[str]]) -> list[str]:
-    """One line for warnings that differ in figures only, which become ranges. of: those of a record."""
-    kinds: dict[str, list[str]] = {}
+    """One line for warnings that differ in numbers only, which become ranges.
+
+    of: the warnings of a record.
+    """
+    by_kind: dict[str, list[str]] = {}
     processes: dict[str, set[int]] = {}
-    doubts: set[str] = set()
+    kinds_of_disturbance: set[str] = set()
     for place, record in enumerate(records):
-        doubts |= {NUMBER.sub("#", each) for each in disturbances(record)}
+        kinds_of_disturbance |= {NUMBER.sub("#", line) for line in disturbances(record)}
         for warning in of(record):
             kind = NUMBER.sub("#", warning)
-            kinds.setdefault(kind, []).append(warning)
+            by_kind.setdefault(kind, []).append(warning)
             processes.setdefault(kind, set()).add(place)
     lines = []
-    for kind, alike in kinds.items():
-        line = _range(alike)
-        count = len(processes[kind])
-        among = f"in {count} of {len(records)} processes{_which(records) if kind in doubts else ''}"
-        lines.append(f"{line} ({among})" if len(records) > 1 else line)
+    for kind, alike in by_kind.items():
+        which = _which(records) if kind in kinds_of_disturbance else ""
+        among = f" (in {len(processes[kind])} of {len(records)} processes{which})"
+        lines.append(f"{_range(alike)}{among if len(records) > 1 else ''}")
     return lines
 
 
 def _which(records: Sequence[Record]) -> str:
-    """Of the processes that were disturbed: of what, in which rounds; nothing where it is all of them."""
+    """Which rungs were disturbed in which rounds, in words; empty where all processes were."""
     if all(record.disturbed for record in records):
         return ""
-    rounds: dict[str, list[str]] = {}
-    for record in records:
-        if record.disturbed:
-            again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
-            rounds.setdefault(f"{record.rung}{again}", []).append(str(record.repetition))
-    return ": " + "; ".join(
-        f"{name} in round{'s' if len(each) > 1 else ''} {', '.join(each)}" for name, each in rounds.items()
-    )
+
+    def name(record: Record) -> str:
+        again = "" if record.kind in (*RUNGS, "ceiling") else f" ({record.kind.replace('_', ' ')})"
+        return f"{record.rung}{again}"
+
+    rungs = []
+    for rung, rounds in group_by([record for record in records if record.disturbed], name).items():
+        numbers = ", ".join(str(record.repetition) for record in rounds)
+        rungs.append(f"{rung} in round{'s' if len(rounds) > 1 else ''} {numbers}")
+    return f": {'; '.join(rungs)}"
 
 
 def disturbed(board: Scoreboard) -> list[str]:
-    """What other programs did beside its processes, and which stood still; none where nothing was."""
+    """A line for each kind of disturbance of a run's processes."""
     return _grouped([record for record in board.records if record.begun], disturbances)
 
 
 def _range(alike: Sequence[str]) -> str:
-    """Texts that differ in figures only, as one."""
+    """Texts that differ in numbers only, as one text with ranges."""
     figures = zip(*(NUMBER.findall(text) for text in alike), strict=True)
-    ends = ((min(each, key=float), max(each, key=float)) for each in figures)
+    ends = ((min(numbers, key=float), max(numbers, key=float)) for numbers in figures)
     ranges = (low if low == high else f"{low} to {high}" for low, high in ends)
     return NUMBER.sub(lambda match: next(ranges), alike[0])

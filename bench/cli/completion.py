@@ -1,4 +1,4 @@
-"""What a shell offers when a user presses Tab. Imports no torch."""
+"""Shell completion of arguments and options. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ import typer
 
 
 def ladders(incomplete: str) -> list[str]:
-    """YAML files, and folders on the way to them."""
+    """Complete YAML files, and folders on the way to them."""
     return _files(incomplete, (".yaml", ".yml"))
 
 
 def _files(incomplete: str, endings: tuple[str, ...]) -> list[str]:
-    found = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
-    folders = {each for each in found if Path(each).is_dir()}
+    paths = sorted(glob.glob(f"{glob.escape(incomplete)}*"))
+    folders = {path for path in paths if Path(path).is_dir()}
     return [
-        f"{each}/" if each in folders else each for each in found if each in folders or each.endswith(endings)
+        f"{path}/" if path in folders else path for path in paths if path in folders or path.endswith(endings)
     ]
 
 
 def rungs(ctx: typer.Context, incomplete: str) -> list[str]:
-    """Names of the ladder that stands before; of several, the last one."""
-    # Where an option's value is still missing, arguments are left over instead of assigned.
+    """Complete the last of the rungs' names, of the ladder given before them."""
+    # While an option's value is missing, arguments are in ctx.args instead of ctx.params.
     named = next((word for word in ctx.args if word.endswith((".yaml", ".yml"))), ctx.params.get("ladder"))
     before, comma, last = incomplete.rpartition(",")
-    return [f"{before}{comma}{name}" for name in _of_ladder(str(named)) if name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in _rungs_of(str(named)) if name.startswith(last)]
 
 
-def _of_ladder(path: str) -> list[str]:
+def _rungs_of(path: str) -> list[str]:
     from bench.ladder.ladder import LadderError, load
 
     try:
@@ -42,15 +42,15 @@ def _of_ladder(path: str) -> list[str]:
 
 
 def ladders_and_rungs(incomplete: str) -> list[str]:
-    """LADDER:RUNG."""
+    """Complete LADDER:RUNG."""
     path, colon, start = incomplete.partition(":")
     if not colon:
         return ladders(incomplete)
-    return [f"{path}:{name}" for name in _of_ladder(path) if name.startswith(start)]
+    return [f"{path}:{name}" for name in _rungs_of(path) if name.startswith(start)]
 
 
 def results_and_rungs(incomplete: str) -> list[str]:
-    """FILE:RUNG."""
+    """Complete FILE:RUNG."""
     from bench.records.record import RUNGS, RecordError, read
 
     path, colon, start = incomplete.partition(":")
@@ -64,33 +64,32 @@ def results_and_rungs(incomplete: str) -> list[str]:
 
 
 def chips(incomplete: str) -> list[str]:
-    """By their names."""
+    """Complete the name of a chip."""
     from gpt2.hardware.peaks import CHIPS
 
     return [chip.name for chip in CHIPS if chip.name.startswith(incomplete)]
 
 
 def overrides(incomplete: str) -> list[str]:
-    """Of --set: workload.X=, protocol.X= and toggles.X=, and the values that a toggle knows by name."""
+    """Complete --set: workload.X=, protocol.X= and toggles.X=, and named values of toggles."""
     from bench.ladder.ladder import Protocol
     from gpt2.config.toggles import Toggles
     from gpt2.config.workload import Workload
 
     sections = {"workload": Workload, "protocol": Protocol, "toggles": Toggles}
-    return [
-        each for name, kind in sections.items() for each in _paths(name, kind) if each.startswith(incomplete)
-    ]
+    paths = [path for name, kind in sections.items() for path in _paths(name, kind)]
+    return [path for path in paths if path.startswith(incomplete)]
 
 
 def axes(incomplete: str) -> list[str]:
-    """Of --over: one value after the other."""
+    """Complete --over, one value after the other."""
     path, equals, listed = incomplete.partition("=")
     before, comma, last = listed.rpartition(",")
     start = f"{path}{equals}"
-    found = [each for each in overrides(start if comma else incomplete) if not each.startswith("protocol.")]
+    paths = [p for p in overrides(start if comma else incomplete) if not p.startswith("protocol.")]
     if not comma:
-        return found
-    values = [each.removeprefix(start) for each in found]
+        return paths
+    values = [path.removeprefix(start) for path in paths]
     left = [value for value in values if value and value.startswith(last) and value not in before.split(",")]
     return [f"{start}{before},{value}" for value in left]
 

@@ -1,4 +1,4 @@
-"""What a ladder would do on this machine, as a table; nothing is run."""
+"""`bench plan`: what a ladder would do on this machine, as a table."""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ from gpt2.training.memory_estimate import MemoryEstimate, estimate
 
 
 def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
-    """For each rung: what it changes, its tokens per step, memory per device, and whether it can run here.
+    """Return a table of each rung's changes, tokens per step, memory per device, and whether it can run here.
 
-    chip: instead, whether it fits into the memory of this one; where nothing that the rungs train on is here,
-    that of the ladder is held to by default. ablate: counts those processes, too.
+    chip: check against this chip instead; by default the ladder's if this machine has no device of the rungs.
+    ablate: count the processes of --ablate, too.
     """
     workload = ladder.workload
     missing = _missing(rungs)
     nothing_here = all(rung.toggles.device in missing for rung in rungs)
-    held = chip or (ladder.chip if nothing_here else None)
+    other_chip = chip or (ladder.chip if nothing_here else None)
     result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
     result.add_column("Rung", overflow="fold")
     result.add_column("Changed", overflow="fold")
     result.add_column("Tokens per step", justify="right")
     result.add_column("Memory per device (GiB)", justify="right")
-    result.add_column(f"On {held.name}" if held else "Here", overflow="fold")
+    result.add_column(f"On {other_chip.name}" if other_chip else "Here", overflow="fold")
     before = None
     answers: Counter[str] = Counter()
     for rung in rungs:
         if rung.external:
             changed, size = ", ".join(rung.changed), f"{rung.external.tokens_per_step:,}"
-            here = DASH if held else _peer_here(ladder, rung, rung.external, missing)
+            here = DASH if other_chip else _peer_here(ladder, rung, rung.external, missing)
             result.add_row(Text(plain(rung.name)), Text(plain(changed)), size, DASH, Text(plain(here)))
             continue
         memory = estimate(workload, rung.toggles)
         changed = describe(rung.toggles, before, workload)
         before = rung.toggles
-        answer = _on_chip(workload, rung, memory, held) if held else _here(ladder, rung, memory)
+        answer = _on_chip(workload, rung, memory, other_chip) if other_chip else _here(ladder, rung, memory)
         answers[answer] += 1
         result.add_row(
             Text(plain(rung.name)),
@@ -77,34 +77,37 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
             for a, n in answers.items()
             if n > 1 and isinstance(a, Unsupported)
         ),
-        *(f"Missing here: {reason}." for reason in missing.values() if held and not chip),
+        *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
     ]
-    return Group(result, *(Text(plain(note), style="dim") for note in notes))
+    able = sum(count for answer, count in answers.items() if not isinstance(answer, No))
+    where = f"On {other_chip.name}" if other_chip else "Here"
+    summary = f"{where}: {able} of {answers.total()} rungs of {ladder.name} can run."
+    return Group(
+        Text(plain(summary), style="bold"), result, *(Text(plain(note), style="dim") for note in notes)
+    )
 
 
 def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
-    """The kinds of device that these rungs train on and this machine lacks, with the reason."""
+    """Return the kinds of device of the rungs that this machine lacks, with the reason."""
     reasons = {}
     for toggles in dict.fromkeys(Toggles(device=rung.toggles.device) for rung in rungs):
         try:
-            _found(toggles)
+            _find(toggles)
         except (UnsupportedToggle, DeviceError) as error:
             reasons[toggles.device] = str(error)
     return reasons
 
 
-def _found(toggles: Toggles) -> Device:
-    """As gpt2.device.find; that one process asks for many devices and trains on none is nothing to be warned
-    of.
-    """
+def _find(toggles: Toggles) -> Device:
+    """Do as gpt2.device.find, without its warnings for processes that train."""
     with warnings.catch_warnings(action="ignore"):
         return find(toggles)
 
 
 def _another_chip(ladder: Ladder, rungs: Sequence[Rung], missing: Collection[str]) -> list[str]:
     here = [Toggles(device=rung.toggles.device) for rung in rungs if rung.toggles.device not in missing]
-    other = ladder.written_for_another(_found(here[-1]).chip())
+    other = ladder.written_for_another(_find(here[-1]).chip())
     return [f"{other}."] if other else []
 
 
@@ -129,23 +132,29 @@ def _rounds(ladder: Ladder) -> str:
 
 
 TIGHT = 0.9
-"""Of a device's memory, programs get less than its datasheet says (of 16 GiB, a T4 lends 14.6 to 15, a TPU v3
-core
-15.5), and libraries take some of that."""
+"""Share of a device's memory that is safe to use.
+
+Programs get less than the datasheet says (of 16 GiB, 14.6 to 15 on a T4, 15.5 on a TPU v3 core), and
+libraries take some of that.
+"""
 
 
-class Unsupported(str):
-    """An answer that says what a device cannot do, whatever its memory."""
+class No(str):
+    """An answer that says that a rung cannot run."""
+
+
+class Unsupported(No):
+    """An answer about what a device cannot do, whatever its memory."""
 
 
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
     try:
-        device = _found(rung.toggles)
+        device = _find(rung.toggles)
         check_time(ladder, rung.toggles)
     except UnsupportedToggle as error:
         return Unsupported(f"unsupported: {error}")
     except DeviceError as error:
-        return f"no: {error}"
+        return No(f"no: {error}")
     here, ranks = device.memory_bytes(), rung.toggles.world_size if device.shared_by_ranks else 1
     if here is None or memory.total * ranks <= TIGHT * here:
         return "yes"
@@ -160,7 +169,7 @@ def _peer_here(ladder: Ladder, rung: Rung, external: PeerRung, missing: Mapping[
 
 
 def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip) -> str:
-    """On a chip that need not be here, as far as its kind of device and its datasheet tell."""
+    """Return whether a rung fits a chip, by its kind of device and its datasheet."""
     if rung.toggles.device == HOST:
         return "trains on a CPU"
     try:
@@ -185,7 +194,7 @@ def _on_chip(workload: Workload, rung: Rung, memory: MemoryEstimate, chip: Chip)
 
 
 def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float) -> str:
-    """What to say, and what would help, where the estimate is above what a device has."""
+    """Return the answer, with remedies, where the estimate exceeds the available memory."""
     remedies = ["a smaller micro_batch_size"] if toggles.micro_batch_size > 1 else []
     if toggles.recompute != "block" and _possible(replace(toggles, recompute="block")):
         remedies.append("recompute: block")
@@ -194,7 +203,7 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
     if toggles.device == HOST and toggles.world_size > 1:
         remedies = ["fewer processes, which share this machine's memory"]
-    return f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}"
+    return No(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
 
 
 def _gib(size: float) -> str:
@@ -202,14 +211,14 @@ def _gib(size: float) -> str:
 
 
 def _needs(rung: Rung) -> str:
-    """How many of the chip, which is not here to be counted."""
+    """Return how many of the chip a rung needs; empty for one."""
     return f"; needs {rung.toggles.world_size} of them" if rung.toggles.world_size > 1 else ""
 
 
 def _devices_needed(
     workload: Workload, toggles: Toggles, memory: MemoryEstimate, available: float
 ) -> int | None:
-    """Over how many devices all that can be shared out would have to be; None where that would not help."""
+    """Return over how many devices FSDP would make a rung fit; None where it would not."""
     sharded = replace(toggles, sharding="fsdp2", world_size=2, grad_accum_steps=1)
     if toggles.sharding != "none" or not _possible(sharded):
         return None
@@ -219,7 +228,7 @@ def _devices_needed(
 
 
 def _possible(toggles: Toggles) -> bool:
-    """Whether this kind of device can do that."""
+    """Whether this kind of device supports the toggles."""
     try:
         check(toggles)
     except UnsupportedToggle:

@@ -7,35 +7,32 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.terminal import console, fail
+from bench.cli.terminal import console
 from gpt2.terminal import finite
 
 
 def doctor(
     ladder: Annotated[
         Path | None,
-        typer.Argument(metavar="[LADDER]", help="Also hold memory to what its rungs need on a CPU."),
+        typer.Argument(metavar="[LADDER]", help="Also compare memory with what its rungs need on a CPU."),
     ] = None,
-    out: Annotated[Path, typer.Option(help="Folder for results, where room is looked for.")] = Path(
+    out: Annotated[Path, typer.Option(help="Folder for results, whose free space is checked.")] = Path(
         "results"
     ),
 ) -> None:
     """Say what about this machine will spoil a measurement, and what to do about it.
 
-    Takes about six seconds on a quiet machine and changes nothing. Exit code: 0 whatever it finds; it
-    informs.
+    Takes about six seconds on a quiet machine and changes nothing. Exit code: always 0.
 
     Example: bench doctor ladders/cpu.yaml
     """
     from bench.host.doctor import diagnose, table
-    from bench.ladder.ladder import LadderError, load
-    from bench.run.probe import ProbeError, probe
+    from bench.ladder.ladder import load
+    from bench.run.probe import probe
 
-    try:
-        asked = probe(load(ladder).rungs[-1].toggles.device, ladder) if ladder else None
-    except (LadderError, ProbeError) as error:
-        fail(error)
-    needed = max(asked.memory_bytes.values(), default=None) if asked else None
+    needed = None
+    if ladder:
+        needed = max(probe(load(ladder).rungs[-1].toggles.device, ladder).memory_bytes.values(), default=None)
     console().print(table(diagnose(out, needed)))
 
 
@@ -54,10 +51,10 @@ def roofline(
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("results"),
     seconds: Annotated[
         float,
-        typer.Option(min=0.001, callback=finite, help="Timing of each product, after as much heating up."),
+        typer.Option(min=0.001, callback=finite, help="Timing of each matmul, after as much heating up."),
     ] = 0.3,
 ) -> None:
-    """Measure the matrix products and the memory of this machine: what no rung can beat.
+    """Measure the matmuls and the memory of this machine: the ceiling of every rung.
 
     With a LADDER, the fewest milliseconds per optimiser step that each rung could take here, and the share of
     that which it reached. Exit code: 0 measured; 2 wrong ladder or usage; 6 not measured; 130 interrupted.
@@ -65,18 +62,13 @@ def roofline(
     Example: bench roofline ladders/cpu.yaml
     """
     from bench.cli.progress import Progress
-    from bench.ladder.ladder import LadderError, load
+    from bench.ladder.ladder import load
     from bench.report.roofline import bound_table, ceiling_table, ladder_lines
-    from bench.run.probe import ProbeError
     from bench.run.roofline import measure, measured
-    from bench.run.runner import RunError
 
-    try:
-        loaded = load(ladder) if ladder else None
-        with Progress() as progress:
-            path, record = measure(loaded, device, out, seconds, progress)
-    except (LadderError, ProbeError, RunError) as error:
-        fail(error)
+    loaded = load(ladder) if ladder else None
+    with Progress() as progress:
+        path, record = measure(loaded, device, out, seconds, progress)
     if record.ceiling is None:
         raise typer.Exit(130 if record.status == "interrupted" else 6)
     console().print(ceiling_table(record.ceiling))

@@ -1,6 +1,4 @@
-"""The command line: `bench run`, `sweep`, `turns`, `plan`, `report`, `compare`, `trainings`, `roofline`,
-`doctor`.
-"""
+"""The command `bench`: its entry point, `bench run` and `bench plan`."""
 
 from __future__ import annotations
 
@@ -13,9 +11,7 @@ from typing import Annotated
 import typer
 
 from bench.cli import completion as complete
-from bench.cli import machine as here
-from bench.cli import report as show
-from bench.cli import sweep, trainings, turns
+from bench.cli import machine, report, sweep, trainings, turns
 from bench.cli.options import (
     Ablate,
     Corpus,
@@ -30,10 +26,11 @@ from bench.cli.options import (
     ResultsFolder,
     RungNames,
     Until,
-    load_as_asked,
+    load_with_options,
     names,
 )
-from bench.cli.terminal import after_measuring, console, fail, report_end
+from bench.cli.terminal import after_measuring, console, exiting_on_errors, report_end
+from bench.errors import BenchError
 from gpt2.terminal import Version, denied, paragraphs, use_streams
 
 app = typer.Typer(
@@ -46,7 +43,7 @@ app = typer.Typer(
 
 
 FOREIGN = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
-"""What some clusters set for a program that is one rank of theirs; here each rung has ranks of its own."""
+"""Rank variables of a cluster's launcher, dropped because each rung starts ranks of its own."""
 
 
 @app.callback()
@@ -66,7 +63,7 @@ def main() -> None:
     except PermissionError as error:
         typer.echo(f"bench: {denied(error)}", err=True)
         raise SystemExit(2) from None
-    except OSError as error:  # of stdout: what a command itself reads and writes, it answers for
+    except OSError as error:  # of stdout: commands handle the errors of their own files
         if error.errno != errno.ENOSPC:
             raise
         typer.echo(f"bench: cannot write the output: {error.strerror}", err=True)
@@ -74,8 +71,8 @@ def main() -> None:
 
 
 def command(function: Callable[..., None]) -> Callable[..., None]:
-    """A command of bench, whose docstring is its help."""
-    return app.command(help=paragraphs(function.__doc__ or ""))(function)
+    """Register a command of bench; its docstring is its help."""
+    return app.command(help=paragraphs(function.__doc__ or ""))(exiting_on_errors(function))
 
 
 @command
@@ -109,55 +106,47 @@ def run(
 
     Over several nodes, run the same on each, with its own --node-rank; see docs/nodes.md.
 
-    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks do, it recompiled,
-    or the outcome that the ladder expects of it did not come; 6 a rung failed, timed out or ran out of memory
-    unexpectedly, or none is supported here; 130 interrupted (what was measured is kept).
+    Exit code: 0 all as asked; 2 wrong ladder or usage; 4 a rung's loss differs, its ranks differ, it
+    recompiled, or the outcome that the ladder expects of it did not occur; 6 a rung failed, timed out or ran
+    out of memory unexpectedly, or none is supported here; 130 interrupted (the records are kept).
 
     Example: bench run ladders/cpu.yaml --data input.txt --repeats 5 --ablate
     """
     from bench.analysis.scoreboard import scoreboard
     from bench.analysis.select import claims_refuted, exit_code
     from bench.cli.progress import Progress
-    from bench.ladder.ladder import LadderError
-    from bench.records.record import RecordError
     from bench.run.command import Options
     from bench.run.nodes.agent import take_part
-    from bench.run.nodes.topology import PlaceError, place
-    from bench.run.probe import ProbeError
-    from bench.run.resume import ResumeError
-    from bench.run.runner import RunError, run
-    from gpt2.data.batches import DataError
+    from bench.run.nodes.topology import place
+    from bench.run.runner import run
 
-    try:
-        loaded, overrides = load_as_asked(ladder, set_, repeats, until, ablate)
-        options = Options(
-            out=out,
-            data=data,
-            rungs=names(rungs),
-            overrides=tuple(overrides),
-            ablate=ablate,
-            resume=resume,
-            peak_tflops=peak_tflops,
-            price_per_hour=price_per_hour,
-            compile_cache=compile_cache,
-            place=place(nnodes, node_rank, rdzv),
-        )
-        with Progress() as progress:
-            if options.place and options.place.node:
-                node_exit = take_part(loaded, options, options.place, progress)
-                typer.echo(f"bench: {node_exit}", err=True)
-                raise typer.Exit(node_exit.exit_code)
-            outcome = run(loaded, options, progress)
-    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
-        fail(error)
-    with after_measuring([outcome.path]):
-        if outcome.has_rungs:
-            show.show([scoreboard(outcome.records, source=outcome.path)])
-    report_end(outcome)
-    code = exit_code(outcome.records)
+    loaded, overrides = load_with_options(ladder, set_, repeats, until, ablate)
+    options = Options(
+        out=out,
+        data=data,
+        rungs=names(rungs),
+        overrides=tuple(overrides),
+        ablate=ablate,
+        resume=resume,
+        peak_tflops=peak_tflops,
+        price_per_hour=price_per_hour,
+        compile_cache=compile_cache,
+        place=place(nnodes, node_rank, rdzv),
+    )
+    with Progress() as progress:
+        if options.place and options.place.node:
+            node_exit = take_part(loaded, options, options.place, progress)
+            typer.echo(f"bench: {node_exit}", err=True)
+            raise typer.Exit(node_exit.exit_code)
+        measured = run(loaded, options, progress)
+    with after_measuring([measured.path]):
+        if measured.has_rungs:
+            report.show([scoreboard(measured.records, source=measured.path)])
+    report_end(measured)
+    code = exit_code(measured.records)
     if code == 4:
-        for wrong in claims_refuted(scoreboard(outcome.records)):
-            typer.echo(f"bench: {wrong}", err=True)
+        for claim in claims_refuted(scoreboard(measured.records)):
+            typer.echo(f"bench: {claim}", err=True)
     raise typer.Exit(0 if code == 6 and allow_failures else code)
 
 
@@ -185,25 +174,21 @@ def plan(
     Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
     from bench.cli.dry_run import table
-    from bench.ladder.ladder import LadderError
     from gpt2.hardware.peaks import named
 
+    loaded, _ = load_with_options(ladder, set_, repeats, until, ablate)
+    chosen = loaded.chosen(names(rungs))
     try:
-        loaded, _ = load_as_asked(ladder, set_, repeats, until, ablate)
-        chosen = loaded.chosen(names(rungs))
         other = named(chip) if chip else None
-    except (LadderError, ValueError) as error:
-        fail(error)
+    except ValueError as error:
+        raise BenchError(str(error)) from None
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
-for each in (
-    sweep.sweep,
-    turns.turns,
-    show.report,
-    show.compare,
-    trainings.trainings,
-    here.doctor,
-    here.roofline,
-):
-    command(each)
+command(sweep.sweep)
+command(turns.turns)
+command(report.report)
+command(report.compare)
+command(trainings.trainings)
+command(machine.doctor)
+command(machine.roofline)

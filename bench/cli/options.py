@@ -1,4 +1,4 @@
-"""The options that several commands share, and the ladder as they change it."""
+"""Options that several commands share, and the ladder that they change."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from bench.cli import completion as complete
+from bench.errors import BenchError
 from gpt2.terminal import finite
 
 if TYPE_CHECKING:
@@ -44,10 +45,10 @@ Ablate = Annotated[
     typer.Option("--ablate", help="Also measure each rung's changes alone, and all others without them."),
 ]
 Nodes = Annotated[
-    int | None, typer.Option("--nnodes", help="Machines that the run is over; the same on each.")
+    int | None, typer.Option("--nnodes", help="Number of machines of the run; the same on each.")
 ]
 NodeRank = Annotated[
-    int | None, typer.Option("--node-rank", help="Which of them this is; 0 keeps the records.")
+    int | None, typer.Option("--node-rank", help="Number of this machine, from 0; 0 keeps the records.")
 ]
 Rendezvous = Annotated[str | None, typer.Option("--rdzv", metavar="HOST:PORT", help="Where node 0 listens.")]
 Price = Annotated[
@@ -62,46 +63,46 @@ PeakTflops = Annotated[
 ]
 
 ABLATION_WINDOW = 20.0
-"""Seconds of a window in a run that ablates."""
+"""Longest window, in seconds, of a run that ablates."""
 
 
 def as_overrides(set_: list[str] | None, repeats: int | None) -> list[str]:
-    """Of --set and --repeats."""
+    """Return --set and --repeats as overrides of the ladder."""
     return [*(set_ or []), *([f"protocol.repeats={repeats}"] if repeats else [])]
 
 
-def load_as_asked(
+def load_with_options(
     ladder: Path, set_: list[str] | None, repeats: int | None, until: str | None, ablate: bool
 ) -> tuple[Ladder, list[str]]:
-    """The ladder as the options change it, and these as overrides. Raises LadderError."""
-    from bench.ladder.ladder import LadderError, load
+    """Load the ladder with the options applied; return it and the overrides. Raises BenchError."""
+    from bench.ladder.ladder import load
 
     overrides = as_overrides(set_, repeats)
     if until is not None:
         if repeats:
-            raise LadderError("--repeats and --until exclude each other; choose one")
+            raise BenchError("--repeats and --until exclude each other; choose one")
         overrides.append(f"protocol.until={_fraction(until)}")
     loaded = load(ladder, overrides)
-    if ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW:  # for there are three times as many
+    if (
+        ablate and loaded.protocol.max_window_seconds > ABLATION_WINDOW
+    ):  # there are three times as many processes
         overrides.append(f"protocol.max_window_seconds={ABLATION_WINDOW}")
         loaded = load(ladder, overrides)
     return loaded, overrides
 
 
 def _fraction(text: str) -> float:
-    """2% or 0.02."""
-    from bench.ladder.ladder import LadderError
-
+    """Parse 2% or 0.02."""
     number, percent, rest = text.strip().partition("%")
     try:
         value = float(number) / (100 if percent else 1)
     except ValueError:
         value = -1.0
     if rest or not 0.001 <= value <= 1:
-        raise LadderError(f"--until {text}: write how narrow, such as 2%; from 0.1% to 100%")
+        raise BenchError(f"--until {text}: write the width of an interval, such as 2%; from 0.1% to 100%")
     return value
 
 
 def names(rungs: str | None) -> tuple[str, ...]:
-    """Of --rungs."""
+    """Split the value of --rungs."""
     return tuple(name.strip() for name in rungs.split(",")) if rungs is not None else ()

@@ -1,97 +1,123 @@
-"""Tell a person, on stderr, how a run gets on: a live line on a terminal, plain lines elsewhere."""
+"""Show the progress of a run on stderr: a growing block on a terminal, elsewhere a line for each process."""
 
 from __future__ import annotations
 
 import time
-from types import TracebackType
+from statistics import geometric_mean
 
-from rich.console import Console
-from rich.live import Live
+from rich.console import Console, Group
 from rich.text import Text
 
 from bench.analysis.schedule import Task
 from bench.analysis.warnings import disturbances
-from bench.format import NUMBER, duration, number, plain
-from bench.records.record import Record
-from gpt2.terminal import stderr_console
+from bench.format import NUMBER, duration, number, plain, times
+from bench.records.record import RUNGS, Record
+from bench.report.screen import bar
+from gpt2.terminal import LiveLine
+
+NAME_COLUMNS, BAR_COLUMNS = 28, 20
 
 
-class Progress:
-    """A bench.run.runner.Watcher that prints; use it as a context manager."""
+class Progress(LiveLine):
+    """A bench.run.executor.Watcher that prints; use it as a context manager."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or stderr_console()
         self._title = ""
         self._state = ""
         self._start = 0.0
+        self._begun = time.monotonic()
         self._left: float | None = None
         self._warned: set[str] = set()
-        # Redrawn twice a second at most: the machine is busy being measured.
-        self._live = Live(
-            console=self._console, refresh_per_second=2, transient=True, get_renderable=self._line
-        )
-
-    def __enter__(self) -> Progress:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        self._rungs: dict[str, list[Record]] = {}
+        """Records of each rung so far, in the ladder's order; for the block on a terminal."""
+        super().__init__(self._block, console)
 
     def started(self, task: Task, rounds: int, seconds_left: float | None) -> None:
         self._title = f"round {task.repetition}/{rounds}  {plain(task.title)}"
         self._state, self._start, self._left = "starting", time.monotonic(), seconds_left
-        if not self._console.is_terminal:
-            left = f", about {duration(seconds_left)} left" if seconds_left is not None else ""
-            self._print(f"{self._title} ...{left}")
 
     def note(self, text: str) -> None:
-        self._print(text)
+        self.print(Text(text))
 
     def waiting(self, what: str) -> None:
-        """Of a node that has nothing to do until another says so."""
+        """Show what a node waits for."""
         self._title, self._state, self._start, self._left = what, "", time.monotonic(), None
-        if not self._console.is_terminal:
-            self._print(what)
+        if not self.is_drawn:
+            self.print(Text(what))
 
     def working(self, phase: str, steps: int, tps: float | None) -> None:
         speed = f", {number(tps)} tokens/s in the last block" if tps is not None else ""
         self._state = f"{phase}, step {steps + 1}{speed}"
 
     def finished(self, record: Record) -> None:
-        measured = record.measurement
-        if record.ceiling:
-            best = record.ceiling.best
-            result = f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
-        elif measured and record.status == "ok":
-            tps = measured.tokens_per_second
-            took = measured.first_step_seconds
-            begun = f"first line after {number(measured.startup_seconds)} s"
-            first = f"first step {number(took)} s" if took is not None else begun
-            result = f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
-        else:
-            reason = (record.error or "").strip().splitlines()
-            result = f"{record.status}: {plain(reason[0])}" if reason else record.status
-        self._print(f"{self._title}: {result}")
-        told = disturbances(record)  # each time, for these come and go
+        if record.kind in RUNGS:
+            self._rungs.setdefault(record.rung, []).append(record)
+        if not self.is_drawn or (record.kind not in RUNGS and record.status != "ok"):
+            left = self._seconds_left()
+            after = f"; about {duration(left)} left" if left is not None else ""
+            self.print(Text(f"{self._title}: {_result(record)}{after}"))
+        warnings = disturbances(record)  # always shown, because they come and go
         for warning in record.warnings:
-            kind = NUMBER.sub("#", warning)  # once of a kind; the report counts them and gives the range
+            kind = NUMBER.sub("#", warning)  # each kind once; the report counts them
             if kind not in self._warned:
                 self._warned.add(kind)
-                told.append(warning)
-        for warning in told:
-            self._print(f"  warning: {plain(warning)}")
+                warnings.append(warning)
+        for warning in warnings:
+            self.print(Text(f"  warning: {plain(warning)}"))
 
-    def _print(self, line: str) -> None:
-        self._console.print(Text(line), soft_wrap=True)
+    def _seconds_left(self) -> float | None:
+        return None if self._left is None else max(0.0, self._left - (time.monotonic() - self._start))
+
+    def _block(self) -> Group:
+        """The rungs measured so far, and what runs now."""
+        room = max(3, self.console.height - 4)
+        rows = [(name, *_so_far(records)) for name, records in self._rungs.items()]
+        lines, before = [], None
+        for name, speed, words in rows:
+            gain = f"  {times(speed / before)}" if speed and before else ""
+            told = f"{number(speed):>10} tokens/s{gain}" if speed else f"  {words}"
+            lines.append(
+                Text(f"{name[:NAME_COLUMNS]:<{NAME_COLUMNS}}{told}", overflow="ellipsis", no_wrap=True)
+            )
+            before = speed or before
+        return Group(*lines[-room:], self._line())
 
     def _line(self) -> Text:
         if not self._title:
-            return Text("looking at the machine and the data")
-        elapsed = time.monotonic() - self._start
-        left = f", about {duration(max(0.0, self._left - elapsed))} left" if self._left is not None else ""
+            return Text("checking the machine and the data")
+        now = time.monotonic()
+        left = self._seconds_left()
         state = f": {self._state}" if self._state else ""
-        return Text(f"{self._title}{state} ({duration(elapsed)}{left})", overflow="ellipsis", no_wrap=True)
+        text = f"{self._title}{state} ({duration(now - self._start)}"
+        if left is not None:
+            passed = now - self._begun
+            text += f", about {duration(left)} left)  {bar(passed / (passed + left + 1e-9), BAR_COLUMNS)}"
+        else:
+            text += ")"
+        return Text(text, overflow="ellipsis", no_wrap=True)
+
+
+def _result(record: Record) -> str:
+    measured = record.measurement
+    if record.ceiling:
+        best = record.ceiling.best
+        return f"{best.flops_per_second / 1e12:.3g} TFLOP/s ({best.number_format})"
+    if measured and record.status == "ok":
+        tps = measured.tokens_per_second
+        if measured.first_step_seconds is not None:
+            first = f"first step {number(measured.first_step_seconds)} s"
+        else:
+            first = f"first line after {number(measured.startup_seconds)} s"
+        return f"{number(tps)} tokens/s, {first}" if tps else f"{len(measured.losses)} losses, {first}"
+    reason = (record.error or "").strip().splitlines()
+    return f"{record.status}: {plain(reason[0])}" if reason else record.status
+
+
+def _so_far(records: list[Record]) -> tuple[float | None, str]:
+    """Mean tokens per second over the rounds so far, or why there are none."""
+    speeds = [
+        tps
+        for r in records
+        if r.status == "ok" and r.measurement and (tps := r.measurement.tokens_per_second)
+    ]
+    return (geometric_mean(speeds), "") if speeds else (None, _result(records[-1]))

@@ -10,7 +10,8 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Price
-from bench.cli.terminal import console, fail, say
+from bench.cli.terminal import cannot_write, console, print_table, say
+from bench.errors import BenchError
 
 if TYPE_CHECKING:
     from bench.analysis.scoreboard import Scoreboard
@@ -27,14 +28,15 @@ def report(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
     ] = False,
-    csv: Annotated[bool, typer.Option("--csv", help="All figures unrounded, a line for each rung.")] = False,
+    csv: Annotated[bool, typer.Option("--csv", help="All values unrounded, a line for each rung.")] = False,
     json: Annotated[bool, typer.Option("--json", help="The same as JSON.")] = False,
     html: Annotated[bool, typer.Option("--html", help="One page that needs no network, into --out.")] = False,
     plots: Annotated[
         bool, typer.Option("--plots", help="Draw plots into the folder that --out names.")
     ] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write scoreboard.md, and what else is asked for, into this folder.")
+        Path | None,
+        typer.Option(help="Folder for scoreboard.md, a page for each run, and what else is asked for."),
     ] = None,
     update: Annotated[
         Path | None, typer.Option(help="Rewrite the part of this file between the two scoreboard markers.")
@@ -43,90 +45,98 @@ def report(
         str | None,
         typer.Option(
             metavar="FILE:RUNG",
-            help="Chain the rungs of all RESULTS in one table, held to this rung.",
+            help="Also compare the rungs of all RESULTS with this rung, in one table.",
             autocompletion=complete.results_and_rungs,
         ),
     ] = None,
+    full: Annotated[
+        bool, typer.Option("--full", help="All tables and columns, with how they are measured.")
+    ] = False,
+    notes: Annotated[
+        bool, typer.Option("--notes", help="All warnings, not only the three that matter most.")
+    ] = False,
     price_per_hour: Price = None,
 ) -> None:
-    """Show the scoreboards of RESULTS (default: results/).
+    """Show what RESULTS (default: results/) come to: of one run its screen, of several a line for each.
 
-    Figures that others have published (results/published/) stand in tables of their own. With --baseline, one
-    table more chains the rungs of all runs, in the order in which RESULTS names them.
+    --full shows all tables, as --out writes them. Published results of others (results/published/) have
+    tables of their own. With --baseline, one more table chains the rungs of all runs, in the order in which
+    RESULTS names them.
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
-    from bench.analysis.cross_run import baseline as start
-    from bench.analysis.cross_run import chain
+    from bench.analysis.cross_run import build_chain, load_baseline
     from bench.analysis.select import load_boards, load_published
     from bench.format import rewrite
-    from bench.records.record import RecordError
-    from bench.report.assembly import assemble, to_markdown
+    from bench.report.assembly import assemble, short_markdown, to_markdown
 
     if sum((markdown, csv, json)) > 1 and not out:
-        fail(
-            ValueError(
-                "--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"
-            )
+        raise BenchError(
+            "--markdown, --csv and --json exclude each other on the terminal; choose one, or give --out"
         )
     if (plots or html) and not out:
-        fail(ValueError("--plots and --html need a folder to write into; give --out reports/"))
+        raise BenchError("--plots and --html need a folder to write into; give --out reports/")
     paths = results or [Path("results")]
-    try:
-        figures, left_out = load_published(paths)
-        boards, warnings = load_boards(paths, needed=not figures)
-        chained = chain(boards, start(baseline)) if baseline is not None else None
-    except RecordError as error:
-        fail(error)
+    published, left_out = load_published(paths)
+    boards, warnings = load_boards(paths, needed=not published)
+    chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     for warning in (*left_out, *warnings):
         say(warning)
-    assembled = assemble(boards, figures, price_per_hour, chained)
+    assembled = assemble(boards, published, price_per_hour, chain)
     if not (markdown or csv or json or out or update):
-        return _print(assembled)
-    texts = {"md": to_markdown(assembled)}
+        return _print(assembled, full=full, notes=notes)
+    brief = to_markdown(assembled) if full else short_markdown(assembled)
+    tables: dict[str, str] = {}
     if csv or json:
         from bench.report.export import to_csv, to_json
 
-        texts |= {"csv": to_csv(boards, chained)} if csv else {}
-        texts |= {"json": to_json(boards, chained)} if json else {}
+        tables |= {"scoreboard.csv": to_csv(boards, chain)} if csv else {}
+        tables |= {"scoreboard.json": to_json(boards, chain)} if json else {}
     try:
         if out:
-            out.mkdir(parents=True, exist_ok=True)
-            for kind, text in texts.items():
-                heading = "# Scoreboard\n\n" if kind == "md" else ""
-                (out / f"scoreboard.{kind}").write_text(heading + text, encoding="utf-8")
-        if out and html:
-            from bench.report.page import page
-
-            (out / "index.html").write_text(page(assembled), encoding="utf-8")
-        if out and plots:
-            from bench.report.plots.pictures import draw
-
-            for file in draw(boards, out):
-                typer.echo(f"drew {file}", err=True)
+            _write(assembled, tables, out, html=html, plots=plots)
         if update:
-            rewrite(update, texts["md"])
+            rewrite(update, brief)
     except OSError as error:
-        fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+        raise cannot_write(error) from None
     except ValueError as error:
-        fail(error)
+        raise BenchError(str(error)) from None
     if not (out or update):
-        typer.echo(texts["csv" if csv else "json" if json else "md"], nl=False)
+        typer.echo(next(iter(tables.values()), brief), nl=False)
     return None
 
 
+def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, plots: bool) -> None:
+    """Write the folder of a report. Raises OSError."""
+    from bench.report.folder import files, newest
+
+    for name, text in {**files(assembled), **tables}.items():
+        (out / name).parent.mkdir(parents=True, exist_ok=True)
+        (out / name).write_text(text, encoding="utf-8")
+    if html:
+        from bench.report.page import page
+
+        (out / "index.html").write_text(page(assembled.of(newest(assembled.boards))), encoding="utf-8")
+    if plots:
+        from bench.report.plots.pictures import draw
+
+        for file in draw(newest(assembled.boards), out):
+            typer.echo(f"drew {file}", err=True)
+
+
 def show(boards: Sequence[Scoreboard]) -> None:
-    """Print what was just measured."""
+    """Print the scoreboards of a run that has just ended."""
     from bench.report.assembly import assemble
 
     _print(assemble(boards))
 
 
-def _print(assembled: Report) -> None:
-    from bench.report.assembly import to_terminal
+def _print(assembled: Report, *, full: bool = False, notes: bool = False) -> None:
+    from bench.report.assembly import short, to_terminal
 
     terminal = console()
-    for part in to_terminal(assembled, terminal.width):
+    parts = to_terminal(assembled, terminal.width) if full else short(assembled, terminal.width, notes=notes)
+    for part in parts:
         terminal.print(part)
 
 
@@ -142,52 +152,50 @@ def compare(
     fail_if: Annotated[
         list[str] | None,
         typer.Option(
-            "--fail-if", metavar="'tps<-5%'", help="Exit 3 if B's change of tps or memory is surely beyond."
+            "--fail-if", metavar="'tps<-5%'", help="Exit 3 if the whole interval of B's change is beyond."
         ),
     ] = None,
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
     ] = False,
 ) -> None:
-    """Show runs side by side: how many times as fast as A the others are, and what differs between them.
+    """Show runs side by side: the speed-up of the others over A, and what differs between them.
 
-    Rungs are paired by what they switch on, not by name; A:RUNG and B:RUNG pair whatever they name.
+    Rungs are paired by their toggles, not by name; A:RUNG and B:RUNG pair whatever they name.
 
     Exit code: 0 compared; 2 wrong usage, or nothing to compare; 3 a change that --fail-if names is confirmed:
-    the whole interval lies beyond the bound; 6 a rung has no speed that ranks on one side, so --fail-if
-    cannot tell. What was out of memory, or unsupported, on both sides is passed over.
+    the whole interval lies beyond the bound; 6 a rung has no valid speed on one side, so --fail-if cannot
+    tell. A rung that is out of memory, or unsupported, on both sides is ignored.
 
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """
     from bench.analysis import compare as side_by_side
-    from bench.analysis.gate import Condition, judge
-    from bench.records.record import RecordError
-    from bench.report.comparison import compared
+    from bench.report.comparison import comparison_table
 
     if len(results) < 2:
-        fail(ValueError("bench compare takes two results at least, such as results/before results/after"))
+        raise BenchError("bench compare takes two results at least, such as results/before results/after")
+    left_out: list[str] = []
     try:
-        conditions = [Condition.parse(text) for text in fail_if or ()]
-        left_out: list[str] = []
+        conditions = [side_by_side.Condition.parse(text) for text in fail_if or ()]
         ladders = side_by_side.sides(results, left_out)
-    except (RecordError, ValueError) as error:
-        fail(error)
+    except ValueError as error:
+        raise BenchError(str(error)) from None
     for warning in left_out:
         say(warning)
-    found = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
-    terminal = console()
-    for comparisons in found:
-        table = compared(comparisons)
+    by_ladder = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
+    for comparisons in by_ladder:
+        table = comparison_table(comparisons)
         if markdown:
             typer.echo(table.to_markdown("###"))
         else:
-            for part in table.to_terminal(terminal.width):
-                terminal.print(part)
+            print_table(table)
     if conditions:
         try:
-            code, said = judge([each for comparisons in found for each in comparisons], conditions)
+            code, reasons = side_by_side.judge(
+                [each for comparisons in by_ladder for each in comparisons], conditions
+            )
         except ValueError as error:
-            fail(error)
-        for line in said:
-            say(line)
+            raise BenchError(str(error)) from None
+        for reason in reasons:
+            say(reason)
         raise typer.Exit(code)

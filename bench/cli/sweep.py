@@ -1,6 +1,4 @@
-"""`bench sweep`: one rung of a ladder under many values of a toggle or two, and the ladder to the best of
-them.
-"""
+"""`bench sweep`: one rung of a ladder under several values of its toggles or its workload."""
 
 from __future__ import annotations
 
@@ -16,7 +14,8 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Corpus, Overrides, PeakTflops, Price, Repeats, ResultsFolder, as_overrides
-from bench.cli.terminal import after_measuring, fail, report_end
+from bench.cli.terminal import after_measuring, cannot_write, report_end
+from bench.errors import BenchError
 from gpt2.terminal import finite
 
 if TYPE_CHECKING:
@@ -43,8 +42,8 @@ def sweep(
             "--over",
             metavar="PATH=A,B,...",
             autocompletion=complete.axes,
-            help="Values of toggles.X or workload.X; several --over make a grid. toggles.micro_batch_size=1,2,... "
-            "(with the dots) doubles until out of memory, then finds the largest that fits.",
+            help="Values of toggles.X or workload.X; several --over make a grid. With the dots, "
+            "toggles.micro_batch_size=1,2,... doubles until out of memory, then finds the largest that fits.",
         ),
     ],
     data: Corpus = None,
@@ -70,50 +69,40 @@ def sweep(
         bool, typer.Option("--allow-failures", help="Exit 0 where it would be 6.")
     ] = False,
 ) -> None:
-    """Measure one rung of a LADDER under several values of toggles or workload fields, and print a
-    scoreboard.
+    """Measure one rung of a LADDER under several values of toggles or workload fields, and print them.
 
-    The first value is what the others are held to. With --best, what is far slower in the first round runs no
-    more. Each value of a workload field is another task, with a results file of its own.
+    The first value is the reference of the others. With --best, candidates far slower than the fastest in
+    the first round are dropped. Each value of a workload field is another task, with a results file of its
+    own.
 
-    Exit code: as bench run; to run out of memory is an answer here, not a failure. 4 too if --best finds
-    none.
+    Exit code: as bench run, but out of memory is a result here, not a failure; 4 also if --best finds no
+    winner.
 
-    Example: bench sweep ladders/h100.yaml --over toggles.micro_batch_size=8,16,... --best mine.yaml --budget 30
+    Example: bench sweep ladders/h100.yaml --over toggles.micro_batch_size=8,16,... --best mine.yaml
     """
     from bench.analysis.scoreboard import scoreboard
     from bench.analysis.select import claims_refuted, exit_code
     from bench.cli.report import show
-    from bench.ladder.ladder import LadderError
     from bench.ladder.sweep_axis import parse_all
-    from bench.records.record import RecordError
     from bench.run.command import Options
-    from bench.run.nodes.topology import PlaceError
-    from bench.run.probe import ProbeError
-    from bench.run.resume import ResumeError
-    from bench.run.runner import RunError
-    from gpt2.data.batches import DataError
 
     options = Options(
         out=out, data=data, resume=resume, peak_tflops=peak_tflops, price_per_hour=price_per_hour
     )
-    try:
-        axes = parse_all(over)
-        _check_best(best, axes)
-        tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
-        runs = _runs(tasks, options, 60 * budget, bool(best))
-    except (LadderError, RunError, ProbeError, ResumeError, RecordError, DataError, PlaceError) as error:
-        fail(error)
+    axes = parse_all(over)
+    _check_best(best, axes)
+    tasks = list(_tasks(ladder, axes, as_overrides(set_, repeats)))
+    runs = _runs(tasks, options, 60 * budget, bool(best))
     boards = [scoreboard(run.records, source=run.path) for run in runs if run.has_rungs]
     with after_measuring([run.path for run in runs]):
         show(boards)
     for task in tasks[len(runs) :]:
-        typer.echo(f"bench: nothing is run of {task.candidates.name}; --resume goes on", err=True)
+        typer.echo(f"bench: {task.candidates.name} was not run; --resume goes on", err=True)
     for run in runs:
         report_end(run)
     codes = [exit_code(run.records) for run in runs if run.has_rungs]
-    for wrong in [wrong for board in boards for wrong in claims_refuted(board)]:
-        typer.echo(f"bench: {wrong}", err=True)
+    for claim in [claim for board in boards for claim in claims_refuted(board)]:
+        typer.echo(f"bench: {claim}", err=True)
     if best and boards:
         codes.append(_keep_best(best, tasks[0], boards[0], runs[0].cut))
     code = next((code for code in codes if code), 0)
@@ -122,34 +111,32 @@ def sweep(
 
 @dataclass(frozen=True)
 class _Task:
-    """What is computed for one combination of the workload's values, and the rung to vary."""
+    """One combination of the workload's values, and the rung to vary."""
 
     ladder: Ladder
     base: Rung
     axes: Sequence[Axis]
-    """Of toggles."""
+    """Axes over toggles only."""
     overrides: tuple[str, ...]
-    """That make it this task."""
+    """--set values of the command and of this combination."""
     candidates: Ladder
 
 
 def _check_best(path: Path | None, axes: Sequence[Axis]) -> None:
-    """Before hours are spent. Raises LadderError."""
-    from bench.ladder.ladder import LadderError
-
+    """Check --best before anything runs. Raises BenchError."""
     workload = [axis.key for axis in axes if axis.of_workload]
     if path and workload:
-        raise LadderError(
-            f"--best: no {workload[0]} is better than another, each is another task; sweep toggles only"
+        raise BenchError(
+            f"--best: each {workload[0]} is another task, so none is better than another; sweep toggles only"
         )
     if path and path.exists():
-        raise LadderError(f"--best {path}: is there already; choose another name")
+        raise BenchError(f"--best {path}: is there already; choose another name")
     if path and not path.parent.is_dir():
-        raise LadderError(f"--best {path}: there is no folder {path.parent}; make it, or choose another")
+        raise BenchError(f"--best {path}: there is no folder {path.parent}; make it, or choose another")
 
 
 def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_Task]:
-    """Of the whole grid. Raises LadderError."""
+    """Yield a task for each combination of the workload's values. Raises LadderError."""
     from bench.analysis.schedule import full_set
     from bench.ladder.ladder import LadderError, load
     from bench.run.sweep.candidate import as_ladder
@@ -170,14 +157,14 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
 
 
 def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
-    """A run for each task, within one budget; the last may be cut short, and those after it not begun."""
+    """Run each task within one budget; the last may be cut short, and later ones not run."""
     from bench.cli.progress import Progress
     from bench.run.resume import runs_of
     from bench.run.runner import check_data, run
     from bench.run.sweep.search import Search
 
     begun = [options.resume and bool(runs_of(options.out, task.candidates)) for task in tasks]
-    for task in tasks:  # before the first takes its time
+    for task in tasks:  # all before the first run
         check_data(task.candidates, task.candidates.rungs, options.data)
     runs: list[Run] = []
     end = time.monotonic() + seconds
@@ -186,7 +173,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
             if runs and time.monotonic() >= end:
                 break
             plan = partial(Search, task.candidates, task.base, task.axes, end, best_only)
-            # Of several tasks the last ones may not have begun.
+            # A task that the interrupted sweep had not reached has nothing to resume.
             own = replace(
                 options, overrides=task.overrides, resume=options.resume and (there or not any(begun))
             )
@@ -197,7 +184,7 @@ def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: b
 
 
 def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> int:
-    """Write the ladder to the fastest candidate; the exit code."""
+    """Write the ladder to the fastest candidate; return the exit code."""
     from bench.analysis.warnings import disturbed
     from bench.report.caption import fastest
     from bench.report.winner_ladder import ladder_to
@@ -209,12 +196,12 @@ def _keep_best(path: Path, task: _Task, board: Scoreboard, cut: Cut | None) -> i
         return 4
     winner = board.fastest
     if winner is None:
-        typer.echo(f"bench: no candidate fits and surely trains the same, so {path} is not written", err=True)
+        typer.echo(f"bench: no candidate fits and trains the same, so {path} is not written", err=True)
         return 4
     try:
         path.write_text(ladder_to(task.ladder, task.base, winner, board), encoding="utf-8")
     except OSError as error:
-        fail(OSError(f"cannot write {path}: {error.strerror}"))
+        raise cannot_write(error, path) from None
     for line in fastest(board):
         typer.echo(line, err=True)
     for line in disturbed(board):

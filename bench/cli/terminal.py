@@ -1,4 +1,4 @@
-"""How commands speak to a person. Imports rich only when there is a table to show."""
+"""What commands print to a person. Imports rich only where there is a table to show."""
 
 from __future__ import annotations
 
@@ -6,33 +6,53 @@ import contextlib
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 
 import typer
+
+from bench.errors import BenchError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.report.table import Table
     from bench.run.runner import Run
 
+P = ParamSpec("P")
+T = TypeVar("T")
 
 CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
-def fail(error: Exception) -> NoReturn:
-    say(str(error))
-    raise typer.Exit(2) from None
+def exiting_on_errors(command: Callable[P, T]) -> Callable[P, T]:
+    """Make a command print the message of a BenchError and exit with code 2."""
+
+    @wraps(command)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return command(*args, **kwargs)
+        except BenchError as error:
+            say(str(error))
+            raise typer.Exit(2) from None
+
+    return checked
 
 
 def say(text: str) -> None:
-    """A line to stderr; no name from a file may steer the terminal."""
+    """Print a line to stderr, without control characters, which a name in a file may contain."""
     typer.echo(f"bench: {CONTROL.sub(' ', text)}", err=True)
 
 
+def cannot_write(error: OSError, path: Path | None = None) -> BenchError:
+    """Return the error of a command whose output could not be written."""
+    return BenchError(f"cannot write {path or error.filename}: {error.strerror}")
+
+
 def console() -> Console:
-    """For tables on stdout; wide where nobody looks, so that no cell is folded in a file."""
+    """Return a console for tables on stdout; wide where it is no terminal, so that no cell is folded."""
     from rich.console import Console
 
     console = Console(highlight=False)
@@ -41,11 +61,16 @@ def console() -> Console:
     return Console(highlight=False, width=200)
 
 
+def print_table(table: Table) -> None:
+    """Print a table on stdout in the width of the terminal."""
+    terminal = console()
+    for part in table.to_terminal(terminal.width):
+        terminal.print(part)
+
+
 @contextlib.contextmanager
 def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
-    """Show what was measured; if that goes wrong, say how it can be shown again, and end as the measuring
-    did.
-    """
+    """Report an error in showing results without failing: the records in `paths` are complete."""
     try:
         yield
     except BrokenPipeError:  # whoever read the table has seen enough
@@ -53,22 +78,20 @@ def after_measuring(paths: Sequence[Path]) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
             raise
-        why = f"{type(error).__name__}: {error}".splitlines()[0]
-        say(
-            f"the table could not be shown ({why}); what was measured is kept in "
-            f"{' and '.join(map(str, paths))}"
-        )
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        files = " and ".join(map(str, paths))
+        say(f"the table could not be shown ({reason}); the records are kept in {files}")
 
 
 def report_end(run: Run) -> None:
-    """Say how a run ended; if early, leave with that exit code."""
+    """Say how a run ended; raises typer.Exit if it ended early."""
     from bench.analysis.select import nothing_supported
 
     ok = sum(record.status == "ok" for record in run.records)
-    so_far = "; the run ended early" if run.interrupted or run.error else ""
+    ended_early = "; the run ended early" if run.interrupted or run.error else ""
     begun = sum(record.begun for record in run.records)
     planned = f"about {begun + run.cut.left}" if run.cut else begun
-    typer.echo(f"{ok} of {planned} processes measured{so_far}; records in {run.path}", err=True)
+    typer.echo(f"{ok} of {planned} processes measured{ended_early}; records in {run.path}", err=True)
     if nothing_supported(run.records):
         typer.echo("bench: none of these rungs is supported here; the table says why", err=True)
     if run.cut:

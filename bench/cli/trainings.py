@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from bench.cli.terminal import console, fail
+from bench.cli.terminal import cannot_write, print_table
+from bench.errors import BenchError
 
 
 def trainings(
@@ -30,19 +31,19 @@ def trainings(
     from bench.report.trainings import load, tables, told_apart
 
     if plots and not out:
-        fail(ValueError("--plots needs a folder to draw into; give --out reports/"))
-    found = []
+        raise BenchError("--plots needs a folder to draw into; give --out reports/")
+    loaded = []
     for folder in runs:
         try:
-            found += load([folder])
+            loaded += load([folder])
         except RecordError as error:
             if len(runs) == 1:
-                fail(error)
+                raise
             typer.echo(f"bench: {error}; left out", err=True)
-    if not found:
-        fail(RecordError("none of these folders holds a run of gpt2 train"))
-    found = told_apart(found)
-    shown = tables(found)
+    if not loaded:
+        raise BenchError("none of these folders holds a run of gpt2 train")
+    loaded = told_apart(loaded)
+    shown = tables(loaded)
     text = "\n".join(table.to_markdown("##") for table in shown)
     if out:
         try:
@@ -51,14 +52,12 @@ def trainings(
             if plots:
                 from bench.report.plots.trainings import draw
 
-                for file in draw(found, out):
+                for file in draw(loaded, out):
                     typer.echo(f"drew {file}", err=True)
         except OSError as error:
-            fail(OSError(f"cannot write {error.filename}: {error.strerror}"))
+            raise cannot_write(error) from None
     elif markdown:
         typer.echo(text, nl=False)
     else:
-        terminal = console()
         for table in shown:
-            for part in table.to_terminal(terminal.width):
-                terminal.print(part)
+            print_table(table)

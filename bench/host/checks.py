@@ -1,6 +1,4 @@
-"""Checks that cost nothing: each looks at one thing that can spoil a measurement and gives a Finding. No
-torch.
-"""
+"""Quick checks of what can spoil a measurement; each returns a Finding. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,62 +13,56 @@ from bench.records.machine import GpuState, State
 from gpt2.hardware.host import missing_allocator, missing_compiler, replacement_temp_folder, usable_cores
 
 OTHER_CORES = 0.25
-"""Work of others that is too much. A step is as slow as its slowest thread, and one that shares its core with
-this much takes up to a third longer, however many cores there are. A sample's error and a desktop's daemons
-stay below.
+"""Cores kept busy by other processes above which they do harm.
+
+A step is as slow as its slowest thread, which takes up to a third longer if it shares its core with this
+much. The error of a sample and a desktop's daemons stay below.
 """
 STOLEN = 0.01
-"""Share of the threads' time: the least difference that a scoreboard calls faster or slower."""
+"""Share of the threads' time: the smallest difference that a scoreboard calls faster or slower."""
 SWAP_GROWTH_BYTES = 16 * 2**20
-"""The kernel moves out this much of what nobody uses without being short of memory."""
+"""Growth that is normal, because the kernel swaps out unused memory."""
 HOT_CELSIUS = 83.0
 LOW_CLOCK = 0.7
-"""Share of a GPU's highest clock that is low when it draws over half its power limit and no reason is given.
-"""
+"""Share of a GPU's highest clock that is low if it draws over half its power limit without a reason given."""
 SLOWING = ("CUDA_LAUNCH_BLOCKING", "TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "ONEDNN_MAX_CPU_ISA")
-"""Variables that are left over from debugging, as a rule."""
+"""Variables that are usually left over from debugging."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing looked at; `ok` is None where there is nothing to judge."""
+    """Result of one check; `ok` is None for information."""
 
     name: str
     value: str
     ok: bool | None = None
     advice: str = ""
-    """What to do about it, where it is not ok."""
+    """What to do if it is not ok."""
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value}; {self.advice}"
 
 
 # --- processor
-# -------------------------------------------------------------------------------------------------------
 
 
 def governor(root: Path) -> Finding:
-    found = machine.governors(root)
+    governors = machine.governors(root)
+    slow = governors - {"performance"}
     return Finding(
         name="CPU governor",
-        value=" and ".join(sorted(found)) or "unknown",
-        ok=found == {"performance"} if found else None,
-        advice=""
-        if found <= {"performance"}
-        else "sudo cpupower frequency-set -g performance, or clocks will wander",
+        value=" and ".join(sorted(governors)) or "unknown",
+        ok=not slow if governors else None,
+        advice="sudo cpupower frequency-set -g performance, or clocks will vary" if slow else "",
     )
 
 
 def installed() -> list[Finding]:
-    """What rungs on a CPU need of the system; without it they are `unsupported`, which spoils nothing else."""
+    """Check for software without which some rungs on a CPU are `unsupported`; for information."""
     moved = replacement_temp_folder()
-    found = (
-        [Finding(name="TMPDIR", value=f"has blanks or quotes; what is compiled lies in {moved}")]
-        if moved
-        else []
-    )
-    return found + [
-        Finding(name=name, value="is not here" if missing else "is here", advice=missing or "")
+    where = f"has blanks or quotes; compiled code goes to {moved}"
+    return [Finding(name="TMPDIR", value=where)] * bool(moved) + [
+        Finding(name=name, value="missing" if missing else "present", advice=missing or "")
         for name, missing in (
             ("C++ compiler and Python.h, for torch.compile", missing_compiler()),
             ("jemalloc", missing_allocator("jemalloc")),
@@ -80,13 +72,13 @@ def installed() -> list[Finding]:
 
 
 def bfloat16(speed: float, root: Path) -> Finding:
-    """What it buys on this CPU; where it is slower, ladders take float32, which spoils nothing.
+    """Report the speed of bfloat16 on this CPU; for information.
 
-    speed: of products, over those in float32, as measured: a CPU may have units for it (AVX-512's without
-    AMX, as a virtual machine of Intel's may show them) that are slower than those for float32.
+    speed: of matmuls over those in float32. A CPU's units for it can be slower than those for float32, such
+    as AVX-512's without AMX in a virtual machine.
     """
     units = [flag for flag in machine.cpu_flags(root) if flag in ("amx_bf16", "avx512_bf16", "bf16")]
-    value = f"products {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
+    value = f"matmuls {speed:.2g}x as fast as in float32; units: {', '.join(units) or 'none known'}"
     value += "; ladders/cpu.yaml suits it" if speed > 1 else ""
     advice = "" if speed > 1 else "take ladders/cpu-float32.yaml in place of cpu.yaml"
     return Finding(name="bfloat16", value=value, advice=advice)
@@ -115,17 +107,15 @@ def threads(threads: int, ranks: int, root: Path) -> Finding:
         advice = f"set toggles.threads={most // ranks}"
     else:
         advice = f"set toggles.world_size={most}" if most else "raise the quota to a whole CPU"
-    advice += ": threads that take turns wait for each other"
+    advice += ": threads that share a core wait for each other"
     return Finding(name="threads", value=value, ok=False, advice=advice)
 
 
-def unheeded(asked: str | None, threads: int) -> list[Finding]:
-    """OMP_NUM_THREADS where it asks for other threads than a rank is given; see
-    gpt2.training.stages.unheeded_threads().
-    """
-    if asked is None:
+def unheeded(omp_num_threads: str | None, threads: int) -> list[Finding]:
+    """Warn of an OMP_NUM_THREADS, from gpt2.training.stages.unheeded_threads(), that a rank does not use."""
+    if omp_num_threads is None:
         return []
-    value = f"OMP_NUM_THREADS={asked} is not heeded, each rank has {threads}"
+    value = f"OMP_NUM_THREADS={omp_num_threads} is ignored, each rank has {threads}"
     return [
         Finding(name="threads", value=value, ok=False, advice="set toggles.threads to choose, or unset it")
     ]
@@ -140,20 +130,16 @@ def battery() -> Finding:
         return Finding(name="power", value="unknown" if sensor else "no battery")
     if sensor.power_plugged:
         return Finding(name="power", value="mains", ok=True)
-    return Finding(
-        name="power", value="battery", ok=False, advice="plug it in: on battery, clocks are held down"
-    )
+    return Finding(name="power", value="battery", ok=False, advice="plug it in: clocks are lower on battery")
 
 
 def does_harm(cores: float, busy: int) -> bool:
-    """Whether `cores` kept busy by others are too many beside `busy` that the run needs: free ones do not
-    count.
-    """
+    """Whether other processes keep `cores` busy, of which too few are free beside the run's `busy` ones."""
     return cores > OTHER_CORES + max(0, usable_cores() - busy)
 
 
 def other_work(cores: float | None, busy: int) -> Finding:
-    """`cores` kept busy by others, beside `busy` that the run needs."""
+    """Check `cores` kept busy by other processes, beside `busy` that the run needs."""
     if cores is None:
         return Finding(name="other work", value="unknown")
     ok = not does_harm(cores, busy)
@@ -165,16 +151,12 @@ def steal(cores: float | None, busy: int) -> Finding:
     if cores is None:
         return Finding(name="steal time", value="unknown")
     share = cores / busy
-    advice = (
-        ""
-        if share <= STOLEN
-        else "the host shares these CPUs: choose one with cores of its own, or more rounds"
-    )
-    return Finding(name="steal time", value=f"{share:.1%} of the CPU time", ok=share <= STOLEN, advice=advice)
+    ok = share <= STOLEN
+    advice = "" if ok else "the host shares these CPUs: choose one with dedicated cores, or more rounds"
+    return Finding(name="steal time", value=f"{share:.1%} of the CPU time", ok=ok, advice=advice)
 
 
 # --- memory
-# ----------------------------------------------------------------------------------------------------------
 
 
 def memory(available: int, needed: int | None, root: Path) -> Finding:
@@ -187,16 +169,12 @@ def memory(available: int, needed: int | None, root: Path) -> Finding:
     value = f"{needed / GIB:.1f} GiB needed, {value}"
     if needed <= min(available, limit):
         return Finding(name="memory", value=value, ok=True)
-    advice = (
-        "a smaller toggles.micro_batch_size needs less"
-        if needed > limit
-        else "close other programs: it may swap"
-    )
-    return Finding(name="memory", value=value, ok=False, advice=advice)
+    smaller, free = "a smaller toggles.micro_batch_size needs less", "close other programs: it may swap"
+    return Finding(name="memory", value=value, ok=False, advice=smaller if needed > limit else free)
 
 
 def swap(before: State, after: State | None) -> Finding:
-    """What is in swap only says that memory was short once; growth says that it is short now."""
+    """Check for growth of swap, which shows that memory is short now, not only once before."""
     growth = 0 if after is None else after.swap_used_bytes - before.swap_used_bytes
     if growth <= SWAP_GROWTH_BYTES:
         return Finding(name="swap", value=f"{before.swap_used_bytes / GIB:.1f} GiB in use")
@@ -205,11 +183,10 @@ def swap(before: State, after: State | None) -> Finding:
 
 
 # --- environment
-# -----------------------------------------------------------------------------------------------------
 
 
 def variables() -> list[Finding]:
-    """Each variable in force that can change the speed; records keep them all."""
+    """Report each environment variable that can change the speed."""
     return [
         Finding(
             name="environment",
@@ -223,11 +200,10 @@ def variables() -> list[Finding]:
 
 
 # --- NVIDIA GPUs
-# -----------------------------------------------------------------------------------------------------
 
 
 def worst(before: State, after: State | None) -> list[GpuState]:
-    """Each GPU as it was after the process, with what was already wrong before it."""
+    """Return each GPU after the process, with other processes and throttling from before it."""
     later = {gpu.index: gpu for gpu in after.gpus} if after else {}
     result = []
     for gpu in before.gpus:
@@ -242,17 +218,17 @@ def worst(before: State, after: State | None) -> list[GpuState]:
 
 
 def gpu_problems(gpu: GpuState) -> list[Finding]:
-    """What of a GPU's state spoils a measurement; empty if nothing does."""
-    found = []
+    """Return what spoils a measurement in a GPU's state."""
+    problems = []
 
     def wrong(value: str, advice: str) -> None:
-        found.append(Finding(name=f"GPU {gpu.index}", value=value, ok=False, advice=advice))
+        problems.append(Finding(name=f"GPU {gpu.index}", value=value, ok=False, advice=advice))
 
     if gpu.other_processes:
         what = "end what nvidia-smi lists, or choose another GPU with CUDA_VISIBLE_DEVICES"
         wrong(f"other processes that compute on it: {gpu.other_processes}", what)
     if gpu.throttle_reasons:
-        wrong(f"its clock is held down: {', '.join(gpu.throttle_reasons)}", _unthrottle(gpu.throttle_reasons))
+        wrong(f"its clock is reduced: {', '.join(gpu.throttle_reasons)}", _unthrottle(gpu.throttle_reasons))
     if (gpu.temperature_celsius or 0) > HOT_CELSIUS:
         wrong(f"{gpu.temperature_celsius:.0f} C", f"cool it: above {HOT_CELSIUS:.0f} C clocks fall")
     limit, default = gpu.power_limit_watts, gpu.power_limit_default_watts
@@ -260,27 +236,25 @@ def gpu_problems(gpu: GpuState) -> list[Finding]:
         what = f"sudo nvidia-smi -i {gpu.index} -pl {default:.0f}"
         wrong(f"power limit {limit:.0f} W, by default {default:.0f} W", what)
     clock, highest = gpu.sm_clock_mhz, gpu.sm_clock_max_mhz
-    loaded = (
-        gpu.power_watts and limit and gpu.power_watts > limit / 2
-    )  # an idle GPU's clock is low as it should be
+    loaded = gpu.power_watts and limit and gpu.power_watts > limit / 2  # an idle GPU lowers its clock
     if loaded and clock and highest and clock < LOW_CLOCK * highest and not gpu.throttle_reasons:
-        what = f"free a locked clock: sudo nvidia-smi -i {gpu.index} -rgc"
+        what = f"reset a locked clock: sudo nvidia-smi -i {gpu.index} -rgc"
         wrong(f"{clock:.0f} of {highest:.0f} MHz under load", what)
-    return found
+    return problems
 
 
 def _unthrottle(reasons: list[str]) -> str:
     if any("thermal" in reason for reason in reasons):
         return "cool it, or pause between rounds"
     if any("clocks" in reason for reason in reasons):
-        return "free a clock that somebody set: sudo nvidia-smi -rgc, then sudo nvidia-smi -rac"
+        return "reset a clock that somebody set: sudo nvidia-smi -rgc, then sudo nvidia-smi -rac"
     if "power cap" in reasons:
-        return "compare only with figures under the same power limit"
-    return "nvidia-smi -q -d PERFORMANCE tells more; check its power supply"
+        return "compare only with results under the same power limit"
+    return "see nvidia-smi -q -d PERFORMANCE, and check its power supply"
 
 
 def gpu_now(gpu: GpuState, persistent: bool | None) -> Finding:
-    """A GPU's state, for information."""
+    """Report a GPU's state; for information."""
 
     def of(value: float | None, limit: float | None, unit: str) -> str:
         here, most = ("?" if number is None else f"{number:.0f}" for number in (value, limit))
@@ -293,9 +267,6 @@ def gpu_now(gpu: GpuState, persistent: bool | None) -> Finding:
         f"{of(gpu.power_watts, gpu.power_limit_watts, 'W')}, ECC {words[gpu.ecc]}, persistence "
         f"{words[persistent]}"
     )
-    advice = (
-        f"sudo nvidia-smi -i {gpu.index} -pm 1 keeps the driver awake between runs"
-        if persistent is False
-        else ""
-    )
+    keep_awake = f"sudo nvidia-smi -i {gpu.index} -pm 1 keeps the driver awake between runs"
+    advice = keep_awake if persistent is False else ""
     return Finding(name=f"GPU {gpu.index}", value=value, advice=advice)

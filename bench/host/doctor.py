@@ -1,7 +1,6 @@
-"""Say what about this machine will spoil a measurement, and what to do about it. Imports no torch.
+"""Find what about this machine spoils measurements, and what to do about it. Imports no torch.
 
-warnings() judges one process from the State before and after it; diagnose() also measures what takes a second
-or two.
+warnings() checks one process, by the State before and after it; diagnose() also measures, for seconds.
 """
 
 from __future__ import annotations
@@ -15,11 +14,12 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
+from rich import box
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from bench.format import GIB, plain
+from bench.format import GIB, listed, plain
 from bench.host import checks
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
@@ -31,13 +31,13 @@ from gpt2.provenance import git_state
 from gpt2.training import stages
 
 NOISE = 0.05
-"""Spread of blocks of 20 ms; over a block of a second it averages to less than 1 %."""
+"""Largest spread of blocks of 20 ms; averaged over a second it is below 1 %."""
 PAGE_FAULT_SECONDS = 0.5e-6
-"""Per 4 KiB: bare metal takes about half of this, some virtual machines three times as much."""
+"""Limit per 4 KiB: bare metal takes about half of this, some virtual machines three times as much."""
 TENSOR_BYTES = 1024 * 50257 * 4
 """Logits of 1,024 tokens in float32, the largest tensor of GPT-2 at a batch of 1."""
 CLOCK_SECONDS = 100e-6
-"""A step of the clock that is 0.01 % of a block of a second."""
+"""Largest step of the clock, 0.01 % of a block of a second."""
 FREE_DISK_BYTES = GIB
 
 
@@ -53,11 +53,11 @@ def warnings(
     memory_bytes: int | None = None,
     root: Path = SYSTEM,
 ) -> list[str]:
-    """What may have spoilt one process's measurement, a line each: what is wrong; what to do about it.
+    """Return what may have spoilt one process's measurement, a line each, with what to do about it.
 
-    threads: of each rank. unheeded: of gpt2.training.stages.unheeded_threads(). stolen_cores: from state.cpu_times()
-    before and after it. memory_bytes: what all ranks together need of this machine's memory, not of a GPU's.
-    What other programs did is no text here, but a field of the record: see other_work_cores().
+    threads: of each rank. unheeded: from unheeded_threads(). stolen_cores: from cpu_times() before and after
+    the process. memory_bytes: needed by all ranks together, not on a GPU. Other processes are a field of the
+    record instead: see other_work_cores().
     """
     on_cpu = device == HOST
     findings = [checks.governor(root), checks.battery(), *checks.variables()]
@@ -75,19 +75,17 @@ def warnings(
 
 
 def other_work_cores(cores: float | None, *, device: str, threads: int, ranks: int = 1) -> float | None:
-    """The cores that others kept busy, where those are so many that they took some from the ranks; else None."""
+    """Return `cores`, kept busy by other processes, if they took some from the ranks; else None."""
     return cores if cores is not None and checks.does_harm(cores, _busy(device, threads, ranks)) else None
 
 
 def _busy(device: str, threads: int, ranks: int) -> int:
-    """Cores that a process needs: beside a device that is no CPU, one per rank to feed it."""
+    """Return the cores that all ranks need; with an accelerator, one per rank to feed it."""
     return ranks * (threads if device == HOST else 1)
 
 
 def costly_page_faults() -> tuple[str, ...]:
-    """A warning for every process of a run on a CPU, if this machine's page faults are expensive; takes a
-    second.
-    """
+    """Return a warning for runs on a CPU if page faults are expensive here; takes a second."""
     finding = _page_faults(machine.memory_available())
     return (str(finding),) if finding.ok is False else ()
 
@@ -95,11 +93,11 @@ def costly_page_faults() -> tuple[str, ...]:
 def diagnose(
     results: Path = Path("results"), memory_bytes: int | None = None, root: Path = SYSTEM
 ) -> list[Finding]:
-    """All that warnings() looks at, as it is now, and what has to be measured first; takes about six seconds.
+    """Run all checks of warnings(), and those that measure; takes about six seconds.
 
     memory_bytes: what a run would need.
     """
-    from bench.host.feasibility import product_rate  # torch, which nothing else of this module loads
+    from bench.host.feasibility import product_rate  # loads torch
 
     state = machine.state(root=root)
     start = machine.cpu_times(root)
@@ -138,33 +136,28 @@ def diagnose(
 
 
 def table(findings: list[Finding]) -> Group:
-    """What was found, for a terminal."""
-    result = Table()
-    for title in ("Looked at", "Found", "Verdict", "What to do"):
+    """Return the findings for a terminal: what can spoil a measurement first, with what to do about it."""
+    bad = [finding for finding in findings if finding.ok is False]
+    if bad:
+        answer = f"{len(bad)} of these can spoil a measurement: {listed([finding.name for finding in bad])}."
+    else:
+        answer = "Nothing found that would spoil a measurement."
+    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for title in ("Check", "Found", "Verdict", "What to do"):
         result.add_column(title, overflow="fold")
     words = {True: ("good", "green"), False: ("beware", "red"), None: ("-", "")}
-    for finding in findings:
+    for finding in sorted(findings, key=lambda finding: finding.ok is not False):
         word, style = words[finding.ok]
-        cells = (
-            Text(plain(finding.name)),
-            Text(plain(finding.value)),
-            Text(word, style),
-            Text(plain(finding.advice)),
-        )
-        result.add_row(*cells)
-    bad = sum(finding.ok is False for finding in findings)
-    end = (
-        f"{bad} of these can spoil a measurement." if bad else "Nothing found that would spoil a measurement."
-    )
-    return Group(result, Text(end))
+        name, value, advice = (Text(plain(t)) for t in (finding.name, finding.value, finding.advice))
+        result.add_row(name, value, Text(word, style), advice)
+    return Group(Text(answer, style="bold"), result)
 
 
 # --- what takes a second
-# ---------------------------------------------------------------------------------------------
 
 
 def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
-    """Seconds of each of many equal blocks of pure computation on one core."""
+    """Time equal blocks of computation on one core; return the seconds of each."""
 
     def block(count: int) -> float:
         start = time.perf_counter()
@@ -172,24 +165,23 @@ def _timed_blocks(blocks: int = 50, block_seconds: float = 0.02) -> list[float]:
             pass
         return time.perf_counter() - start
 
-    count = (
-        int(100_000 * block_seconds / min(block(100_000) for _ in range(5))) + 1
-    )  # the first wakes the core
+    fastest = min(block(100_000) for _ in range(5))  # the first one wakes the core
+    count = int(100_000 * block_seconds / fastest) + 1
     return [block(count) for _ in range(blocks)]
 
 
 def _noise(blocks: list[float]) -> Finding:
-    """How much equal work differs in time."""
+    """Check the spread of the durations of equal work."""
     spread = statistics.stdev(blocks) / statistics.mean(blocks)
     value = f"{spread:.1%} spread of equal blocks of {1000 * statistics.mean(blocks):.0f} ms"
-    advice = "" if spread <= NOISE else "find what else runs, or take more rounds: bench run --repeats 5"
+    advice = "" if spread <= NOISE else "stop other programs, or take more rounds: bench run --repeats 5"
     return Finding(name="noise", value=value, ok=spread <= NOISE, advice=advice)
 
 
 def _fault_seconds(advice: int | None = None) -> float | None:
-    """Per 4 KiB of fresh anonymous memory, madvise()d as given; None where the kernel refuses.
+    """Time page faults: seconds per 4 KiB of new memory with this madvise(); None if the kernel refuses.
 
-    The best of three: the first also waits for a virtual machine's host.
+    Takes the best of three, because the first may also wait for a virtual machine's host.
     """
     size = 256 * 2**20
     best = float("inf")
@@ -215,18 +207,19 @@ def _page_faults(available: int) -> Finding:
 
 
 def _judge_faults(small: float | None, huge: float | None) -> Finding:
-    """Seconds per 4 KiB as memory comes by default, and with huge pages asked for."""
+    """Judge page faults. small, huge: seconds per 4 KiB by default, and with huge pages."""
     if small is None:
         return Finding(name="page faults", value="unknown")
     in_force = huge if huge is not None and os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else small
     kept = "malloc" in os.environ.get("LD_PRELOAD", "")
-    value = f"{1e6 * small:.2f} us per 4 KiB: {1e3 * small * TENSOR_BYTES / 4096:.0f} ms for each new 206 MB tensor"
+    tensor_ms = 1e3 * small * TENSOR_BYTES / 4096
+    value = f"{1e6 * small:.2f} us per 4 KiB: {tensor_ms:.0f} ms for each new 206 MB tensor"
     if huge is not None:
         value += f", {1e3 * huge * TENSOR_BYTES / 4096:.0f} ms in huge pages"
     if kept:
-        value += "; but an allocator that can keep memory is preloaded"
+        value += "; but a preloaded allocator can keep memory"
     ok = True if in_force <= PAGE_FAULT_SECONDS else None if kept else False
-    remedies = "set toggles.allocator to jemalloc or tcmalloc, which keep what they have"
+    remedies = "set toggles.allocator to jemalloc or tcmalloc, which keep freed memory"
     if huge is not None and huge < 0.7 * in_force:
         remedies += ", or to thp"
     advice = f"on a CPU, every step pays this: {remedies}" if ok is False else ""
@@ -235,10 +228,10 @@ def _judge_faults(small: float | None, huge: float | None) -> Finding:
 
 def _huge_pages(root: Path) -> Finding:
     given = host.huge_pages(root)
-    asked = os.environ.get("THP_MEM_ALLOC_ENABLE") == "1"
+    set_now = ", as it is" if os.environ.get("THP_MEM_ALLOC_ENABLE") == "1" else ""
     meaning = {
         "always": "always",
-        "madvise": f"madvise: torch asks for them where THP_MEM_ALLOC_ENABLE=1 is set{', as it is' if asked else ''}",
+        "madvise": f"madvise: torch asks for them where THP_MEM_ALLOC_ENABLE=1 is set{set_now}",
         "never": "never: THP_MEM_ALLOC_ENABLE=1 does nothing until root writes madvise to /sys/kernel/mm/"
         "transparent_hugepage/enabled",
     }
@@ -246,24 +239,23 @@ def _huge_pages(root: Path) -> Finding:
 
 
 # --- timing, disk, code
-# ----------------------------------------------------------------------------------------------
 
 
 def _clock(root: Path) -> Finding:
-    """The clock that blocks are timed with."""
+    """Check the clock that times blocks."""
     reads = [time.perf_counter() for _ in range(1000)]
     step = min((b - a for a, b in pairwise(reads) if b > a), default=float("inf"))
     source = machine.read(root / "sys/devices/system/clocksource/clocksource0/current_clocksource")
     value = f"perf_counter steps by {1e9 * step:.0f} ns" + (f", from {source}" if source else "")
     if source in ("hpet", "acpi_pm", "jiffies"):
-        advice = "Linux distrusts this CPU's own counter (see dmesg): times may jump; another kernel or host may help"
+        advice = "Linux does not use this CPU's own counter (see dmesg), so times may jump; try another host"
         return Finding(name="clock", value=value, ok=False, advice=advice)
     advice = "" if step <= CLOCK_SECONDS else "use longer blocks: --set protocol.block_seconds=10"
     return Finding(name="clock", value=value, ok=step <= CLOCK_SECONDS, advice=advice)
 
 
 def _disk(name: str, folder: Path) -> Finding:
-    """Room in a folder, or where it will be made."""
+    """Check the free space of a folder, or of its first parent that exists."""
     try:
         there = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())
         free = shutil.disk_usage(there).free
@@ -271,9 +263,8 @@ def _disk(name: str, folder: Path) -> Finding:
         return Finding(name=name, value="unknown")
     ok = free >= FREE_DISK_BYTES
     value = f"{free / GIB:.1f} GiB free in {folder}"
-    return Finding(
-        name=name, value=value, ok=ok, advice="" if ok else "make room: a full disk ends a run half-way"
-    )
+    advice = "" if ok else "free some space: a full disk ends a run half-way"
+    return Finding(name=name, value=value, ok=ok, advice=advice)
 
 
 def _git() -> Finding:

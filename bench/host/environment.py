@@ -1,4 +1,4 @@
-"""Describe the machine and the code that a number comes from."""
+"""Describe the machine and the code of a measurement."""
 
 from __future__ import annotations
 
@@ -19,9 +19,7 @@ from gpt2.provenance import code_hash, git_state
 
 
 def describe(device: Device, given: Mapping[str, str] | None = None) -> Environment:
-    """The environment of a process that trains on `device`. given: variables that its toggles set, not its
-    user.
-    """
+    """Return the environment of a process on `device`. given: variables that its toggles set."""
     commit, dirty = git_state()
     cpu = Cpu()
     return Environment(
@@ -48,8 +46,8 @@ def describe(device: Device, given: Mapping[str, str] | None = None) -> Environm
 
 
 def highest_cpu_mhz(root: Path = SYSTEM) -> float | None:
-    """The CPU's highest clock; in a virtual machine, which is not told that, the one clock it knows of."""
+    """Return the CPU's highest clock; in a virtual machine, which does not know it, the current one."""
     with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
         if highest := psutil.cpu_freq().max:
             return highest
-    return cpu_mhz(root) if "hypervisor" in flags(root) else None  # elsewhere it is a passing value
+    return cpu_mhz(root) if "hypervisor" in flags(root) else None  # elsewhere the clock varies

@@ -1,10 +1,8 @@
-"""Which rungs a CPU cannot finish in their time, told before they train: those in a number format it has no
-units for.
+"""Refuse number formats that a CPU emulates too slowly to meet the time limit.
 
 Without kernels for bfloat16 or float16 (oneDNN has them from AVX-512 on), torch multiplies number by number:
-0.9 to
-1.3 GFLOP/s on an EPYC of AMD's third generation, where float32 has 86 a thread. A step of GPT-2 124M would take eleven
-minutes.
+0.9 to 1.3 GFLOP/s per thread on a third-generation EPYC, where float32 has 86. A step of GPT-2 124M would
+take eleven minutes.
 """
 
 from __future__ import annotations
@@ -19,19 +17,18 @@ from bench.ladder.ladder import LEAST_BLOCKS, Ladder
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 SIDE = 256
-"""Of the square product that is timed: 40 ms where it is slowest, and larger ones are slower still."""
+"""Side of the square matmul that is timed: 40 ms where it is slowest, and larger ones are slower still."""
 SECONDS = 0.2
-"""Of trying, because of other programs that run."""
+"""Duration of the attempts, several because other programs may run."""
 HOPELESS = 4.0
-"""Times as slow as float32, and a CPU has no units for a format."""
+"""A format this many times slower than float32 is emulated."""
 
 
 def check_time(ladder: Ladder, toggles: Toggles) -> None:
-    """Raise UnsupportedToggle where the fewest steps of a window take longer than the ladder's time limit.
+    """Raise UnsupportedToggle where a rank's fewest steps take longer than the ladder's time limit.
 
-    By a product of the rung's number format, timed here on one thread, and the workload's FLOPs; a rank's
-    share, where there are several. A format about as fast as float32 is never refused: nothing better could
-    be chosen.
+    Estimated from a matmul in the rung's number format, timed on one thread. A format about as fast as
+    float32 is never refused, because there is no better choice.
     """
     if toggles.device != HOST or toggles.autocast == "float32":
         return
@@ -56,10 +53,10 @@ def check_time(ladder: Ladder, toggles: Toggles) -> None:
 
 @cache
 def product_rate(number_format: str, enough: float = math.inf) -> float:
-    """FLOP/s of a small product on this CPU by one thread, the best of a few.
+    """Return the FLOP/s of a small matmul on one thread of this CPU, the best of a few.
 
-    Several would wait for each other, for ten times as long where other programs run; and without units torch
-    takes one alone. enough: as soon as one call shows so many, nothing more is tried.
+    Several threads wait for each other, up to ten times as long where other programs run. enough: FLOP/s at
+    which the first attempt is final.
     """
     x = torch.ones(SIDE, SIDE, dtype=getattr(torch, number_format))
     threads = torch.get_num_threads()

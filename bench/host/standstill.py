@@ -1,12 +1,11 @@
-"""Time within a window that was not the program's: it was stopped, or the machine slept or gave it no
-processor.
+"""Detect standstills: time in which the process was stopped, had no processor, or the machine slept.
 
 with Pulse() as pulse:
     before = Instant.now(pulse); ...; block = Instant.now(pulse) - before
 standstills([block, ...])                  # {2: 5.0}: in the third block of several, for about 5 seconds
 
-A thread that has nothing to do but to wake up tells the two kinds of a long block apart: while the work waits
-for data or a device it wakes up as ever, while the process does not run it does not either. Imports no torch.
+A thread that only wakes up regularly tells two kinds of long blocks apart: it wakes up while the work waits
+for data or a device, and does not while the process does not run. Imports no torch.
 """
 
 from __future__ import annotations
@@ -17,35 +16,33 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gpt2.device import Device
 
 PERIOD = 0.1
-"""Seconds between two beats of the pulse."""
+"""Seconds between beats of the pulse."""
 LEAST_SECONDS = 0.25
-"""Not run at a stretch; schedulers let a thread wait less than this on any machine."""
+"""Shortest standstill; schedulers let a thread wait less than this on any machine."""
 ASLEEP_SECONDS = 0.1
-"""Of the machine, from which a block does not count: its clocks and caches are cold afterwards."""
+"""Shortest sleep of the machine after which a block does not count, its caches being cold."""
 FAR_LONGER = 2.0
-"""Times the median block that a block lasts which is told, whatever the reason."""
+"""Ratio to the median block above which a block is reported, whatever the reason."""
 
 
 class Pulse:
-    """Notices, while entered, for how long this process does not run.
+    """Measures, while entered, for how long this process does not run.
 
-    A thread beats every PERIOD. A gap between two beats within which the thread that entered this did not
-    work either is lost; where it did work, it only kept the other from beating, as code that holds Python's
-    lock does. Code that holds the lock while it waits cannot be told from a standstill: see
-    Device.waits_with_the_lock.
+    A thread beats every PERIOD. A gap between two beats is lost time unless the thread that entered this
+    worked meanwhile, as code that holds Python's lock does. Code that holds the lock while it waits looks
+    like a standstill: see Device.waits_with_the_lock.
     """
 
     def __init__(
         self, clock: Callable[[], float] = time.perf_counter, worked: Callable[[], float] | None = None
     ) -> None:
-        """worked: processor time of the thread that enters this; the system's own account of it where None."""
+        """worked: processor time of the thread that enters this; by default the system's account."""
         self._clock = clock
         self._given = worked
         self._worked: Callable[[], float] = worked or time.process_time
@@ -54,7 +51,7 @@ class Pulse:
         self._thread: threading.Thread | None = None
 
     def __enter__(self) -> Pulse:
-        # Not on macOS, where the time of all threads has to do.
+        # macOS lacks this; there the time of all threads is used.
         if self._given is None and hasattr(time, "pthread_getcpuclockid"):
             own = time.pthread_getcpuclockid(threading.get_ident())
             self._worked = lambda: time.clock_gettime(own)
@@ -63,15 +60,13 @@ class Pulse:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self._end.set()
         if self._thread:
             self._thread.join()
 
     def lost_seconds(self) -> float:
-        """For how long the process has not run since this was entered; only stretches of LEAST_SECONDS count."""
+        """Return the seconds that the process has not run, in stretches of at least LEAST_SECONDS."""
         with self._lock:
             now, worked = self._clock(), self._worked()
             lost = now - self._last - PERIOD - (worked - self._last_worked)
@@ -86,20 +81,20 @@ class Pulse:
 
 
 def pulse_beside(device: Device) -> AbstractContextManager[Pulse | None]:
-    """A pulse for work on a device; None where waiting for it would be taken for a standstill."""
+    """Return a pulse for work on a device; None where waiting for it looks like a standstill."""
     return nullcontext() if device.waits_with_the_lock else Pulse()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instant:
-    """A moment by several clocks, or what passed between two."""
+    """A moment by several clocks, or the difference of two."""
 
     seconds: float
-    """By a clock that goes on while the process is stopped, but not while the machine sleeps."""
+    """Wall-clock time, which goes on while the process is stopped, but not while the machine sleeps."""
     lost_seconds: float | None
-    """For which the process did not run; None where that was not looked at."""
+    """Time for which the process did not run; None if unknown."""
     asleep_seconds: float | None
-    """Of the machine; None where the system does not tell."""
+    """Time for which the machine slept; None if unknown."""
 
     @classmethod
     def now(cls, pulse: Pulse | None, clock: Callable[[], float] = time.perf_counter) -> Instant:
@@ -115,20 +110,18 @@ class Instant:
 
 
 def standstills(blocks: Sequence[Instant]) -> dict[int, float]:
-    """Blocks of a window that the process did not run throughout: by number from 0, the seconds that it did
-    not.
-    """
-    found = {}
+    """Return the lost seconds of blocks with a standstill, by number of the block from 0."""
+    lost_seconds = {}
     for number, block in enumerate(blocks):
         asleep = block.asleep_seconds or 0.0
         lost = (block.lost_seconds or 0.0) + (asleep if asleep > ASLEEP_SECONDS else 0.0)
         if lost > 0.0:
-            found[number] = lost
-    return found
+            lost_seconds[number] = lost
+    return lost_seconds
 
 
 def far_longer(block_seconds: Sequence[float]) -> list[int]:
-    """Blocks that last far longer than the median one, by number from 0."""
+    """Return the numbers, from 0, of blocks far longer than the median one."""
     usual = statistics.median(block_seconds) if block_seconds else 0.0
     return [
         number
@@ -138,7 +131,7 @@ def far_longer(block_seconds: Sequence[float]) -> list[int]:
 
 
 def uneven(block_seconds: Sequence[float], why: str) -> list[str]:
-    """A warning where blocks last far longer than the median one. why: what may have happened then."""
+    """Return a warning if blocks are far longer than the median one. why: the possible cause."""
     if not (long := far_longer(block_seconds)):
         return []
     return [
@@ -152,13 +145,10 @@ def _difference(later: float | None, earlier: float | None) -> float | None:
 
 
 def _asleep_seconds() -> float | None:
-    """Seconds that the machine has slept since it started; from an arbitrary point, so only differences mean
-    much.
-    """
+    """Return the seconds that the machine has slept, from an arbitrary point; None if unknown."""
     if hasattr(time, "CLOCK_BOOTTIME"):  # Linux, whose CLOCK_MONOTONIC stops meanwhile
         return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
-    if (
-        uptime := getattr(time, "CLOCK_UPTIME_RAW", None)
-    ) is not None:  # macOS, whose CLOCK_MONOTONIC goes on
+    uptime = getattr(time, "CLOCK_UPTIME_RAW", None)
+    if uptime is not None:  # macOS, whose CLOCK_MONOTONIC goes on
         return time.clock_gettime(time.CLOCK_MONOTONIC) - time.clock_gettime(uptime)
     return None

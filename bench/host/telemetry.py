@@ -1,7 +1,7 @@
-"""Read what this machine is doing now. Imports no torch and opens no device.
+"""Read the present state of this machine. Imports no torch and opens no device.
 
 What a system does not tell is None, never an exception: /proc, /sys and control groups exist on Linux only.
-Functions that read them take `root`, so that a test can show them another machine.
+Functions that read them take `root`, so that a test can imitate another machine.
 """
 
 from __future__ import annotations
@@ -25,55 +25,25 @@ from gpt2.hardware.host import clocks_mhz, flags
 SYSTEM = Path("/")
 PRELOAD = "LD_PRELOAD"
 VARIABLES = (
-    PRELOAD,
-    "MALLOC_ARENA_MAX",
-    "MALLOC_CONF",
-    "KMP_AFFINITY",
-    "KMP_BLOCKTIME",
-    "OMP_PROC_BIND",
-    "ONEDNN_MAX_CPU_ISA",
-    "THP_MEM_ALLOC_ENABLE",
-    "TORCH_COMPILE_DISABLE",
-    "TORCHDYNAMO_DISABLE",
-    "PYTORCH_ALLOC_CONF",
-    "PYTORCH_CUDA_ALLOC_CONF",
-    "PYTORCH_MPS_HIGH_WATERMARK_RATIO",
-    "PYTORCH_ENABLE_MPS_FALLBACK",
-    "PYTORCH_MPS_FAST_MATH",
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
-    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
-    "NCCL_ALGO",
-    "NCCL_PROTO",
-    "NCCL_P2P_DISABLE",
-    "NCCL_IB_DISABLE",
-    "NCCL_IB_HCA",
-    "NCCL_SOCKET_IFNAME",
-    "NCCL_NVLS_ENABLE",
-    "CUDA_DEVICE_MAX_CONNECTIONS",
-    "PJRT_DEVICE",
-    "XLA_FLAGS",
-    "XLA_USE_BF16",
-    "XLA_DOWNCAST_BF16",
-    "LIBTPU_INIT_ARGS",
-    "TPU_VISIBLE_CHIPS",
-    "TORCHINDUCTOR_*",
-    "TRITON_*",
-    "ENABLE_PERSISTENT_TMA_MATMUL",
-    "TORCH_BLAS_PREFER_CUBLASLT",
-    "TORCH_CUDNN_SDPA_DEPRIORITIZED",
-    "CUBLAS*_WORKSPACE*",
-    "XLA_PYTHON_CLIENT_*",
+    *(PRELOAD, "MALLOC_ARENA_MAX", "MALLOC_CONF", "THP_MEM_ALLOC_ENABLE"),
+    *("KMP_AFFINITY", "KMP_BLOCKTIME", "OMP_PROC_BIND", "ONEDNN_MAX_CPU_ISA"),
+    *("TORCH_COMPILE_DISABLE", "TORCHDYNAMO_DISABLE", "TORCHINDUCTOR_*", "TRITON_*"),
+    *("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "ENABLE_PERSISTENT_TMA_MATMUL"),
+    *("TORCH_BLAS_PREFER_CUBLASLT", "TORCH_CUDNN_SDPA_DEPRIORITIZED", "CUBLAS*_WORKSPACE*"),
+    *("CUDA_VISIBLE_DEVICES", "CUDA_LAUNCH_BLOCKING", "CUDA_DEVICE_MAX_CONNECTIONS"),
+    *("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"),
+    *("NCCL_ALGO", "NCCL_PROTO", "NCCL_P2P_DISABLE", "NCCL_NVLS_ENABLE"),
+    *("NCCL_IB_DISABLE", "NCCL_IB_HCA", "NCCL_SOCKET_IFNAME"),
+    *("PYTORCH_MPS_HIGH_WATERMARK_RATIO", "PYTORCH_ENABLE_MPS_FALLBACK", "PYTORCH_MPS_FAST_MATH"),
+    *("PJRT_DEVICE", "XLA_FLAGS", "XLA_USE_BF16", "XLA_DOWNCAST_BF16", "XLA_PYTHON_CLIENT_*"),
+    *("LIBTPU_INIT_ARGS", "TPU_VISIBLE_CHIPS"),
 )
 """Names, and patterns of names, of environment variables that can change the speed."""
 PLACES = re.compile(r"(_DIRS?|PATHS?|_FILES?|_HOME|_OUTPUT|_HOST|_URL|_PORT)$")
-"""In the name of a variable that says where something lies, the folder that the harness gives each rung
-included.
-"""
+"""Matches names of variables that hold a place, such as the compiler cache of a rung."""
 PATH = re.compile(r"^~|^(?!MIG-).*(/|\b[A-Za-z]:\\)", re.DOTALL)
-"""In a value that tells where this user keeps something; slices of GPUs have slashes, too."""
-# Why a GPU's clock is held down, by the bits of nvml.h. Bit 0, idle, is no reason.
+"""Matches values that are a path of the user's; names of GPU slices contain slashes, too."""
+# Reasons for a reduced clock of a GPU, by the bits of nvml.h. Bit 0, idle, is not one.
 THROTTLE_REASONS = {
     0x2: "application clocks",
     0x4: "power cap",
@@ -89,9 +59,9 @@ THROTTLE_REASONS = {
 
 
 def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
-    """The machine now; `own_pids` are the run's own processes, which do not count as others on a GPU.
+    """Return the state of the machine; `own_pids` do not count as other processes on a GPU.
 
-    Takes milliseconds. Only the first call on a machine whose NVIDIA driver is asleep waits for that to wake.
+    Takes milliseconds, except that the first call may have to wake the NVIDIA driver.
     """
     mhz = cpu_mhz(root)
     return State(
@@ -104,10 +74,7 @@ def state(own_pids: Collection[int] = (), root: Path = SYSTEM) -> State:
 
 
 def variables(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those of VARIABLES that are set, as a record may hold them: without what tells of places.
-
-    given: what the harness set, which is not the user's.
-    """
+    """Return those of VARIABLES that are set, without paths. given: variables set by the harness."""
     given = given or {}
     named = {name: "" for pattern in VARIABLES for name in sorted(fnmatch.filter(os.environ, pattern))}
     for name in named:
@@ -120,31 +87,30 @@ def variables(given: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _libraries(value: str, given: str) -> str:
-    """Names of preloaded libraries. given: a value by the harness, the first of which is the allocator."""
-    others = [each for each in re.split(r"[:\s]+", value) if each not in ("", given.split(":")[0])]
-    return ":".join(each.rpartition("/")[2] for each in others)
+    """Return the names of preloaded libraries, without the allocator, the first of the harness's `given`."""
+    others = [path for path in re.split(r"[:\s]+", value) if path not in ("", given.split(":")[0])]
+    return ":".join(path.rpartition("/")[2] for path in others)
 
 
 def without_places(value: str) -> str:
-    """A variable's value, of options those that hold no path; empty where it is or holds one."""
+    """Return a variable's value; of options those without a path; empty if it is or holds a path."""
     if value.startswith("-"):
         return " ".join(word for word in value.split() if word.startswith("-") and not PATH.search(word))
     return "" if PATH.search(value) else value
 
 
 def read(path: Path) -> str:
-    """A small file of the system's; empty where it is not or may not be read."""
+    """Return the content of a small system file; empty if it cannot be read."""
     with contextlib.suppress(OSError, UnicodeDecodeError):
         return path.read_text().strip()
     return ""
 
 
 # --- processor
-# ----------------------------------------------------------------------------------------------------
 
 
 def cpu_mhz(root: Path = SYSTEM) -> float | None:
-    """Clock, mean over cores."""
+    """Return the mean clock over cores; None if unknown."""
     if clocks := clocks_mhz(root):
         return sum(clocks) / len(clocks)
     with contextlib.suppress(Exception):  # psutil raises several kinds on Apple chips and in virtual machines
@@ -153,33 +119,25 @@ def cpu_mhz(root: Path = SYSTEM) -> float | None:
 
 
 FLAGS = (
-    "avx2",
-    "avx512f",
-    "avx512_bf16",
-    "avx512_fp16",
-    "amx_tile",
-    "amx_bf16",
-    "asimd",
-    "sve",
-    "bf16",
-    "i8mm",
+    *("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_tile", "amx_bf16"),
+    *("asimd", "sve", "bf16", "i8mm"),
 )
 
 
 def cpu_flags(root: Path = SYSTEM) -> list[str]:
-    """Those of FLAGS that this CPU has; empty where the system does not tell."""
+    """Return those of FLAGS that this CPU has; empty if unknown."""
     has = flags(root)
     return [flag for flag in FLAGS if flag in has]
 
 
 def governors(root: Path = SYSTEM) -> set[str]:
-    """How Linux chooses clocks, over all cores; empty where it does not say, as in most virtual machines."""
+    """Return the clock governors of all cores; empty if unknown, as in most virtual machines."""
     files = (root / "sys/devices/system/cpu").glob("cpu[0-9]*/cpufreq/scaling_governor")
     return {read(file) for file in files} - {""}
 
 
 def allowed_cpus() -> set[int]:
-    """Numbers of the logical CPUs that this process, and so its children, may run on."""
+    """Return the numbers of the logical CPUs that this process may run on."""
     if hasattr(os, "sched_getaffinity"):  # Linux
         return os.sched_getaffinity(0)
     return set(range(os.cpu_count() or 1))
@@ -192,24 +150,24 @@ class CpuTimes:
     clock: float
     busy: float
     own: float
-    """Of this process and of those children that it has waited for."""
+    """Time of this process, and of children that it has waited for."""
     stolen: float | None
-    """Time in which a virtual CPU was ready to run and the host ran something else."""
+    """Time in which a virtual CPU was ready to run and its host ran something else; None if unknown."""
 
     def other_cores_since(self, earlier: CpuTimes) -> float:
-        """Cores that somebody else kept busy, on average."""
+        """Return the mean number of cores kept busy by other processes."""
         busy = (self.busy - earlier.busy) - (self.own - earlier.own)
         return max(0.0, busy / (self.clock - earlier.clock))
 
     def stolen_cores_since(self, earlier: CpuTimes) -> float | None:
-        """Cores that the host took away, on average."""
+        """Return the mean number of cores that the host took away; None if unknown."""
         if self.stolen is None or earlier.stolen is None:
             return None
         return max(0.0, (self.stolen - earlier.stolen) / (self.clock - earlier.clock))
 
 
 def cpu_times(root: Path = SYSTEM) -> CpuTimes:
-    """CPU time so far; two of these tell what happened between them."""
+    """Return the CPU time so far, for differences."""
     clock, own, stolen = time.monotonic(), sum(os.times()[:4]), None
     allowed = allowed_cpus()
     lines = re.findall(r"^cpu(\d+) (.+)$", read(root / "proc/stat"), re.MULTILINE)
@@ -225,9 +183,9 @@ def cpu_times(root: Path = SYSTEM) -> CpuTimes:
 
 
 def other_cores(seconds: float = 0.25) -> float:
-    """Cores that others keep busy, seen over a short sample in which this process sleeps.
+    """Return the cores that other processes keep busy, sampled while this process sleeps.
 
-    The load average would not do: it still counts a run's own previous process for minutes after its end.
+    The load average still includes a run's own previous process for minutes after its end.
     """
     before = cpu_times()
     time.sleep(seconds)
@@ -235,13 +193,12 @@ def other_cores(seconds: float = 0.25) -> float:
 
 
 # --- control groups and memory
-# ------------------------------------------------------------------------------------
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:
-    """Folders of this process's control group and of all above it, whose limits hold too; versions 1 and 2.
+    """Yield the folders of this process's control groups and their parents, of versions 1 and 2.
 
-    In a container the path can be the host's, which is not to be seen there: the mount is then the own group.
+    In a container the path can be the host's, which does not exist there; the mount is then its own group.
     """
     base = root / "sys/fs/cgroup"
     for line in read(root / "proc/self/cgroup").splitlines():
@@ -254,19 +211,18 @@ def _groups(controller: str, root: Path) -> Iterator[Path]:
 
 
 def cpu_quota(root: Path = SYSTEM) -> float | None:
-    """CPUs' worth of time that control groups leave to this process; None for no limit."""
+    """Return the CPU quota of control groups, in CPUs; None for no limit."""
     quotas = []
     for group in _groups("cpu", root):
         version_1 = f"{read(group / 'cpu.cfs_quota_us')} {read(group / 'cpu.cfs_period_us')}"
-        if match := re.fullmatch(
-            r"(\d+) ([1-9]\d*)", read(group / "cpu.max") or version_1
-        ):  # "max" and -1: no limit
+        limit = read(group / "cpu.max") or version_1  # "max" and -1 mean none
+        if match := re.fullmatch(r"(\d+) ([1-9]\d*)", limit):
             quotas.append(int(match[1]) / int(match[2]))
     return min(quotas, default=None)
 
 
 def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
-    """Limit and present use in bytes of every control group with a limit; a file cache that can go is no use."""
+    """Yield limit and use in bytes of each control group with a limit; reclaimable cache is not use."""
     for group in _groups("memory", root):
         limit = read(group / "memory.max") or read(group / "memory.limit_in_bytes")
         if limit.isdigit():
@@ -276,26 +232,25 @@ def _memory_groups(root: Path) -> Iterator[tuple[int, int]]:
 
 
 def memory_limit(root: Path = SYSTEM) -> int:
-    """Bytes that this process may have: all of the machine's, or what its control groups allow."""
+    """Return the most bytes that this process may have, by the machine and its control groups."""
     return min([psutil.virtual_memory().total, *(limit for limit, _ in _memory_groups(root))])
 
 
 def memory_available(root: Path = SYSTEM) -> int:
-    """Bytes to be had now without swapping, control groups considered."""
+    """Return the bytes available now without swapping, by the machine and its control groups."""
     left = [max(0, limit - used) for limit, used in _memory_groups(root)]
     return min([psutil.virtual_memory().available, *left])
 
 
 # --- NVIDIA GPUs
-# --------------------------------------------------------------------------------------------------
 
 
 def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
-    """Every NVIDIA GPU that CUDA would show to a process started here, in its order; none without a driver.
+    """Return the state of each NVIDIA GPU that CUDA would show to a child, in its order.
 
-    Asks the driver by NVML, which opens no CUDA context and takes no memory on the GPU.
+    Uses NVML, which opens no CUDA context and takes no memory on the GPU.
     """
-    found = []
+    states = []
     for nvml, index, handle in nvml_handles():
         bits = _ask(
             nvml, "nvmlDeviceGetCurrentClocksEventReasons nvmlDeviceGetCurrentClocksThrottleReasons", handle
@@ -303,7 +258,7 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
         processes = _ask(nvml, "nvmlDeviceGetComputeRunningProcesses", handle)
         ecc = _ask(nvml, "nvmlDeviceGetEccMode", handle)
         sensor = getattr(nvml, "NVML_TEMPERATURE_GPU", 0)
-        found.append(
+        states.append(
             GpuState(
                 index=index,
                 temperature_celsius=_ask(
@@ -317,16 +272,15 @@ def gpus(own_pids: Collection[int] = ()) -> list[GpuState]:
                 power_limit_default_watts=_watts(nvml, "nvmlDeviceGetPowerManagementDefaultLimit", handle),
                 throttle_reasons=[name for bit, name in THROTTLE_REASONS.items() if bits and bits & bit],
                 ecc=None if ecc is None else bool(ecc[0]),
-                # In a container these are the host's numbers, or none: then all that the driver tells of are
-                # others.
+                # In a container these are the host's numbers, so that all processes count as others.
                 other_processes=None if processes is None else sum(p.pid not in own_pids for p in processes),
             )
         )
-    return found
+    return states
 
 
 def persistence_modes() -> dict[int, bool | None]:
-    """By index: whether the driver stays awake while nobody uses the GPU."""
+    """Return, by index, whether the driver stays awake while the GPU is unused; None if unknown."""
     modes = {
         index: _ask(nvml, "nvmlDeviceGetPersistenceMode", handle) for nvml, index, handle in nvml_handles()
     }
@@ -334,24 +288,24 @@ def persistence_modes() -> dict[int, bool | None]:
 
 
 class GpuMemory:
-    """What one NVIDIA GPU has in use beyond what it had when this was made, by whomever.
+    """Memory of a whole NVIDIA GPU in use since this was made, by any process.
 
-    In a container the driver's process numbers are not ours, so that it cannot tell what one process holds.
+    In a container the driver's process numbers are not ours, so the memory of one process is unknown.
     """
 
     def __init__(self, place: int = 0) -> None:
-        """place: among the GPUs that CUDA would show to a process started here."""
+        """place: index among the GPUs that CUDA would show to a child."""
         self._place = place
         self._before = gpu_memory_used(place)
 
     def taken(self) -> int | None:
-        """Bytes; None where the driver does not tell, or others have given back more."""
+        """Return the bytes; None if unknown, or if other processes have freed more."""
         now, before = gpu_memory_used(self._place), self._before
         return now - before if now is not None and before is not None and now > before else None
 
 
 def gpu_memory_used(place: int = 0) -> int | None:
-    """Bytes that a whole GPU has in use; None where the driver does not tell."""
+    """Return the bytes that a whole GPU has in use; None if unknown."""
     for nvml, _, handle in islice(nvml_handles(), place, place + 1):
         with contextlib.suppress(nvml.NVMLError):
             return int(nvml.nvmlDeviceGetMemoryInfo(handle).used)
@@ -359,40 +313,37 @@ def gpu_memory_used(place: int = 0) -> int | None:
 
 
 def nvml_handles() -> Iterator[tuple[Any, int, Any]]:
-    """NVML, and number and handle of each GPU that CUDA_VISIBLE_DEVICES leaves."""
+    """Yield NVML, number and handle of each GPU that CUDA_VISIBLE_DEVICES leaves."""
     import pynvml as nvml  # here because importing it is slow and most machines have no such GPU
 
     try:
-        nvml.nvmlInit()  # never shut down: that would let the driver sleep between a run's processes
+        nvml.nvmlInit()  # not shut down, so that the driver stays awake during a run
         count = nvml.nvmlDeviceGetCount()
     except nvml.NVMLError:  # no driver
         return
     handles = [_ask(nvml, "nvmlDeviceGetHandleByIndex", index) for index in range(count)]
     uuids = ["" if handle is None else str(_ask(nvml, "nvmlDeviceGetUUID", handle)) for handle in handles]
     for index in _visible(uuids, os.environ.get("CUDA_VISIBLE_DEVICES")):
-        if handles[index] is not None:  # as it is for a GPU that has failed
+        if handles[index] is not None:  # None for a GPU that has failed
             yield nvml, index, handles[index]
 
 
 def _visible(uuids: list[str], chosen: str | None) -> list[int]:
-    """Numbers of the GPUs that CUDA_VISIBLE_DEVICES names, by number or start of a UUID."""
-    if chosen is None or "MIG-" in chosen:  # a part of one of them; of which one is not said
+    """Return the numbers of the GPUs that CUDA_VISIBLE_DEVICES names, by number or start of a UUID."""
+    if chosen is None or "MIG-" in chosen:  # a slice of an unknown GPU
         return list(range(len(uuids)))
-    found = []
+    visible = []
     for word in (part.strip() for part in chosen.split(",")):
-        fits = [
-            n
-            for n, uuid in enumerate(uuids)
-            if word == str(n) or (word[:4] == "GPU-" and uuid.startswith(word))
-        ]
-        if len(fits) != 1:  # CUDA too stops at the first word that names none
+        by_uuid = word.startswith("GPU-")
+        fits = [n for n, uuid in enumerate(uuids) if word == str(n) or (by_uuid and uuid.startswith(word))]
+        if len(fits) != 1:  # as CUDA, which stops at the first word that names none
             break
-        found += fits
-    return found
+        visible += fits
+    return visible
 
 
 def _ask(nvml: Any, names: str, *arguments: object) -> Any:
-    """What the first of NVML's functions answers that this driver and GPU know; None if they know none."""
+    """Call the first of these functions of NVML that driver and GPU support; None if there is none."""
     for name in names.split():
         with contextlib.suppress(nvml.NVMLError, AttributeError):
             return getattr(nvml, name)(*arguments)

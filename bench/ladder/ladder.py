@@ -1,4 +1,4 @@
-"""A ladder file, read and resolved: YAML in, rungs with all their toggles out. Imports no torch.
+"""Read a ladder file and resolve the toggles of its rungs. Imports no torch.
 
 ladder = load(Path("ladders/smoke.yaml"), ["workload.seed=7"])
 ladder.rungs[2].toggles
@@ -15,48 +15,45 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bench.ladder.peers import PEERS, PeerRung
-from bench.ladder.validation import LadderError, near, near_file, validate
-from gpt2.config import yaml_files
+from bench.ladder.validation import LadderError, near, near_file, validate, yaml_mapping, yaml_value
 from gpt2.config.toggles import Toggles, describe, resolve
 from gpt2.config.workload import STRICT, Workload
 from gpt2.hardware import peaks
 
 LEAST_BLOCKS = 5
-"""Of a window: fewer raw samples would show nothing of how evenly the machine ran."""
+"""Fewest blocks of a window; fewer would not show how evenly the machine ran."""
 MOST_FILE_NAME = 160
-"""Bytes of a file's name that are a ladder's."""
+"""Most bytes of the ladder's name in a file name."""
 LONGEST_NAME = 100
-"""Characters of a ladder's or a rung's: tables hold it in one column."""
+"""Most characters of a ladder's or a rung's name, which is one column of a table."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Protocol:
-    """How long, and how often, each rung is run."""
+    """How long and how often each rung is run."""
 
     __pydantic_config__: ClassVar = STRICT
 
     repeats: int = 3
-    """Rounds over all rungs; each rung gets one fresh process per round."""
+    """Number of rounds over all rungs; each rung has one new process per round."""
     until: float | None = None
-    """Instead of `repeats`: rounds until the interval of every speed-up is this narrow (0.02: +-2 %)."""
+    """In place of `repeats`: run rounds until every speed-up's interval is this narrow (0.02: +-2 %)."""
     min_warmup_steps: int = 3
-    """Fewest untimed optimiser steps before the clock starts; warm-up goes on while anything compiles."""
+    """Fewest untimed optimiser steps before the window; warm-up goes on while anything compiles."""
     min_warmup_seconds: float = 0.0
-    """Fewest seconds of untimed steps after the first: clocks of a GPU that idled while code was compiled
-    settle in about ten.
-    """
+    """Fewest seconds of untimed steps; a GPU's clocks settle about ten seconds after compilation."""
     block_seconds: float = 1.0
-    """About how long a block is; the device is waited for at block ends only."""
+    """Approximate length of a block; the device is synchronised at block ends only."""
     blocks: int = 10
-    """Blocks in the timed window, at least 5."""
+    """Number of blocks in the timed window, at least 5."""
     max_window_seconds: float = 90.0
-    """The window has fewer blocks, but at least 5, where it would last longer than this."""
+    """Limit of the window, which then has fewer blocks, but at least 5."""
     timeout_seconds: float = 900.0
     """Wall-clock limit of one process; beyond it the rung is recorded as a timeout."""
     loss_steps: int = 0
-    """Losses wanted: in the first round a rung runs on untimed after the window until it has this many."""
+    """Number of losses: in the first round a rung trains on untimed until it has these."""
     ceiling_seconds: float = 0.3
-    """How long each matrix product of the measured ceiling is timed; 0 leaves the ceiling out."""
+    """Time for each matmul of the measured ceiling; 0 leaves the ceiling out."""
 
     def __post_init__(self) -> None:
         for name, least in {
@@ -79,24 +76,22 @@ class Protocol:
 
 @dataclass(frozen=True, kw_only=True)
 class Rung:
-    """One line of the scoreboard: everything set above it, and its own changes."""
+    """One row of the scoreboard: the toggles of the rungs before it, and its own changes."""
 
     name: str
     index: int
     changed: list[str]
-    """What differs from the rung before, as a reader sees it."""
+    """Differences from the rung before, as shown to a reader."""
     expect: Literal["inert", "out_of_memory"] | None
-    """An outcome that is the point of the rung, not a failure."""
+    """An outcome that the ladder expects, which is no failure."""
     toggles: Toggles
-    """Resolved: all toggles, with grad_accum_steps derived where the workload fixes the tokens per step."""
+    """All toggles; grad_accum_steps is derived where the workload fixes the tokens per step."""
     base: str | None = None
-    """Of a sweep's candidate: the ladder's rung that it is but for its settings."""
+    """Name of the ladder's rung that a sweep's candidate varies; None for others."""
     settings: tuple[str, ...] = ()
-    """What the candidate changes of that, as overrides."""
+    """Changes of a candidate from its base, as overrides."""
     external: PeerRung | None = None
-    """Another trainer in place of ours; of its toggles only device, threads and allocator say something of
-    it.
-    """
+    """Another trainer in place of ours, to which only device, threads and allocator of the toggles apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,47 +104,43 @@ class Ladder:
     protocol: Protocol
     rungs: tuple[Rung, ...]
     chip: peaks.Chip | None = None
-    """What its batches were chosen for; nothing that is measured depends on it."""
+    """Chip for which its batches were chosen; no measurement depends on it."""
 
     @property
     def hash(self) -> str:
-        """sha256 of the workload and of every rung's toggles; not of the protocol, so that rounds can be
-        added.
-        """
+        """sha256 of the workload and of every rung's toggles; not of the protocol, so rounds can be added."""
         content = {"workload": asdict(self.workload), "rungs": [_hashed(rung) for rung in self.rungs]}
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     @property
     def file_name(self) -> str:
-        """Its name as the beginning of a results file's, which a file system may hold to 255 bytes in all."""
+        """First part of a results file's name, which file systems limit to 255 bytes."""
         return re.sub(r"[^\w.-]+", "-", self.name).encode()[:MOST_FILE_NAME].decode(errors="ignore")
 
     def written_for_another(self, chip: str) -> str | None:
-        """What to tell a reader where the chip found here, by the name it gives itself, is not the ladder's."""
+        """Return a note if `chip`, by its own name, is not the ladder's; else None."""
         if self.chip is None or self.chip == peaks.lookup(chip):
             return None
         return f"{self.path} is written for {self.chip.name}, and this is {chip}: its batches may not suit it"
 
     @property
     def own(self) -> tuple[Rung, ...]:
-        """Without external rungs."""
+        """The rungs that are not external."""
         return tuple(rung for rung in self.rungs if not rung.external)
 
     def chosen(self, names: Sequence[str]) -> list[Rung]:
-        """The rungs of these names, in the ladder's order; all of them if no name is given. Raises
-        LadderError.
-        """
+        """Return the rungs of these names, in order; all if there are none. Raises LadderError."""
         wanted = {self.rung(name).index for name in names}
-        found = [rung for rung in self.rungs if rung.index in wanted or not names]
-        if found[0].external:
+        chosen = [rung for rung in self.rungs if rung.index in wanted or not names]
+        if chosen[0].external:
             raise LadderError(
-                f"--rungs: {found[0].name!r} is external, and the first rung is what all are held to: name "
+                f"--rungs: the first rung {chosen[0].name!r} is external and cannot be the reference; name "
                 f"one of {self.path}'s own too, such as {self.rungs[0].name!r}"
             )
-        return found
+        return chosen
 
     def rung(self, name: str) -> Rung:
-        """The rung called `name`. Raises LadderError."""
+        """Return the rung called `name`. Raises LadderError."""
         for rung in self.rungs:
             if rung.name == name:
                 return rung
@@ -159,7 +150,6 @@ class Ladder:
 
 
 # --- the file as written
-# ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +176,7 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
 
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
-    others. Raises LadderError, whose one line names file, rung and key.
+    others. Raises LadderError.
     """
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= LONGEST_NAME:
@@ -233,35 +223,32 @@ def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[s
 
 
 def _resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """As gpt2.config.toggles.resolve, which overwrites grad_accum_steps; here one that was given must agree."""
+    """Do as gpt2.config.toggles.resolve, and raise ValueError if a given grad_accum_steps contradicts it."""
     resolved = resolve(workload, toggles)
     if toggles.grad_accum_steps not in (1, resolved.grad_accum_steps):
         raise ValueError(
             f"grad_accum_steps {toggles.grad_accum_steps} contradicts workload.tokens_per_step "
-            f"{workload.tokens_per_step}, from which it follows to be {resolved.grad_accum_steps}; leave it "
-            "out"
+            f"{workload.tokens_per_step}, which makes it {resolved.grad_accum_steps}; leave it out"
         )
     return resolved
 
 
 def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where: str) -> Rung:
-    """Toggles pass it by: it has the device and the threads of the rungs above it, and an allocator of its
-    own.
-    """
+    """Return an external rung, with device and threads of the rung above it. Raises LadderError."""
     external = validate(PeerRung, rung.external, f"{where}: external")
     if rung.set or rung.expect:
         key = "set" if rung.set else "expect"
-        raise LadderError(f"{where}: an external rung has no {key!r}; what it computes, its command says")
-    for key in ("model", "seq_len"):  # of which the record has the ladder's parameters and FLOPs
-        theirs, ours = getattr(external, key), getattr(workload, key)
-        if theirs != ours:
+        raise LadderError(f"{where}: an external rung has no {key!r}; change its command instead")
+    for key in ("model", "seq_len"):  # records have the ladder's parameters and FLOPs
+        declared, wanted = getattr(external, key), getattr(workload, key)
+        if declared != wanted:
             raise LadderError(
-                f"{where}: external: its command trains {key} {theirs}, and workload.{key} is {ours}; change "
-                "its command with it, or leave this rung out of the ladder"
+                f"{where}: external: its command trains {key} {declared}, and workload.{key} is {wanted}; "
+                "change its command with it, or leave this rung out of the ladder"
             )
     if not above:
         raise LadderError(
-            f"{where}: the first rung is what all are held to; put one of ours, without external, first"
+            f"{where}: the first rung cannot be external, as it is the reference; put one of ours first"
         )
     before = next(each for each in reversed(above) if not each.external)
     device, threads = before.toggles.device, before.toggles.threads
@@ -273,21 +260,21 @@ def _external(rung: _RungFile, workload: Workload, above: Sequence[Rung], where:
 
 
 def _hashed(rung: Rung) -> list[Any]:
-    """What a rung is; of an external one not where its folder lies."""
-    told = [rung.name, asdict(rung.toggles)]
+    """Return what identifies a rung; of an external one without its folder."""
+    content = [rung.name, asdict(rung.toggles)]
     external = rung.external
-    return [*told, [external.peer, external.tokens_per_step, external.command]] if external else told
+    return [*content, [external.peer, external.tokens_per_step, external.command]] if external else content
 
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        return yaml_files.mapping(path, "a ladder has the keys name, workload, protocol and rungs")
+        return yaml_mapping(path, "a ladder has the keys name, workload, protocol and rungs")
     except OSError as error:
         raise LadderError(f"{path}: {error.strerror or error}{near_file(path)}") from None
 
 
 def _parsed(overrides: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """By section and key."""
+    """Parse overrides into values by section and key."""
     extra: dict[str, dict[str, Any]] = {"workload": {}, "protocol": {}, "toggles": {}}
     for override in overrides:
         section, key, value = _parse_override(override)
@@ -302,4 +289,4 @@ def _parse_override(override: str) -> tuple[str, str, Any]:
         raise LadderError(
             f"--set {override}: write workload.KEY=VALUE, protocol.KEY=VALUE or toggles.KEY=VALUE"
         )
-    return section, key, yaml_files.value(value, f"--set {override}")
+    return section, key, yaml_value(value, f"--set {override}")

@@ -1,6 +1,6 @@
-"""Other GPT-2 trainers that a ladder can hold its rungs to: how to come by each, and what its log says.
+"""Other GPT-2 trainers with which a ladder can compare its rungs, and the formats of their logs.
 
-None of their code is here; each is a checkout of the user's, or a script of ours around a library. Imports no
+Their code is not here: each is a checkout of the user's, or a script of ours around a library. Imports no
 torch.
 """
 
@@ -16,7 +16,7 @@ from bench.ladder.validation import near
 from gpt2.config.workload import STRICT
 
 CANNOT_RUN = 69
-"""Exit code by which a peer says that it cannot run here (EX_UNAVAILABLE); its last line says why."""
+"""Exit code of a peer that cannot run on this machine (EX_UNAVAILABLE); its last line says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,79 +24,81 @@ class Line:
     """One progress line of a peer's log."""
 
     at: float
-    """When it arrived, by our clock."""
+    """Time of arrival, by time.perf_counter()."""
     step: int
-    """As the peer numbers them: only differences count."""
+    """Number of the step by the peer; only differences count."""
     loss: float
     grad_norm: float | None = None
     claimed_seconds: float | None = None
-    """Of one step, by the peer's own account."""
+    """Duration of one step by the peer's own account."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peer:
-    """One trainer, and how its log is read."""
+    """One trainer, and the format of its log."""
 
     title: str
     get: str
-    """How to come by it."""
+    """Command that installs it."""
     lines: tuple[str, ...]
-    """Regular expressions of its progress lines: step and loss, and where it prints them norm and ms."""
+    """Regular expressions of its progress lines, with groups step, loss and, where printed, norm and ms."""
     tokens: str | None = None
-    """Of the line by which it tells how many tokens a step is of."""
+    """Regular expression of the line that gives tokens per step."""
     version: str | None = None
-    """Of the line by which it tells its version; None: its checkout's commit."""
+    """Regular expression of the line that gives its version; None to take its checkout's commit."""
     modules: tuple[str, ...] = ()
-    """Of Python that it needs beside our own."""
+    """Python modules that it needs besides ours."""
     heeds_threads: bool = True
-    """Whether it has as many threads as OMP_NUM_THREADS says; else one for each processor that it may use."""
+    """Whether it uses OMP_NUM_THREADS; else it starts a thread for each processor that it may use."""
     memory: str | None = None
-    """Of the line by which it tells the most bytes that its allocator has had in use."""
+    """Regular expression of the line that gives the peak bytes of its allocator."""
     variables: Mapping[str, str] = field(default_factory=dict)
-    """Of the environment, that it is given."""
+    """Environment variables that it is given."""
     cache_variable: str | None = None
-    """Of the environment, that names the folder in which its compiler keeps what it has compiled."""
+    """Environment variable that names the folder of its compiled code."""
     times_last_step_only: bool = False
-    """Whether its own time is of the one step before a line, with no wait for a GPU: where lines are several
-    steps apart it tells nothing.
-    """
+    """Whether its own time covers only the last step before a line, without waiting for a GPU."""
 
     def read(self, text: str, at: float) -> Line | None:
-        """What a line of its log says; None where that is no progress line."""
+        """Parse a line of its log; None if it is no progress line."""
         for pattern in self.lines:
             if match := re.search(pattern, text):
-                found = match.groupdict()
-                norm, ms = found.get("norm"), found.get("ms")
+                groups = match.groupdict()
+                norm, ms = groups.get("norm"), groups.get("ms")
                 return Line(
                     at=at,
-                    step=int(found["step"]),
-                    loss=float(found["loss"]),
+                    step=int(groups["step"]),
+                    loss=float(groups["loss"]),
                     grad_norm=float(norm) if norm else None,
                     claimed_seconds=float(ms) / 1e3 if ms else None,
                 )
         return None
 
     def tokens_of(self, text: str) -> int | None:
-        """Per step, where a line of its log says so."""
-        match = re.search(self.tokens, text) if self.tokens else None
-        return int(match.group(1).replace(",", "")) if match else None
+        """Return the tokens per step that a line of its log gives; else None."""
+        tokens = _first_group(self.tokens, text)
+        return int(tokens.replace(",", "")) if tokens else None
 
     def version_of(self, text: str) -> str | None:
-        """Where a line of its log says so."""
-        match = re.search(self.version, text) if self.version else None
-        return match.group(1) if match else None
+        """Return the version that a line of its log gives; else None."""
+        return _first_group(self.version, text)
 
     def memory_of(self, text: str) -> int | None:
-        """The most that its allocator has had in use, in bytes, where a line of its log says so."""
-        match = re.search(self.memory, text) if self.memory else None
-        return int(match.group(1)) if match else None
+        """Return the peak bytes of its allocator that a line of its log gives; else None."""
+        peak = _first_group(self.memory, text)
+        return int(peak) if peak else None
+
+
+def _first_group(pattern: str | None, text: str) -> str | None:
+    match = re.search(pattern, text) if pattern else None
+    return match.group(1) if match else None
 
 
 NUMBER = r"[-+]?(?:\d[\d.]*(?:e[-+]?\d+)?|nan|inf)"
 
 
 def _pattern(text: str) -> str:
-    """With a number of its name for each (STEP), (LOSS), (NORM) and (MS), and one without a name for each #."""
+    """Make a regular expression: (STEP), (LOSS), (NORM) and (MS) are named numbers, # an unnamed one."""
     text = text.replace("(STEP)", r"(?P<step>\d+)").replace("#", NUMBER)
     for name in ("loss", "norm", "ms"):
         text = text.replace(f"({name.upper()})", f"(?P<{name}>{NUMBER})")
@@ -104,7 +106,7 @@ def _pattern(text: str) -> str:
 
 
 def _plain(title: str, get: str, **others: Any) -> Peer:
-    """One that prints as the scripts in ladders/peers do, and as any trainer may."""
+    """Return a peer with the log format of the scripts in ladders/peers."""
     return Peer(
         title=title,
         get=get,
@@ -150,14 +152,12 @@ PEERS: dict[str, Peer] = {
     "transformers": _plain(
         "transformers.Trainer", "pip install transformers accelerate", modules=("transformers", "accelerate")
     ),
-    "own": _plain("own trainer", "only you can tell"),
+    "own": _plain("own trainer", "see its own documentation"),
     "jax": _plain(
         "JAX",
         "python -m venv VENV, VENV/bin/pip install jax, and set JAX_PYTHON to VENV/bin/python",
         heeds_threads=False,
-        variables={
-            "XLA_PYTHON_CLIENT_PREALLOCATE": "false"
-        },  # else it takes three quarters of a GPU at its start
+        variables={"XLA_PYTHON_CLIENT_PREALLOCATE": "false"},  # by default it takes most of a GPU at once
         cache_variable="JAX_COMPILATION_CACHE_DIR",
     ),
 }
@@ -165,27 +165,26 @@ PEERS: dict[str, Peer] = {
 
 @dataclass(frozen=True, kw_only=True)
 class PeerRung:
-    """What a ladder says of an external rung."""
+    """The `external` key of a ladder's rung."""
 
     __pydantic_config__: ClassVar = STRICT
 
     peer: str
     """A key of PEERS."""
     command: str
-    """Started in the folder, by no shell; `python` is the interpreter that bench runs on."""
+    """Command, started in the folder without a shell; `python` is the interpreter of bench."""
     tokens_per_step: int
-    """Tokens per optimiser step that the command makes it take: the author of the ladder vouches for it."""
+    """Tokens per optimiser step of the command, as the ladder's author declares."""
     model: str
-    """Whose shape the command trains: the ladder's, or the ladder is refused."""
+    """Model that the command trains; it must be the workload's."""
     seq_len: int
-    """Tokens per sequence that it trains: likewise."""
+    """Tokens per sequence that the command trains; they must be the workload's."""
     folder: str
-    """The user's checkout, by a variable such as $NANOGPT; or a folder beside the ladder."""
+    """Folder of the checkout: a variable such as $NANOGPT, or a path relative to the ladder."""
     allocator: Literal["system", "tcmalloc", "jemalloc"] = "system"
-    """On a CPU, where its memory comes from: by the environment variables of our toggle."""
+    """Memory allocator on a CPU, set by the same environment variables as our toggle."""
     must_contain: dict[str, list[str]] = field(default_factory=dict)
-    """By file of the folder, which must be there: texts without which the command would train something else.
-    """
+    """By file that must be in the folder, texts that it must contain for the command to train as declared."""
 
     def __post_init__(self) -> None:
         if self.peer not in PEERS:
@@ -201,7 +200,7 @@ class PeerRung:
 
 
 def program_place(words: list[str]) -> int:
-    """Where in a command the program stands: behind `env` and its assignments."""
+    """Return the index of the program in a command, after `env` and its assignments."""
     place = 0
     if words[:1] == ["env"]:
         place = 1

@@ -1,7 +1,7 @@
-"""A program that is not ours, run at a terminal of its own so that it writes out each line when it prints it.
+"""Run a program that is not ours at a pseudo-terminal, so that it writes out each line when it prints it.
 
-By a pipe, C's and Python's libraries would hold lines back; and when this process ends, however it does, the
-terminal goes and the program with it. Imports no torch.
+At a pipe, the libraries of C and Python buffer lines. When this process ends, the terminal is closed, which
+ends the program, too. Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 
 import psutil
 
@@ -27,23 +26,21 @@ from bench.process.supervisor import MARK, end_marked, kernel_kills
 from gpt2.hardware.host import memory_peak
 
 LAST_SECONDS = 2.0
-"""Between SIGTERM and SIGKILL."""
+"""Seconds between SIGTERM and SIGKILL."""
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 PR_SET_PDEATHSIG = 1
-"""By which a program ends with the one that started it even if it heeds no terminal's end."""
+"""Option of prctl that ends a program with its parent, even if it ignores SIGHUP."""
 LONGEST_LINE = 4096
-"""Bytes of one that are looked at and kept."""
+"""Bytes of a line that are kept."""
 VM_HWM = "resident, window (VmHWM)"
-"""As bench.worker's processes on a CPU call the same thing: the most that one process held since the window
-began.
-"""
+"""Method of measuring memory, named as bench.worker does: peak of one process since the window began."""
 NVML = "whole GPU, beyond what was used before (NVML, sampled)"
-TOLD = "allocated, whole run (by its own log)"
+BY_ITS_LOG = "allocated, whole run (by its own log)"
 NOT_MEASURED = "not measured"
 
 
 class Program:
-    """One program from start to end; use it as a context manager, which ends it with all that it started."""
+    """A running program; as a context manager, it ends the program with all that it started."""
 
     def __init__(
         self,
@@ -52,28 +49,25 @@ class Program:
         environ: Mapping[str, str],
         processors: Collection[int] | None = None,
     ) -> None:
-        """processors: the logical ones that it may use; None: those that this process may."""
+        """processors: logical CPUs that it may use; None for those of this process."""
         self.exit_code: int | None = None
-        """Minus the signal's number where one ended it; None while it runs."""
+        """Negative signal number if a signal ended it; None while it runs."""
         self._mark, self._kills = environ.get(MARK), kernel_kills()
         self._pid, self._terminal = pty.fork()  # before any thread is started
         if not self._pid:
             _become(words, folder, environ, processors)
-        os.set_inheritable(self._terminal, False)  # by a later program, which would keep this one's terminal
+        os.set_inheritable(self._terminal, False)  # a later program would keep this one's terminal open
 
     def __enter__(self) -> Program:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.end()
 
     def lines(self, deadline: float) -> Iterator[tuple[float, str]]:
-        """Each line and when it came, by time.perf_counter(), until the program closes its terminal or time
-        is up.
+        """Yield each line with its time of arrival, until the program closes its terminal or the deadline.
 
-        Of a longer line only the first LONGEST_LINE bytes.
+        Times are those of time.perf_counter(). Lines are cut at LONGEST_LINE bytes.
         """
         rest = b""
         while (left := deadline - time.perf_counter()) > 0:
@@ -81,7 +75,7 @@ class Program:
                 continue
             try:
                 read = os.read(self._terminal, 65536)
-            except OSError:  # Linux says so where others give nothing
+            except OSError:  # Linux's end of file; other systems return nothing
                 read = b""
             at = time.perf_counter()
             *whole, rest = re.split(rb"[\r\n]+", rest + read)
@@ -94,7 +88,7 @@ class Program:
             yield time.perf_counter(), text
 
     def forget(self) -> None:
-        """Drop what it has printed and nobody has read yet."""
+        """Drop unread output."""
         while select.select([self._terminal], [], [], 0)[0]:
             with contextlib.suppress(OSError):
                 if os.read(self._terminal, 65536):
@@ -102,8 +96,8 @@ class Program:
             return
 
     def processes(self) -> list[psutil.Process]:
-        """The program and all that it started and that still runs; none once it has ended."""
-        if self.exit_code is not None:  # its number may be another's by now
+        """Return the program and all running processes that it started; none once it has ended."""
+        if self.exit_code is not None:  # its process id may be reused
             return []
         with contextlib.suppress(psutil.Error):
             program = psutil.Process(self._pid)
@@ -112,21 +106,19 @@ class Program:
 
     @property
     def killed_for_memory(self) -> bool:
-        """By the Linux kernel, as far as that can be told; other systems do not tell."""
+        """Whether the Linux kernel probably killed it for want of memory."""
         return self.exit_code == -signal.SIGKILL and kernel_kills() > self._kills
 
     @property
     def ending(self) -> str:
-        """How it ended, for a sentence that begins with its name."""
+        """How it ended, as the end of a sentence that begins with its name."""
         if self.killed_for_memory:
             return "was killed by the kernel for want of memory"
         code = self.exit_code or 0
         return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
     def end(self) -> None:
-        """By SIGTERM, and SIGKILL where that does not do; by its mark too what it started in sessions of
-        their own.
-        """
+        """End it by SIGTERM, then SIGKILL; by its mark also what it started in other sessions."""
         left = self.processes() if self.exit_code is None else []
         if self.exit_code is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -160,13 +152,13 @@ def _text(line: bytes) -> str:
 def _become(
     words: Sequence[str], folder: Path, environ: Mapping[str, str], processors: Collection[int] | None
 ) -> None:
-    """In the forked process: never returns."""
+    """Replace the forked process by the program; never returns."""
     try:
         if LIBC:
             LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if processors:
             os.sched_setaffinity(0, processors)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # who asks for input would wait for ever
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # a program that asks for input gets none
         os.chdir(folder)
         os.execvpe(words[0], list(words), dict(environ))
     except OSError as error:
@@ -177,45 +169,42 @@ def _become(
 
 @dataclass
 class Usage:
-    """What a program takes of the machine while it is timed, looked at between its lines."""
+    """Memory and processors used by a program, sampled between its lines."""
 
     program: Program
     on_gpu: bool
     peak_memory_bytes: int | None = None
-    """Of the window, of the process that needed most."""
+    """Peak within the window, of the process with the most."""
     run_peak_memory_bytes: int | None = None
-    """Of all up to the end of the window."""
+    """Peak up to the end of the window."""
     other_cores: float | None = None
-    """Cores that other processes kept busy during the window, on average."""
-    told_bytes: int | None = None
-    """The most that its allocator has had in use so far, by its own log; on a CPU the system tells better."""
+    """Mean cores kept busy by other processes in the window."""
+    allocator_bytes: int | None = None
+    """Peak of its allocator by its own log, on a GPU."""
 
     def __post_init__(self) -> None:
-        # The first GPU in sight is the one that a peer is given (bench.run.peers.child_env).
+        # A peer is given the first visible GPU (bench.run.peers.child_env).
         self._gpu = GpuMemory() if self.on_gpu else None
         self._processes: list[psutil.Process] = []
         self._cleared = False
 
     @property
     def peak(self) -> int | None:
-        """By the program's own account, where it gives one: what its allocator keeps unused does not count
-        there.
-        """
-        return self.told_bytes or self.peak_memory_bytes
+        """Peak memory: by the program's log if it has it, which does not count unused memory."""
+        return self.allocator_bytes or self.peak_memory_bytes
 
     @property
     def method(self) -> str:
-        """Of peak."""
-        if self.told_bytes:
-            return TOLD
+        """How the peak was measured."""
+        if self.allocator_bytes:
+            return BY_ITS_LOG
         if self.peak_memory_bytes is None:
             return NOT_MEASURED
         return NVML if self.on_gpu else VM_HWM
 
     def begin(self) -> None:
-        """The window begins."""
-        # Looked for once: the program trains meanwhile, and finding them reads of every process on the
-        # machine.
+        """Begin the window."""
+        # Searched once, because the search reads every process of the machine while the program trains.
         self._processes = self.program.processes()
         if not self.on_gpu:
             self.run_peak_memory_bytes = self._resident_peak()
@@ -223,22 +212,20 @@ class Usage:
         self._times, self._own = cpu_times(), self._cpu_seconds()
         self.look()
 
-    def hear(self, told: int | None) -> None:
-        """What a line of the program's log says of its memory, if it does."""
-        if told and self.on_gpu:
-            self.told_bytes = told
+    def hear(self, allocator_bytes: int | None) -> None:
+        """Take the peak memory of the program's log, if it has one."""
+        if allocator_bytes and self.on_gpu:
+            self.allocator_bytes = allocator_bytes
 
     def look(self) -> None:
-        """A block has ended; the program may be gone when the next one should."""
+        """Sample at the end of a block; the program may have ended at the end of the next."""
         if (now := self._memory()) is not None:
             self.peak_memory_bytes = max(now, self.peak_memory_bytes or 0)
             self.run_peak_memory_bytes = max(now, self.run_peak_memory_bytes or 0)
         times, own = cpu_times(), self._cpu_seconds()
         if own is not None and self._own is not None and times.clock > self._times.clock:
-            others = times.other_cores_since(self._times) - (own - self._own) / (
-                times.clock - self._times.clock
-            )
-            self.other_cores = max(0.0, others)
+            own_cores = (own - self._own) / (times.clock - self._times.clock)
+            self.other_cores = max(0.0, times.other_cores_since(self._times) - own_cores)
 
     def _memory(self) -> int | None:
         if self._gpu:
@@ -246,12 +233,12 @@ class Usage:
         return self._resident_peak() if self._cleared else None
 
     def _resident_peak(self) -> int | None:
-        """VmHWM of the process that has the highest; None where the system does not tell."""
+        """Return the highest VmHWM of the processes; None if unknown."""
         peaks = [memory_peak(process.pid) for process in self._processes]
         return max((peak for peak in peaks if peak is not None), default=None)
 
     def _clear(self) -> bool:
-        """Begin the peaks anew; some containers forbid it."""
+        """Reset the peaks; return False where a container forbids it."""
         with contextlib.suppress(OSError):
             for process in self._processes:
                 Path(f"/proc/{process.pid}/clear_refs").write_text("5")
@@ -259,10 +246,10 @@ class Usage:
         return False
 
     def _cpu_seconds(self) -> float | None:
-        """Of the program and all that it started, those included that are gone and were waited for."""
-        found = []
+        """Return the CPU time of the processes, and of children that they have waited for."""
+        seconds = []
         for process in self._processes:
             with contextlib.suppress(psutil.Error):
                 times = process.cpu_times()
-                found.append(sum(times[:4]))  # its own, and its children's that it has waited for
-        return sum(found) if found else None
+                seconds.append(sum(times[:4]))  # its own, and its children's that it has waited for
+        return sum(seconds) if seconds else None

@@ -1,4 +1,4 @@
-"""End a run in order on Ctrl-C, SIGTERM, sent at the end of a job, or SIGHUP, of a closed terminal."""
+"""End a run in order on Ctrl-C, on SIGTERM at the end of a job, or on SIGHUP of a closed terminal."""
 
 from __future__ import annotations
 
@@ -12,28 +12,25 @@ from gpt2.signals import handled
 
 @dataclass
 class Stop:
-    """Whether the user has asked for an end."""
+    """Whether the user has asked for the end of a run."""
 
-    asked: bool = False
+    requested: bool = False
 
 
-class Ending(Protocol):
-    """Whatever may ask for an end."""
+class StopSignal(Protocol):
+    """Anything that may ask for the end of a process."""
 
     @property
-    def asked(self) -> bool: ...
+    def requested(self) -> bool: ...
 
 
 @contextlib.contextmanager
 def stoppable() -> Iterator[Stop]:
-    """Let them ask for an end by a flag that is looked at, not by an exception amidst things.
-
-    However many there are, they count as one, and what the end takes is not interrupted.
-    """
+    """Make the signals set a flag instead of raising an exception; repeated signals have no more effect."""
     stop = Stop()
 
     def ask(signum: int, frame: object) -> None:
-        stop.asked = True  # no threading.Event: setting one while it is being waited for could lock up
+        stop.requested = True  # no threading.Event: setting one while it is waited for could deadlock
 
     with handled(ask):
         yield stop
@@ -41,15 +38,13 @@ def stoppable() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def interruptible() -> Iterator[None]:
-    """Let the first of them raise KeyboardInterrupt, which only Ctrl-C does by itself; what the end takes
-    goes on.
-    """
-    asked = False
+    """Make the first of the signals raise KeyboardInterrupt, and ignore the others."""
+    raised = False
 
     def interrupt(signum: int, frame: object) -> None:
-        nonlocal asked
-        if not asked:
-            asked = True
+        nonlocal raised
+        if not raised:
+            raised = True
             raise KeyboardInterrupt
 
     with handled(interrupt):

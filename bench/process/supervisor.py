@@ -1,6 +1,4 @@
-"""One child process from start to end: started, watched, ended with all that it started, and its end
-explained.
-"""
+"""Start one child process, watch it, end it with all that it started, and explain its end."""
 
 from __future__ import annotations
 
@@ -19,31 +17,31 @@ from typing import Literal
 import psutil
 from pydantic import ValidationError
 
-from bench.process.shutdown import Ending
+from bench.process.shutdown import StopSignal
 from bench.records.record import Outcome, progress_path
 
 POLL_SECONDS = 0.25
 ERROR_LINES = 15
 MOST_OUTPUT = 2**20
-"""Bytes of what a process printed last that are kept."""
+"""Bytes kept of the end of a process's output."""
 MARK = "BENCH_OUT"
-"""Environment variable by which all processes of one rung are known, whoever started them."""
+"""Environment variable that marks all processes of one rung, whoever started them."""
 CACHE = "TORCHINDUCTOR_CACHE_DIR"
-"""Environment variable that names the folder in which a rung's compiler keeps what it has compiled."""
+"""Environment variable that names the folder of a rung's compiled code."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ended:
-    """How a process ended."""
+class ProcessEnd:
+    """Exit code, output and duration of a process that has ended."""
 
     exit_code: int | None
     reason: Literal["exit", "timeout", "interrupted"]
     output: str
-    """Its last MOST_OUTPUT bytes."""
+    """Its last MOST_OUTPUT bytes, decoded."""
     kernel_killed: bool
-    """Whether the kernel killed some process for memory meanwhile."""
+    """Whether the kernel killed a process for want of memory meanwhile."""
     seconds: float = 0.0
-    """From its start to its end."""
+    """Wall-clock time from start to end."""
 
 
 def supervise(
@@ -52,11 +50,12 @@ def supervise(
     out: Path,
     timeout: float,
     working: Callable[[str, int, float | None], None],
-    stop: Ending,
-) -> Ended:
-    """Start a process in a session of its own, pass its progress on, and end it with all it started.
+    stop: StopSignal,
+) -> ProcessEnd:
+    """Run a process in a session of its own, and end it with all it started.
 
-    It ends early at the time limit, or when `stop` asks for it.
+    It is ended early after `timeout` seconds, or when `stop` is requested. working: called with its phase,
+    steps and tokens/s.
     """
     log = out.with_suffix(".log")
     progress = progress_path(out)
@@ -74,34 +73,36 @@ def supervise(
             start_new_session=True,
         )
         try:
-            while process.poll() is None and time.monotonic() < deadline and not stop.asked:
+            while process.poll() is None and time.monotonic() < deadline and not stop.requested:
                 time.sleep(POLL_SECONDS)
                 with contextlib.suppress(OSError, ValueError):  # not there yet, or being written
                     state = json.loads(progress.read_text())
                     working(state["phase"], state["steps"], state["tps"])
             if process.poll() is None:
-                reason = "interrupted" if stop.asked else "timeout"
+                reason = "interrupted" if stop.requested else "timeout"
         finally:
             process.kill()
             process.wait()
             end_marked(str(out))
     output = _end_of(log)
-    code = process.returncode if reason == "exit" else None
-    seconds = time.monotonic() - begun
-    return Ended(
-        exit_code=code, reason=reason, output=output, kernel_killed=kernel_kills() > kills, seconds=seconds
+    return ProcessEnd(
+        exit_code=process.returncode if reason == "exit" else None,
+        reason=reason,
+        output=output,
+        kernel_killed=kernel_kills() > kills,
+        seconds=time.monotonic() - begun,
     )
 
 
 def _end_of(log: Path) -> str:
-    """As much of it as explains how a process ended."""
+    """Return the last MOST_OUTPUT bytes of a log."""
     with log.open("rb") as file:
         file.seek(max(0, log.stat().st_size - MOST_OUTPUT))
         return file.read().decode(errors="replace")
 
 
 def end_marked(mark: str, variable: str = MARK) -> None:
-    """Kill every other process that carries a mark in this environment variable, by default a rung's.
+    """Kill every other process whose environment variable has this value; by default those of a rung.
 
     torchrun's workers and compilers outlive their parents.
     """
@@ -124,25 +125,25 @@ def _mark(process: psutil.Process, variable: str) -> str | None:
 
 
 def kernel_kills() -> int:
-    """Processes that the Linux kernel has killed for want of memory since it started; 0 elsewhere."""
+    """Return how many processes the Linux kernel has killed for want of memory; 0 elsewhere."""
     with contextlib.suppress(OSError):
         if match := re.search(r"^oom_kill (\d+)$", Path("/proc/vmstat").read_text(), re.MULTILINE):
             return int(match.group(1))
     return 0
 
 
-def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
-    """How the process ended: by its own word where it left one, else by its exit."""
-    word = said(out)
+def classify(out: Path, ended: ProcessEnd, timeout: float) -> Outcome:
+    """Return the outcome that a process wrote to `out`, or what its exit tells."""
+    written = read_outcome(out)
     late = f"took longer than protocol.timeout_seconds {timeout:g}"
     last = tail(ended.output)
-    if word and word.status == "ok":
-        # The window was complete. What came after it, checks, more losses or the exit, may have gone wrong.
+    if written and written.status == "ok":
+        # The window was complete; checks, more losses or the exit may have failed after it.
         how = f"{_how(ended)}: {last[-1]}" if last else _how(ended)
-        ends = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
-        wrong = ends[ended.reason]
-        warnings = [*word.warnings, f"after the window: {wrong}"] if wrong else word.warnings
-        return word.model_copy(
+        problems = {"timeout": late, "interrupted": "interrupted", "exit": how if ended.exit_code else ""}
+        problem = problems[ended.reason]
+        warnings = [*written.warnings, f"after the window: {problem}"] if problem else written.warnings
+        return written.model_copy(
             update={"warnings": warnings, "interrupted_late": ended.reason == "interrupted"}
         )
     if ended.reason == "interrupted":
@@ -151,37 +152,36 @@ def classify(out: Path, ended: Ended, timeout: float) -> Outcome:
         return Outcome(status="timeout", error=late)
     if _signal(ended) == signal.SIGKILL and ended.kernel_killed:
         return Outcome(status="out_of_memory", error=_how(ended))
-    if word and not _signal(ended):
-        lines = [word.error or word.status, *(last if word.status == "failed" else [])]
-        return word.model_copy(update={"error": "\n".join(lines)})
+    if written and not _signal(ended):
+        lines = [written.error or written.status, *(last if written.status == "failed" else [])]
+        return written.model_copy(update={"error": "\n".join(lines)})
     lines = [f"{_how(ended)}: {last[-1]}", *last[:-1]] if last else [_how(ended)]
     return Outcome(status="failed", error="\n".join(lines))
 
 
-def said(out: Path) -> Outcome | None:
-    """What the process wrote, if it did."""
+def read_outcome(out: Path) -> Outcome | None:
+    """Return the outcome that a process wrote to `out`; None if there is none."""
     with contextlib.suppress(OSError, ValidationError):
         return Outcome.model_validate_json(out.read_text(encoding="utf-8"))
     return None
 
 
-def _how(ended: Ended) -> str:
+def _how(ended: ProcessEnd) -> str:
     number = _signal(ended)
     if number == signal.SIGKILL and ended.kernel_killed:
         return "killed by the kernel for want of memory"
     return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
 
 
-def _signal(ended: Ended) -> signal.Signals | None:
-    """The signal that killed the process or, by torchrun's account, the first of its ranks to be killed."""
+def _signal(ended: ProcessEnd) -> signal.Signals | None:
+    """Return the signal that killed the process or, by torchrun's log, the first of its ranks."""
     if ended.exit_code is not None and ended.exit_code < 0:
         return signal.Signals(-ended.exit_code)
     named = [int(number) for number in re.findall(r"Signal (\d+) \(SIG\w+\) received by PID", ended.output)]
-    return next(
-        (signal.Signals(n) for n in named if n != signal.SIGTERM), None
-    )  # torchrun ends the others by SIGTERM
+    # torchrun ends the other ranks by SIGTERM.
+    return next((signal.Signals(n) for n in named if n != signal.SIGTERM), None)
 
 
 def tail(output: str) -> list[str]:
-    """The last lines of what a process printed."""
+    """Return the last lines of a process's output."""
     return output.strip().splitlines()[-ERROR_LINES:]

@@ -1,7 +1,6 @@
-"""What every measuring process does for the parent that started it; its other side is
-bench.process.supervisor.
+"""The worker's side of bench.process.supervisor: outcome, progress, and ending with the runner.
 
-The two meet at files only: the Outcome, and beside it word of how far the process is.
+The two sides communicate by files: the Outcome, and beside it the progress.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import os
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
@@ -20,35 +20,31 @@ import psutil
 
 from bench.process.supervisor import CACHE
 from bench.records.record import Outcome, progress_path
+from gpt2.files.atomic import atomic_write
 
 _STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
-"""When this process was, by the clock that the runner's time limit goes by: it rests while the machine
-sleeps.
-"""
+"""Start of this process by time.monotonic(), the clock of the runner's time limit, which stops in sleep."""
 
 
 def age() -> float:
-    """Seconds since this process was started."""
+    """Return the seconds since this process was started."""
     return time.monotonic() - _STARTED
 
 
 def give_way() -> None:
-    """Where memory runs out, let Linux end this process and not the user's others."""
+    """Let Linux end this process before the user's others where memory runs out."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text("500")
 
 
 def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
-    """End this process when the runner that started it is gone: nobody would read what it measures.
-
-    last: what is done before.
-    """
+    """End this process when the runner that started it is gone. last: called before that."""
     runner = int(os.environ.get("BENCH_RUNNER_PID", 0))
 
     def watch() -> None:
         with contextlib.suppress(psutil.NoSuchProcess):
-            process = psutil.Process(runner)  # which is not taken for a later one of the same id
-            # Where nobody waits for it, as in a container without an init, a killed runner stays as a zombie.
+            process = psutil.Process(runner)  # recognised by its start, too, not only by its id
+            # In a container without an init, a killed runner stays as a zombie.
             while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
                 time.sleep(2.0)
         last()
@@ -59,13 +55,11 @@ def leave_with_runner(last: Callable[[], object] = lambda: None) -> None:
 
 
 _FILLED = "filled-by-bench"
-"""A file in a compiler's cache that says that all of a rung's code is in it, not only what came before a
-kill.
-"""
+"""File in a compiler's cache that marks it as complete, not cut off by a kill."""
 
 
 def compile_cache() -> Literal["cold", "warm"] | None:
-    """State of the compiler's cache that the runner gave this rung; None where nobody gave one."""
+    """Return the state of the compiler's cache that the runner gave this rung; None if it gave none."""
     cache = os.environ.get(CACHE)
     if cache is None:
         return None
@@ -73,9 +67,7 @@ def compile_cache() -> Literal["cold", "warm"] | None:
 
 
 def compile_cache_filled() -> bool:
-    """Whether anything was compiled into the cache; if so, the next process finds it warm. To be called when
-    warm.
-    """
+    """Mark a cache into which anything was compiled as complete; return whether that is so."""
     cache = os.environ.get(CACHE)
     if cache is None or not Path(cache).is_dir() or not any(Path(cache).iterdir()):
         return False
@@ -84,33 +76,42 @@ def compile_cache_filled() -> bool:
 
 
 def write(out: Path, outcome: Outcome) -> None:
-    """Replace the file as a whole."""
-    part = out.with_name(f"{out.name}.{os.getpid()}")
-    part.write_text(outcome.model_dump_json(), encoding="utf-8")
-    part.replace(out)
+    """Write an outcome to `out`, replacing the file as a whole."""
+    with atomic_write(out, sync=False) as file:
+        file.write(outcome.model_dump_json().encode())
 
 
 def cause(error: Exception) -> str:
-    """Its kind and the first line of its message, for an Outcome."""
+    """Return an error's class and the first line of its message."""
     return f"{type(error).__name__}: {error}".strip().splitlines()[0]
 
 
+def failure(error: Exception, *, out_of_memory: bool) -> Outcome:
+    """Print an unexpected error's traceback, and return its outcome."""
+    traceback.print_exception(error)
+    return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+
+
+def exit_code(outcome: Outcome) -> int:
+    """Print the error of an outcome; return 0 if it is ok, else 1."""
+    if outcome.error:
+        print(outcome.error, file=sys.stderr)
+    return 0 if outcome.status == "ok" else 1
+
+
 class Progress:
-    """Tells the runner how far this process is: one JSON object, written anew each time."""
+    """Tells the runner the phase, steps and tokens/s of this process, by one JSON object in a file."""
 
     def __init__(self, out: Path) -> None:
         self._path = progress_path(out)
 
     def __call__(self, phase: str, steps: int, tps: float | None) -> None:
-        with contextlib.suppress(OSError):  # a full disk spoils the display only
+        with contextlib.suppress(OSError):  # a full disk affects the display only
             self._path.write_text(json.dumps({"phase": phase, "steps": steps, "tps": tps}))
 
 
 def leave(exit_code: int) -> None:
-    """End at once, when all is written: taking the interpreter down in order could only fail.
-
-    gloo's threads now and then abort it.
-    """
+    """Exit without finalizing the interpreter, which gloo's threads sometimes abort."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(exit_code)

@@ -1,4 +1,4 @@
-"""What a record says of a machine: what it is, what it was doing, and what it can reach. Imports no torch."""
+"""What a record says of a machine: environment, telemetry and measured ceiling. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,11 @@ Count = Annotated[int, Field(ge=0, lt=2**63)]
 AtLeastOne = Annotated[int, Field(ge=1, lt=2**63)]
 Amount = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Rate = Annotated[float, Field(ge=1e-12, le=1e24)]
-"""What divides, or has a logarithm taken of it; beyond these bounds intervals overflow, and nothing was
-measured.
-"""
+"""A number to divide by or take the logarithm of; beyond these bounds intervals overflow."""
 
 
 class Plain(BaseModel):
-    """A part of a record, or the whole: read-only, and with no field that is not declared."""
+    """A part of a record, or the whole: read-only, and without fields that are not declared."""
 
     # A field that comes later needs a default of None or empty, so that older files stay readable.
     model_config = ConfigDict(frozen=True, extra="forbid", ser_json_inf_nan="null", populate_by_name=True)
@@ -33,29 +31,26 @@ class Environment(Plain):
     device_memory_bytes: AtLeastOne | None
     cpu: str
     cpu_cores: AtLeastOne
-    """Physical."""
+    """Physical cores."""
     usable_cores: AtLeastOne | None = None
-    """Of these, those that the process may use; null in older records."""
+    """Cores that the process may use; null in older records."""
     cpu_flags: list[str]
     """Instruction sets that matter to matrix products."""
     cpu_mhz: Amount | None = None
-    """Its highest clock, or the one that a virtual machine says it has; null where the system does not tell.
-    """
+    """Highest clock, or the one that a virtual machine reports; null where the system does not tell."""
     cpu_identity: dict[str, str] = {}
-    """What the CPU says it is, where the system tells: vendor, family, model and stepping, or ARM's
-    implementer and part; empty in older records.
-    """
+    """Vendor, family, model and stepping, or ARM's implementer and part; empty in older records."""
     memory_bytes: AtLeastOne
-    """Of the machine."""
+    """Memory of the machine."""
     os: str
     python: str
     torch: str
     versions: dict[str, str]
-    """Driver, CUDA, cuDNN and the like, where the device has them."""
+    """Versions of driver, CUDA, cuDNN and the like, where the device has them."""
     variables: dict[str, str] = {}
     """Environment variables that can change the speed, where they are set."""
     nodes: AtLeastOne | None = None
-    """Machines, alike in all the above, that the run is over; null: one."""
+    """Number of machines of the run, alike in all the above; null: one."""
     load_average: Amount | None
     """Runnable processes over the last minute, just before the run."""
     code_hash: str
@@ -71,40 +66,30 @@ class Environment(Plain):
 
     @property
     def machine(self) -> str:
-        """Chip and count, and of how many nodes, fit for a folder's name."""
+        """Name of the machine from chip, count and number of nodes, fit for a folder's name."""
         noise = {"r", "tm", "c", "cpu", "gpu", "processor", "nvidia", "geforce", "with", "graphics"}
-        noise |= {
-            "family",
-            "model",
-            "stepping",
-            "implementer",
-            "part",
-        }  # between the numbers of a CPU without a name
+        noise |= {"family", "model", "stepping", "implementer", "part"}  # of a CPU that has numbers, no name
         words = "".join(c if c.isalnum() else " " for c in self.chip.lower().split("@")[0]).split()
-        name = (
-            "-".join([word for word in words if word not in noise] or ["unknown"]) + f"-x{self.device_count}"
-        )
-        return f"{name}-{self.nodes}nodes" if self.nodes else name
+        name = "-".join([word for word in words if word not in noise] or ["unknown"])
+        return f"{name}-x{self.device_count}{f'-{self.nodes}nodes' if self.nodes else ''}"
 
 
 Difference = tuple[str, object, object]
-"""What must be equal and is not, what it was and what it is."""
+"""What must be equal and is not, its old and its new value."""
 
 TOLERANCE = 0.01
-"""Of amounts: a new kernel keeps a little more or less of the memory for itself, and measures the clock anew.
-"""
+"""Relative tolerance of amounts: a new kernel keeps more memory for itself and measures the clock anew."""
 
 
 def differences(was: Environment, now: Environment, *, same_device: bool = True) -> Iterator[Difference]:
-    """In what two machines, or one at two times, are not the same to a measurement.
+    """Yield how two environments differ in what matters to a measurement.
 
-    same_device: whether both are as processes on the same kind of device see them; those on others see other
-    chips and drivers.
+    same_device: whether both are of processes on the same kind of device; others see other chips and drivers.
     """
     versions = {**was.versions, **now.versions} if same_device else {}
-    seen = [("the chip", was.chip, now.chip), ("the number of devices", was.device_count, now.device_count)]
-    for name, there, here in (
-        *(seen if same_device else []),
+    chips = [("the chip", was.chip, now.chip), ("the number of devices", was.device_count, now.device_count)]
+    for name, before, after in (
+        *(chips if same_device else []),
         ("the number of nodes", was.nodes or 1, now.nodes or 1),
         ("the CPU", was.cpu, now.cpu),
         ("the number of usable cores", was.usable_cores, now.usable_cores),
@@ -114,16 +99,13 @@ def differences(was: Environment, now: Environment, *, same_device: bool = True)
         ("the set environment", was.variables, now.variables),
         ("the code of gpt2/ and bench/ (hash)", was.code_hash[:12], now.code_hash[:12]),
     ):
-        if there != here:
-            yield name, there, here
+        if before != after:
+            yield name, before, after
+    device_memory = ("the device's memory", was.device_memory_bytes or 0, now.device_memory_bytes or 0)
     for name, before, after in (
         ("the machine's memory", was.memory_bytes, now.memory_bytes),
         ("the CPU's clock (MHz)", was.cpu_mhz, now.cpu_mhz),
-        *(
-            [("the device's memory", was.device_memory_bytes or 0, now.device_memory_bytes or 0)]
-            if same_device
-            else []
-        ),
+        *([device_memory] if same_device else []),
     ):
         if before is not None and after is not None and abs(after - before) > TOLERANCE * before:
             yield name, before, after
@@ -177,10 +159,9 @@ class Matmul(Plain):
     name: str
     """square, or the GPT-2 layer whose shape it has: qkv, attention projection, MLP up, MLP down, lm_head."""
     role: Role | None = None
-    """Of a layer's product; null for squares, and in older records, whose layers' products are all forward.
-    """
+    """The layer's matmul; null for squares, and in older records, whose matmuls are all forward."""
     number_format: str
-    """float32, tf32, bfloat16 or float16: that of the inputs; products are summed in float32."""
+    """float32, tf32, bfloat16 or float16: format of the inputs; products are summed in float32."""
     m: AtLeastOne
     k: AtLeastOne
     n: AtLeastOne
@@ -188,7 +169,7 @@ class Matmul(Plain):
 
     @property
     def title(self) -> str:
-        """Its name as people read it: qkv, input gradient of qkv."""
+        """Name for a reader: qkv, input gradient of qkv."""
         if self.role in (None, "forward"):
             return self.name
         return f"{self.role.replace('_', ' ')} of {self.name}"
@@ -201,22 +182,20 @@ class Attention(Plain):
     """
 
     number_format: str
-    """bfloat16 or float32: that of q, k and v."""
+    """bfloat16 or float32: format of q, k and v."""
     B: AtLeastOne
-    """Sequences."""
+    """Number of sequences."""
     n_head: AtLeastOne
     seq_len: AtLeastOne
     head_dim: AtLeastOne
     forward_seconds: Rate
-    """Of the forward pass."""
+    """Duration of the forward pass."""
     training_seconds: Rate
-    """Of the forward and backward pass."""
+    """Duration of the forward and backward pass."""
     flops: AtLeastOne
-    """Of the forward and backward pass, on the causal half of the scores; a third of them is the forward
-    pass's.
-    """
+    """FLOPs of forward and backward pass on the causal half of the scores; a third is the forward pass's."""
     flops_per_second: Rate
-    """Over training_seconds."""
+    """flops over training_seconds."""
     kernel: str | None = None
     """flash, efficient, cudnn, math or other; null where none was recognised."""
 
@@ -226,20 +205,20 @@ class Ceiling(Plain):
 
     chip: str
     threads: int | None
-    """On a CPU."""
+    """Number of threads on a CPU."""
     matmuls: list[Matmul] = Field(min_length=1)
     attention: Attention | None = None
     """Null in older records, too."""
     absent: dict[str, str] = {}
-    """Number formats that were not measured, with the reason; attention likewise."""
+    """Why number formats, or attention, were not measured."""
     copy_bytes_per_second: Rate
     """Read plus written, copying a tensor larger than any cache."""
     update_bytes_per_second: Rate | None = None
     """The same, changing one in place: more on CPUs, which read memory before they write to it."""
     seconds: Amount
-    """The whole measurement, heat-up included."""
+    """Duration of the whole measurement, heat-up included."""
 
     @property
     def best(self) -> Matmul:
-        """The fastest product of all: the denominator of the share of the measured ceiling."""
+        """The fastest matmul of all: the denominator of the share of the measured ceiling."""
         return max(self.matmuls, key=lambda matmul: matmul.flops_per_second)

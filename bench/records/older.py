@@ -1,7 +1,6 @@
-"""Records of earlier versions, made like those of today: facts that they only had within texts become fields.
+"""Translate records of earlier versions into today's form: facts that were part of texts become fields.
 
-Nothing else reads a fact out of a text. The files stay as they are; a record is translated whenever it is
-read.
+Nothing else reads a fact out of a text. The files stay as they are; a record is translated on reading.
 """
 
 from __future__ import annotations
@@ -19,21 +18,16 @@ NOT_BEGUN = "not begun: "
 
 
 def translated(line: str) -> str:
-    """A line of a results file, as today's version would have written it; what is no record stays as it is."""
+    """A line of a results file as today's version would have written it; other lines stay as they are."""
     try:
         record = json.loads(line)
-    except (ValueError, RecursionError):  # which the reader tells of
+    except (ValueError, RecursionError):  # the reader will say what is wrong
         return line
-    if not isinstance(record, dict) or "other_work_cores" in record:  # which every newer record has
+    if not isinstance(record, dict) or "other_work_cores" in record:  # every newer record has that field
         return line
     try:
         _translate(record)
-    except (
-        KeyError,
-        TypeError,
-        AttributeError,
-        ValueError,
-    ):  # the reader will say what is wrong
+    except (KeyError, TypeError, AttributeError, ValueError):  # the reader will say what is wrong
         return line
     return json.dumps(record)
 
@@ -48,14 +42,12 @@ def _translate(record: dict[str, Any]) -> None:
         record["not_begun"] = record["error"].removeprefix(NOT_BEGUN)
     kept = []
     for warning in warnings:
-        if found := OTHER_WORK.fullmatch(warning):
-            record["other_work_cores"] = float(found["cores"])
-        elif measured and (found := STANDSTILL.fullmatch(warning)):
-            numbers = {
-                key: found[key] and json.loads(found[key])
-                for key in ("seconds", "blocks", "of_blocks", "rank")
-            }
-            measured["stood_still"] = {**numbers, "asleep": found["asleep"] is not None}
+        if match := OTHER_WORK.fullmatch(warning):
+            record["other_work_cores"] = float(match["cores"])
+        elif measured and (match := STANDSTILL.fullmatch(warning)):
+            keys = ("seconds", "blocks", "of_blocks", "rank")
+            numbers = {key: match[key] and json.loads(match[key]) for key in keys}
+            measured["stood_still"] = {**numbers, "asleep": match["asleep"] is not None}
         else:
             kept.append(warning)
     record["warnings"] = kept

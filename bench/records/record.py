@@ -1,7 +1,7 @@
-"""What a run leaves behind: one JSON object per process, appended to a .jsonl file. Imports no torch.
+"""Records of a run: one JSON object per process, appended to a .jsonl file. Imports no torch.
 
-Everything a report shows is computed from these records. What was not measured is null, never 0; in the lists
-of losses and gradient norms null is what was no finite number, which JSON cannot say.
+Everything a report shows is computed from these records. What was not measured is null, never 0; in the
+lists of losses and gradient norms null is what was no finite number, which JSON cannot express.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from typing import Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Protocol
 from bench.ladder.validation import LadderError, validate
 from bench.records.machine import Amount, AtLeastOne, Ceiling, Environment, Plain, State
@@ -33,16 +34,14 @@ Kind = Literal[
     "cumulative", "alone", "left_out", "control", "sweep", "parity", "external", "ceiling", "published"
 ]
 RUNGS: tuple[Kind, ...] = ("cumulative", "external", "sweep")
-"""What has a row of its own in a scoreboard: a ladder's rungs, other trainers among them, or a sweep's
-candidates.
-"""
+"""Kinds that have a row in a scoreboard: rungs of a ladder, other trainers, and candidates of a sweep."""
 ABLATION: tuple[Kind, ...] = ("alone", "left_out")
-"""What `bench run --ablate` adds."""
+"""Kinds that `bench run --ablate` adds."""
 Status = Literal["ok", "out_of_memory", "unsupported", "failed", "timeout", "interrupted"]
 
 
 class Outcome(Plain):
-    """What a worker tells the runner."""
+    """How a process ended: what a worker writes to its file, and what the runner adds to it."""
 
     status: Status
     error: str | None = None
@@ -50,26 +49,31 @@ class Outcome(Plain):
     measurement: Measurement | None = None
     data_sha256: str | None = None
     resolved: dict[str, AtLeastOne | None] = Field(default_factory=dict)
-    """What toggles became in this process: threads, rows of the embedding, nodes where there are several."""
+    """Values of toggles that the process chose: threads, rows of the embedding, nodes."""
     warnings: list[str] = Field(default_factory=list)
     interrupted_late: bool = False
-    """See Record, as of the two fields that follow."""
+    """As in Record; so are the fields that follow."""
     not_begun: str | None = None
     other_work_cores: Amount | None = None
+    exit_code: int | None = None
+    process_seconds: Amount | None = None
+    before: State | None = None
+    during: State | None = None
+    after: State | None = None
     ceiling: Ceiling | None = None
-    """From a process that measures it and nothing else."""
+    """Result of a process that measures the ceiling and nothing else."""
     peer_version: str | None = None
-    """From one that times another trainer (see External)."""
+    """Version of the other trainer that the process timed (see External)."""
 
 
 def progress_path(out: Path) -> Path:
-    """Where a worker that will write its Outcome to `out` leaves word of how far it is."""
+    """File in which a worker that will write its Outcome to `out` keeps its progress."""
     return out.with_name(out.name + ".progress")
 
 
 @lru_cache(maxsize=4096)
 def _checked(kind: type, text: str, *required: str) -> Any:
-    """What a JSON text says, as a `kind`; a run's records say the same. Raises ValueError."""
+    """Parse and check a JSON text as `kind`; cached, for a run's records repeat it. Raises ValueError."""
     value = json.loads(text)
     for key in required:
         if key not in value:
@@ -104,12 +108,12 @@ class ToggleValues(Plain):
 
     @property
     def nodes(self) -> int:
-        """Over which the ranks were spread."""
+        """Number of nodes over which the ranks were spread."""
         return self.resolved.get("nodes") or 1
 
     @cached_property
     def as_toggles(self) -> Toggles:
-        """With defaults for what an older record does not know."""
+        """The toggles, with defaults for what an older record does not know."""
         return _checked(Toggles, _text(self.all))
 
 
@@ -135,31 +139,30 @@ class Record(Plain):
     protocol: dict[str, Any]
     rung: str
     rung_index: int
-    """Its place in the ladder, counted from 0; of a ceiling, that of the device among those of the run."""
+    """Place in the ladder, counted from 0; of a ceiling, that of the device among those of the run."""
     repetition: AtLeastOne
     """Round, counted from 1."""
     status: Status
     expect: Literal["inert", "out_of_memory"] | None = None
     error: str | None
-    """Where it did not end well: first a line that says how, then the last lines of its output."""
+    """Why it did not end well: first a line that says how, then the last lines of its output."""
     exit_code: int | None
-    """As the shell would show it; minus the signal's number where a signal ended it."""
+    """Exit code as the shell would show it; minus the signal's number where a signal ended it."""
     command: str
-    """Runs this rung again, alone; DATA is in place of the path of the corpus, LADDER of a ladder from
-    elsewhere. Over several nodes it is for each of them: NODE is its number, HOST and PORT are those of node
-    0.
+    """Command that runs this rung again, alone.
+
+    DATA stands for the path of the corpus, LADDER for a ladder from elsewhere. Over several nodes it is for
+    each of them: NODE is its number, HOST and PORT are those of node 0.
     """
     warnings: list[str]
     interrupted_late: bool = False
-    """Whether the user ended it once its window was complete, which counts; what is missing is the proof."""
+    """Whether the user ended it once its window was complete, which counts; only the proof is missing."""
     not_begun: str | None = None
-    """Why there was no process at all, where a sweep's time did not allow it any more."""
+    """Why there was no process at all, where a sweep ran out of time."""
     other_work_cores: Amount | None = None
-    """Cores that other programs kept busy beside it; null where that was not known, or few enough to do no
-    harm.
-    """
+    """Cores that other programs kept busy; null where that is unknown or does no harm."""
     changed: list[str]
-    """What differs from the ladder's rung before, as shown to a reader."""
+    """Differences from the ladder's rung before, as shown to a reader."""
     workload: dict[str, Any]
     data_sha256: str | None
     toggles: ToggleValues
@@ -167,15 +170,17 @@ class Record(Plain):
     measurement: Measurement | None
     ceiling: Ceiling | None = None
     external: External | None = None
-    """Of a record of that kind alone."""
+    """The other trainer, for records of that kind only."""
     before: State | None = None
     during: State | None = None
-    """Within the window, when it was last looked at; a GPU's throttle reasons are all that were seen within
-    it, its clocks and power the means of one look a second (the last look's in older records).
+    """Telemetry of the last sample within the window.
+
+    A GPU's throttle reasons are all that were seen within the window, its clocks and power the means of one
+    sample a second (the last sample's in older records).
     """
     after: State | None = None
     price_per_hour: Amount | None = None
-    """Of the whole machine, in the user's currency."""
+    """Price of the whole machine, in the user's currency."""
 
     @field_validator("workload")
     @classmethod
@@ -192,14 +197,13 @@ class Record(Plain):
     @field_validator("time")
     @classmethod
     def _in_utc(cls, value: str) -> str:
-        if datetime.fromisoformat(value).utcoffset() != timedelta(
-            0
-        ):  # runs are told apart by it, and as text
+        # Records are sorted by the time as text.
+        if datetime.fromisoformat(value).utcoffset() != timedelta(0):
             raise ValueError("is not in UTC: it must end in +00:00")
         return value
 
     @model_validator(mode="after")
-    def _as_its_kind_has_it(self) -> Self:
+    def _fits_its_kind(self) -> Self:
         if (self.kind == "external") != (self.external is not None):
             raise ValueError("external: a record of that kind names the peer, and no other does")
         if self.kind != "external" and self.measurement and (lacking := self.measurement.lacks):
@@ -208,8 +212,9 @@ class Record(Plain):
 
     @property
     def cut_short(self) -> bool:
-        """Whether the user ended it before it was done, so that resuming runs it again. A window that was
-        complete by then counts meanwhile; what is missing is the proof.
+        """Whether the user ended it before it was done, so that resuming runs it again.
+
+        A window that was complete by then counts meanwhile; only the proof is missing.
         """
         unproved = self.measurement is not None and self.measurement.proofs is None and not self.external
         return self.status == "interrupted" or (unproved and self.interrupted_late)
@@ -221,22 +226,22 @@ class Record(Plain):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs kept cores busy beside it, or it stood still, so that its speed is in doubt."""
+        """Whether other programs or a standstill put its speed in doubt."""
         stood_still = self.measurement is not None and self.measurement.stood_still is not None
         return stood_still or self.other_work_cores is not None
 
     @property
     def key(self) -> tuple[str, int, int]:
-        """Which process of its run this is; an interrupted one and the one that later replaces it share it."""
+        """Which process of its run this is; an interrupted one and the one that replaces it share it."""
         return self.kind, self.rung_index, self.repetition
 
 
-class RecordError(Exception):
+class RecordError(BenchError):
     """A results file that cannot be read; the message names file and line."""
 
 
 def not_of_one_run(records: Sequence[Record]) -> str | None:
-    """What tells that records of a file were not written by one run; None where nothing does."""
+    """Why the records of a file cannot be of one run; None where they can."""
     runs = dict.fromkeys(record.run_id for record in records if record.kind in RUNGS)
     if len(runs) > 1:
         return f"holds {len(runs)} runs ({', '.join(runs)}), which do not mix; one file each"
@@ -252,7 +257,7 @@ def not_of_one_run(records: Sequence[Record]) -> str | None:
 def append(path: Path, record: Record) -> None:
     """Add one record to a results file; on return it is on the disk.
 
-    Raises OSError, of a full disk for one, and then leaves the file as it was.
+    Raises OSError, as for a full disk, and then leaves the file as it was.
     """
     line = memoryview((record.model_dump_json(by_alias=True) + "\n").encode())
     with path.open("ab", buffering=0) as file:
@@ -274,7 +279,7 @@ def append(path: Path, record: Record) -> None:
 
 @contextlib.contextmanager
 def reserved(path: Path) -> Iterator[None]:
-    """Keep a results file from other runs meanwhile; one that stays empty is taken away again.
+    """Lock a results file against other runs; one that stays empty is removed.
 
     Raises RecordError where another run is writing to it.
     """
@@ -291,13 +296,12 @@ def reserved(path: Path) -> Iterator[None]:
 
 
 def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = None) -> list[Path]:
-    """The .jsonl files below a folder, behind links too, sorted; each once, by a path without links where it
-    has one.
+    """The .jsonl files below a folder, sorted, each once; links are followed.
 
-    Hidden ones and the metrics of long runs, which lie beside their run.json, are none. prefix: of their
-    names. warnings: takes those about folders that cannot be read.
+    Hidden files are left out, and so are the metrics of long runs, which lie beside their run.json. prefix:
+    of the files' names. warnings: takes those about folders that cannot be read.
     """
-    root, seen, found = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
+    root, seen, by_real_path = Path(os.path.realpath(folder)), set[str](), dict[str, Path]()
     folders, links, files = [folder], list[Path](), list[Path]()
     while folders or links:
         place = folders.pop() if folders else links.pop(0)
@@ -306,31 +310,30 @@ def results_files(folder: Path, prefix: str = "", warnings: list[str] | None = N
             continue
         seen.add(real)
         try:
-            inside = sorted(each for each in place.iterdir() if not each.name.startswith("."))
+            entries = sorted(path for path in place.iterdir() if not path.name.startswith("."))
         except OSError as error:
             if warnings is not None:
                 warnings.append(f"{place}: {error.strerror}; left out")
             continue
-        for each in inside:
-            if each.is_dir():
-                (links if each.is_symlink() else folders).append(each)
-            elif each.suffix == ".jsonl" and not (place / "run.json").exists():
-                files.append(each)
-    for file in sorted(files, key=lambda each: each.is_symlink()):
-        found.setdefault(os.path.realpath(file), file)
-    return sorted(file for file in found.values() if file.name.startswith(prefix))
+        for path in entries:
+            if path.is_dir():
+                (links if path.is_symlink() else folders).append(path)
+            elif path.suffix == ".jsonl" and not (place / "run.json").exists():
+                files.append(path)
+    for path in sorted(files, key=Path.is_symlink):  # a path without links before one with them
+        by_real_path.setdefault(os.path.realpath(path), path)
+    return sorted(path for path in by_real_path.values() if path.name.startswith(prefix))
 
 
 def read(path: Path) -> tuple[list[Record], list[str]]:
-    """The records of a results file, and warnings about what was left out. Raises RecordError, see
-    read_lines().
-    """
+    """Read the records of a results file, with warnings about what was left out. Raises RecordError."""
     return read_lines(path, Record, "record", translated)
 
 
 Line = TypeVar("Line", bound=Plain)
 NUL = b"\0"
 BLANK = b" \t\r\0"
+"""Bytes that a blank line may hold."""
 PACKED = {
     b"\x1f\x8b": "gzip",
     b"BZh": "bzip2",
@@ -338,21 +341,21 @@ PACKED = {
     b"\x28\xb5\x2f\xfd": "zstd",
     b"PK\x03\x04": "zip",
 }
+"""Formats of compressed files by their first bytes."""
 WIDE = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-"""How text begins that an editor saved as UTF-16."""
+"""First bytes of UTF-16 text."""
 
 
 def read_lines(
     path: Path, kind: type[Line], noun: str, translate: Callable[[str], str] = str
 ) -> tuple[list[Line], list[str]]:
-    """What a file holds, a JSON object a line, and warnings about what was left out.
+    """Read a file with a JSON object a line, with warnings about what was left out.
 
-    translate: makes a line that an older version wrote one of today's.
+    translate: turns a line of an older version into one of today's.
 
-    Line ends of Windows, a byte order mark and blank lines are passed over, for people edit files. A last
-    line that has no end and is cut off is what a killed run leaves, and NULs are what a crash of the machine
-    does: left out with a warning. Anything else that is none of `kind` raises RecordError, with file and
-    line.
+    Line ends of Windows, a byte order mark and blank lines are accepted, as people edit files. A last line
+    that is cut off, which a killed run leaves, and NULs, which a crash of the machine leaves, are left out
+    with a warning. Anything else that is not of `kind` raises RecordError, with file and line.
     """
     try:
         content = path.read_bytes()
@@ -363,10 +366,9 @@ def read_lines(
     if content.startswith(WIDE):
         raise RecordError(f"{path}: is UTF-16 text; save it as UTF-8")
     lines = content.removeprefix(codecs.BOM_UTF8).split(b"\n")
-    found, warnings = (
-        [],
-        [f"{path}: holds NULs, as a crash leaves them; they were left out"] if NUL in content else [],
-    )
+    parsed, warnings = [], []
+    if NUL in content:
+        warnings.append(f"{path}: holds NULs, as a crash leaves them; they were left out")
     for number, line in enumerate(lines, start=1):
         text = line.strip(BLANK)
         if not text:
@@ -375,16 +377,16 @@ def read_lines(
             warnings.append(f"{path}: the last line is cut off and was left out")
             continue
         try:
-            found.append(kind.model_validate_json(translate(text.decode())))
+            parsed.append(kind.model_validate_json(translate(text.decode())))
         except UnicodeDecodeError:
             raise RecordError(f"{path}:{number}: is not UTF-8 text; save the file as UTF-8") from None
         except ValidationError as error:
             raise RecordError(_complaint(path, number, text.decode(), error, noun)) from None
-    return found, warnings
+    return parsed, warnings
 
 
 def torn(last: bytes) -> bool:
-    """Whether a file's last line, which has no end, is the beginning of an object alone."""
+    """Whether a file's last line, which has no end, is only the beginning of an object."""
     try:
         json.loads(last.decode())
     except ValueError:
@@ -402,7 +404,8 @@ def _complaint(path: Path, number: int, line: str, error: ValidationError, noun:
             return f"{path}: no results of bench run, which are .jsonl; name others"
         cut = line[0] in "{[" and "EOF" in first["msg"]
         if cut and _spread(path):
-            return f"{path}:{number}: JSON over several lines, as an editor prints it; write each {noun} on one line"
+            several = "JSON over several lines, as an editor prints it"
+            return f"{path}:{number}: {several}; write each {noun} on one line"
         if line.startswith("{") and "trailing" in first["msg"]:
             return f"{path}:{number}: something follows the {noun}; write each on a line of its own"
         what = "the line is cut off" if cut else "no result of bench run"
@@ -415,10 +418,10 @@ def _complaint(path: Path, number: int, line: str, error: ValidationError, noun:
     if isinstance(schema, int) and schema > SCHEMA:
         return f"{path}:{number}: schema {schema}: written by a newer gpt2-bench; upgrade"
     where = ".".join(str(part) for part in first["loc"])
-    if all(each["type"] == "extra_forbidden" for each in error.errors()):
+    if all(problem["type"] == "extra_forbidden" for problem in error.errors()):
         return f"{path}:{number}: unknown field {where!r}: written by a newer gpt2-bench (upgrade), or edited"
-    said = f"{where}: {first['msg']}" if where else first["msg"]
-    return f"{path}:{number}: no {noun} of schema {SCHEMA}: {said}"
+    message = f"{where}: {first['msg']}" if where else first["msg"]
+    return f"{path}:{number}: no {noun} of schema {SCHEMA}: {message}"
 
 
 def _spread(path: Path) -> bool:

@@ -1,7 +1,6 @@
-"""JSON Schemas of ladders and of results, generated from what reads them: for editors, and for other
-programs.
+"""JSON Schemas of ladders and of results, for editors and other programs.
 
-python -m bench.records.schema writes both to docs/schema/.
+python -m bench.records.schema writes both to docs/schema/, and the table of toggles to docs/toggles.md.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 import json
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from pydantic import TypeAdapter
 
@@ -25,7 +24,7 @@ DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 
 def ladder() -> dict[str, Any]:
-    """Of a ladder's YAML; bench.ladder.ladder.load() checks more than a schema can say."""
+    """Schema of a ladder's YAML; bench.ladder.ladder.load() checks more than a schema can say."""
     toggles = _closed(Toggles)
     for toggle in fields(Toggles):
         toggles["properties"][toggle.name]["description"] = toggle.metadata["help"]
@@ -68,16 +67,42 @@ def ladder() -> dict[str, Any]:
 
 
 def results() -> dict[str, Any]:
-    """Of one line of a results file."""
+    """Schema of one line of a results file."""
     return {"$schema": DIALECT, **Record.model_json_schema(by_alias=True, mode="serialization")}
 
 
 def _closed(kind: type) -> dict[str, Any]:
     schema = TypeAdapter(kind).json_schema()
     schema.pop("title", None)
-    for each in schema["properties"].values():
-        each.pop("title", None)
+    for value in schema["properties"].values():
+        value.pop("title", None)
     return {**schema, "additionalProperties": False}
+
+
+def toggles_page() -> str:
+    """Markdown of docs/toggles.md: each toggle with its values, where they can be had, and what it does."""
+    hints = get_type_hints(Toggles)
+    rows = []
+    for toggle in fields(Toggles):
+        values = [f"`{value}`" for value in get_args(hints[toggle.name]) if isinstance(value, str | int)]
+        counts = values or [f"`{toggle.default}`"]
+        if int in (hints[toggle.name], *get_args(hints[toggle.name])):
+            counts += ["2, 3, ..."] if toggle.default == 1 else ["1, 2, ..."]
+        told = toggle.metadata["help"]
+        for value, why in toggle.metadata["maths"].items():
+            told += f" `{value}` changes the maths: {why}."
+        rows.append(f"| `{toggle.name}` | {', '.join(counts)} | {told} |")
+    head = ["| toggle | values, the baseline first | what it does |", "|---|---|---|"]
+    return "\n".join([TOGGLES_INTRODUCTION, *head, *rows, ""])
+
+
+TOGGLES_INTRODUCTION = """# Toggles
+
+What a rung of a [ladder](ladder-format.md) may switch. `python -m bench.records.schema` writes this page
+from `gpt2/config/toggles.py`. Initial weights and the batch of each step depend on the seed alone, and a rung
+whose losses leave the baseline's by more than its number format explains is marked `loss differs`. A value
+that changes the maths makes a rung another training: it is marked `changed`, and never called the fastest.
+"""
 
 
 def text(schema: dict[str, Any]) -> str:
@@ -88,3 +113,4 @@ if __name__ == "__main__":
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name, schema in (("ladder", ladder()), ("results", results())):
         (FOLDER / f"{name}.json").write_text(text(schema), encoding="utf-8")
+    Path("docs/toggles.md").write_text(toggles_page(), encoding="utf-8")

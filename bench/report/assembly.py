@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rich.console import RenderableType
 from rich.text import Text
@@ -13,33 +13,39 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
-from bench.report.comparison import chained
-from bench.report.table import NOTES_TITLE, Table, gathered
+from bench.report.comparison import chain_table
+from bench.report.screen import screen, screen_markdown
+from bench.report.table import NOTES_TITLE, Table, share_notes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The tables of a report by what they are of."""
+    """The tables of a report, by what they are about."""
 
     opening: Sequence[Table]
-    """The chain, where one is asked for, and what runs there are, where there are several."""
+    """The chain, if asked for, and the overview of runs, if there are several."""
     boards: Sequence[Scoreboard]
     runs: Sequence[Sequence[Table]]
-    """Of each board its own tables, the scoreboard first."""
+    """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
 
+    def of(self, boards: Sequence[Scoreboard]) -> Report:
+        """The same report with some of its runs only; tables over several runs stay as they are."""
+        kept = [
+            (board, tables) for board, tables in zip(self.boards, self.runs, strict=True) if board in boards
+        ]
+        return replace(self, boards=[board for board, _ in kept], runs=[tables for _, tables in kept])
+
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
-        """All tables as a text shows them, each with the level of its heading, and the notes that are said
-        once.
-        """
+        """All tables in order with the level of each heading, and the notes that several tables share."""
         tables = [(3, table) for table in self.opening]
         for own in self.runs:
             tables += [(4 if place else 3, table) for place, table in enumerate(own)]
         tables += [(3, table) for table in (*self.cross_run, *self.published)]
         if len(self.boards) < 2:  # a single one is complete in itself
             return tables, []
-        without, notes = gathered([table for _, table in tables])
+        without, notes = share_notes([table for _, table in tables])
         return [(level, table) for (level, _), table in zip(tables, without, strict=True)], notes
 
 
@@ -49,8 +55,11 @@ def assemble(
     price_per_hour: float | None = None,
     chain: Chain | None = None,
 ) -> Report:
-    """figures: of others, in tables of their own and beside ours."""
-    opening = (chained(chain) if chain else None, cross_run.overview(boards))
+    """Build all tables of a report.
+
+    figures: published ones, shown in tables of their own and beside ours.
+    """
+    opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
     return Report(
         opening=[table for table in opening if table],
         boards=boards,
@@ -58,6 +67,21 @@ def assemble(
         cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
     )
+
+
+def short_markdown(report: Report) -> str:
+    """What several runs come to, then of each run what stands on one screen; all of what others published."""
+    tables = report.opening if report.boards else report.published
+    return "\n".join([*(table.to_markdown("###") for table in tables), *map(screen_markdown, report.boards)])
+
+
+def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:
+    """The same for rich: of several runs one table, of one run its screen."""
+    if len(report.boards) == 1 and not report.opening:
+        return list(screen(report.boards[0], width, notes=notes))
+    tables = report.opening if report.boards else report.published
+    hint = Text("One run: bench report FILE · all tables: --full", style="dim")
+    return [*(part for table in tables for part in table.to_terminal(width)), hint]
 
 
 def to_markdown(report: Report) -> str:
@@ -70,7 +94,7 @@ def to_markdown(report: Report) -> str:
 
 
 def to_terminal(report: Report, width: int) -> list[RenderableType]:
-    """For rich, in `width` columns."""
+    """The report for rich, in `width` columns."""
     tables, notes = report.in_order()
     parts = [part for _, table in tables for part in table.to_terminal(width)]
     if notes:

@@ -1,17 +1,14 @@
-"""Tables of runs held to one another: rungs of two or more side by side, and all rungs chained from one
-baseline.
-"""
+"""Tables of runs compared: rungs of two or more side by side, and all rungs chained from one baseline."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from bench.analysis.compare import Comparison, Pair, Side
-from bench.analysis.compare import same_run as same_round
-from bench.analysis.cross_run import Chain, Link
+from bench.analysis.cross_run import Chain, ChainRow, RungView
 from bench.analysis.row import Row, status_of
 from bench.analysis.run_records import measured
-from bench.analysis.rung_view import Entry, same_run
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import (
     DASH,
@@ -21,13 +18,14 @@ from bench.format import (
     listed,
     percent,
     plain,
+    plural,
     ratio,
     times,
     tokens_per_second,
     training_time,
     with_interval,
 )
-from bench.report.cross_run import derived_notes, ranks_notes
+from bench.report.cross_run import derived_note, ranks_note
 from bench.report.table import Column, Table
 
 BETWEEN_RUNS = (
@@ -35,42 +33,59 @@ BETWEEN_RUNS = (
     "run vary, not what changed on a machine between two: measure both close together."
 )
 
-# --- Side by side
-# -------------------------------------------------------------------------------------------------
 
+# --- Side by side
 
 Line = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
 
 
-def compared(comparisons: Sequence[Comparison]) -> Table:
-    """One table of all sides, for each rung that the first has a partner for; what differs stands before it."""
+def comparison_table(comparisons: Sequence[Comparison]) -> Table:
+    """One table of the rungs that have a partner; what differs between the sides stands before it."""
     first = comparisons[0].first
-    every = [first, *(comparison.other for comparison in comparisons)]
+    sides = [first, *(comparison.other for comparison in comparisons)]
     columns: list[Column[Line]] = [
         Column("Rung", _names, words=True),
         Column(f"{first.letter} TPS", lambda line: _tps(line[0])),
         Column(f"{first.letter} MFU", lambda line: line[0].mfu, percent),
         Column(f"{first.letter} memory (GiB)", lambda line: line[0].peak_memory_bytes, gib),
     ]
-    for place, side in enumerate(every[1:]):
+    for place, side in enumerate(sides[1:]):
         columns += _columns_of(place, side.letter, f"{side.letter} over {first.letter}")
     lines = [
-        (row, [next((pair for pair in each.pairs if pair.first is row), None) for each in comparisons])
+        (row, [next((pair for pair in c.pairs if pair.first is row), None) for c in comparisons])
         for row in first.rows
     ]
-    before = [_legend(side) for side in every]
-    for each in comparisons:
-        none = f"Nothing of machine, software or task is known to differ between {first.letter} and {each.other.letter}."
-        before += each.differences or [none]
-    title = dict.fromkeys(f"{side.board.ladder} on {side.board.environment.machine}" for side in every)
+    intro = [_answer(comparison) for comparison in comparisons] + [_legend(side) for side in sides]
+    for comparison in comparisons:
+        both = f"{first.letter} and {comparison.other.letter}"
+        none = f"Nothing of machine, software or task is known to differ between {both}."
+        intro += comparison.differences or [none]
+    title = dict.fromkeys(side.board.title for side in sides)
     return Table(
         title=" against ".join(title),
         columns=columns,
         rows=[line for line in lines if any(line[1])],
-        first=before,
-        notes=_notes(comparisons),
+        first=intro,
+        notes=_notes(comparisons, sides),
     )
+
+
+def _answer(comparison: Comparison) -> str:
+    """What the comparison comes to, in one sentence."""
+    letters = f"{comparison.other.letter} over {comparison.first.letter}"
+    counts = Counter(pair.verdict for pair in comparison.pairs)
+    words = {"faster": "faster", "slower": "slower", "same": "with no difference", "unclear": "unclear"}
+    told = [f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict]]
+    if rest := len(comparison.pairs) - sum(counts[verdict] for verdict in words):
+        told.append(f"{rest} without a verdict")
+    ratios = [pair.tps for pair in comparison.pairs if pair.tps]
+    between = ""
+    if ratios:
+        low, high = min(ratios, key=lambda r: r.value), max(ratios, key=lambda r: r.value)
+        between = f"; speed-ups from {times(low.value)} to {times(high.value)}"
+    of = plural(len(comparison.pairs), "rung")
+    return f"{letters}: {', '.join(told) or 'no rung in common'} of {of}{between}."
 
 
 def _names(line: Line) -> str:
@@ -79,7 +94,7 @@ def _names(line: Line) -> str:
 
 
 def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
-    """Of the side in that place among those held to the first."""
+    """Columns of one of the other sides; `place` is that of its pair in a line."""
     return [
         Column(f"{letter} TPS", lambda line: (pair := line[1][place]) and _tps(pair.other)),
         Column(f"{letter} MFU", lambda line: (pair := line[1][place]) and pair.other.mfu, percent),
@@ -91,148 +106,143 @@ def _columns_of(place: int, letter: str, over: str) -> list[Column[Line]]:
 def _over(pair: Pair) -> str | None:
     if pair.tps:
         return f"{ratio(pair.tps)}, {pair.verdict}"
-    return f"not ranked: {pair.flaw}" if pair.flaw else None
+    return f"not ranked: {pair.not_ranked}" if pair.not_ranked else None
 
 
 def _memory_over(pair: Pair) -> str | None:
     if pair.memory:
         return with_interval(f"{pair.memory.value:.3f}x", pair.memory)
-    return "not comparable" if pair.memory_flaw else None
+    return "not comparable" if pair.memory_not_ranked else None
 
 
 def _legend(side: Side) -> str:
     board = side.board
     commit = f", commit {board.environment.commit[:12]}" if board.environment.commit else ""
-    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
-    of = f", rung {side.rung}" if side.rung else ""
-    return f"{side.letter}: {board.source}{of}: {board.environment.machine}, {rounds} begun {board.begun[:16]}{commit}"
+    rung = f", rung {side.rung}" if side.rung else ""
+    run = f"{board.environment.machine}, {plural(board.rounds, 'round')} begun {board.begun[:16]}"
+    return f"{side.letter}: {board.source}{rung}: {run}{commit}"
 
 
 def _tps(row: Row) -> str:
     return tokens_per_second(row.tps) if row.tps else status_of(row)
 
 
-def _notes(comparisons: Sequence[Comparison]) -> list[str]:
-    sides = [comparisons[0].first, *(each.other for each in comparisons)]
+def _notes(comparisons: Sequence[Comparison], sides: Sequence[Side]) -> list[str]:
     floors = {
         f"±{side.board.delta:.1%} in {side.letter}"
         if side.board.delta is not None
         else f"not known in {side.letter}"
         for side in sides
     }
-    lines = ["± is the 95 % t interval."]
-    if any(same_round(each.first, each.other) for each in comparisons):
-        lines.append("Ratios within one run are paired within rounds.")
-    if not all(same_round(each.first, each.other) for each in comparisons):
-        lines.append(BETWEEN_RUNS)
-    lines.append(
-        f"Noise floor: {', '.join(sorted(floors, key=lambda floor: floor[-1]))}; verdicts take the larger."
-    )
-    lines += [line for each in comparisons for line in each.alone]
-    for each in comparisons:
-        for pair in each.pairs:
-            name = pair.first.rung
-            if pair.memory_flaw:
-                lines.append(
-                    f"{name}: peak memory was found out in two ways, which do not compare: "
-                    f"{pair.memory_flaw}."
-                )
-            if pair.maths_flaw:
-                lines.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_flaw}.")
-            if pair.loss_flaw:
-                lines.append(f"Warning: {name}: {each.other.letter} trains otherwise: {pair.loss_flaw}.")
-    return lines
+    same_run = [c.first.board.same_run(c.other.board) for c in comparisons]
+    notes = ["± is the 95 % t interval."]
+    notes += ["Ratios within one run are paired within rounds."] if any(same_run) else []
+    notes += [] if all(same_run) else [BETWEEN_RUNS]
+    by_letter = ", ".join(sorted(floors, key=lambda floor: floor[-1]))
+    notes.append(f"Noise floor: {by_letter}; verdicts take the larger.")
+    notes += [line for comparison in comparisons for line in comparison.unpaired]
+    for comparison in comparisons:
+        for pair in comparison.pairs:
+            name, other = pair.first.rung, comparison.other.letter
+            if pair.memory_not_ranked:
+                ways = f"in two ways, which do not compare: {pair.memory_not_ranked}"
+                notes.append(f"{name}: peak memory was found out {ways}.")
+            if pair.maths_differ:
+                notes.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_differ}.")
+            if pair.loss_differs:
+                notes.append(f"Warning: {name}: {other} trains otherwise: {pair.loss_differs}.")
+    return notes
 
 
-# --- All rungs of several runs, held to one baseline
-# --------------------------------------------------------------
+# --- All rungs of several runs, chained from one baseline
 
 
-def chained(chain: Chain) -> Table:
+def chain_table(chain: Chain) -> Table:
     return Table(
-        title=f"From one baseline: {len(chain.runs)} run{'s' if len(chain.runs) > 1 else ''} chained",
+        title=f"From one baseline: {plural(len(chain.runs), 'run')} chained",
         columns=chain_columns(chain),
-        rows=chain.links,
-        first=[_baseline(chain), *_unlike(chain)],
-        notes=[plain(line) for line in _chain_notes(chain)],  # none is a Method: all stand beneath it
+        rows=chain.rows,
+        first=[_baseline(chain), *_differences(chain)],
+        notes=[plain(line) for line in _chain_notes(chain)],  # none is a MethodNote: all stand beneath it
     )
 
 
-def chain_columns(chain: Chain) -> list[Column[Link]]:
-    """What the chain tells of a rung; exports have of it what no scoreboard has."""
+def chain_columns(chain: Chain) -> list[Column[ChainRow]]:
+    """Columns of the chain; those with a key are exported beside the scoreboard's."""
     return [
-        Column("Group", lambda link: link.group, key="group", words=True, drop=11),
-        Column("Setup", lambda link: link.entry.row.rung, words=True),
-        Column("Run", lambda link: _letter(chain, link.entry), words=True, drop=12),
-        Column("Machine", lambda link: link.entry.machine, words=True, drop=8),
-        Column("Devices", lambda link: link.entry.row.toggles.world_size, drop=2),
-        Column("TPS", lambda link: link.entry.tps),
+        Column("Group", lambda row: row.group, key="group", words=True, drop=11),
+        Column("Setup", lambda row: row.rung.row.rung, words=True),
+        Column("Run", lambda row: _letter(chain, row.rung), words=True, drop=12),
+        Column("Machine", lambda row: row.rung.machine, words=True, drop=8),
+        Column("Devices", lambda row: row.rung.devices, drop=2),
+        Column("TPS", lambda row: row.rung.tps_cell),
         Column(
             "Over baseline",
-            lambda link: link.over_baseline,
-            text=lambda link: "baseline" if chain.is_baseline(link) else ratio(link.over_baseline),
+            lambda row: row.over_baseline,
+            text=lambda row: "baseline" if chain.is_baseline(row) else ratio(row.over_baseline),
             key="over_baseline",
             interval=True,
         ),
         Column(
             "Orders of magnitude",
-            lambda link: link.orders,
-            text=lambda link: None if chain.is_baseline(link) else _orders(link),
+            lambda row: row.orders_of_magnitude,
+            text=lambda row: None if chain.is_baseline(row) else _orders(row),
             key="orders_of_magnitude",
             drop=9,
         ),
         Column(
             "Over first on device",
-            lambda link: "1.00x" if link.first and link.first.row is link.entry.row else link.over_first,
+            lambda row: "1.00x" if row.first and row.first.row is row.rung.row else row.over_first,
             ratio,
             drop=3,
         ),
-        Column("Over rung before", lambda link: judged(link.over_before, link.verdict), drop=7),
-        Column("MFU (bf16)", lambda link: link.entry.mfu, drop=6),
-        Column("Peak memory (GiB)", lambda link: link.entry.row.peak_memory_bytes, gib, drop=5),
-        Column("Memory over first", lambda link: link.memory_over_first or None, times, drop=1),
-        Column("Time for 1M tokens", lambda link: _time(link, 1e6), drop=4),
-        Column("Time for 10B tokens", lambda link: _time(link, 1e10), drop=10),
-        Column("Status", lambda link: link.entry.status, words=True),
+        Column("Over rung before", lambda row: judged(row.over_before, row.verdict), drop=7),
+        Column("MFU (bf16)", lambda row: row.rung.mfu_cell, drop=6),
+        Column("Peak memory (GiB)", lambda row: row.rung.row.peak_memory_bytes, gib, drop=5),
+        Column("Memory over first", lambda row: row.memory_over_first, times, drop=1),
+        Column("Time for 1M tokens", lambda row: _time(row, 1e6), drop=4),
+        Column("Time for 10B tokens", lambda row: _time(row, 1e10), drop=10),
+        Column("Status", lambda row: row.rung.status_cell, words=True),
     ]
 
 
-def _orders(link: Link) -> str | None:
-    return f"{link.orders + 0.0:.2f}" if link.orders is not None else None  # never -0.00
+def _orders(row: ChainRow) -> str | None:
+    return (
+        f"{row.orders_of_magnitude + 0.0:.2f}" if row.orders_of_magnitude is not None else None
+    )  # never -0.00
 
 
-def _time(link: Link, tokens: float) -> str | None:
-    tps = link.entry.row.tps
-    return training_time(tokens, tps.value) if tps and tps.value and link.entry.ranks else None
+def _time(row: ChainRow, tokens: float) -> str | None:
+    tps = row.rung.row.tps
+    return training_time(tokens, tps.value) if tps and tps.value and row.rung.ranked else None
 
 
-def _letter(chain: Chain, entry: Entry) -> str:
-    return letter([run is entry.board for run in chain.runs].index(True))
+def _letter(chain: Chain, rung: RungView) -> str:
+    return letter([run is rung.board for run in chain.runs].index(True))
 
 
 def _baseline(chain: Chain) -> str:
-    entry = chain.baseline
-    elsewhere = ", the only one shown of its run" if chain.alone else ""
-    model, length = entry.task
+    rung, (model, length) = chain.baseline, chain.baseline.task
+    added = ", the only one shown of its run" if chain.baseline_added else ""
     return (
-        f"Baseline: rung {entry.row.rung} of run {_letter(chain, entry)}, {entry.tps} tokens per second"
-        f"{elsewhere}. All runs train {model} at T = {length}."
+        f"Baseline: rung {rung.row.rung} of run {_letter(chain, rung)}, {rung.tps_cell} tokens per second"
+        f"{added}. All runs train {model} at T = {length}."
     )
 
 
-def _unlike(chain: Chain) -> Iterator[str]:
-    """What speeds depend on beside hardware and toggles, where it is not the same in all runs."""
-    matters: list[tuple[str, Callable[[Scoreboard], object]]] = [
+def _differences(chain: Chain) -> Iterator[str]:
+    """A warning for each condition beside hardware and toggles that is not the same in all runs."""
+    conditions: list[tuple[str, Callable[[Scoreboard], object]]] = [
         ("torch", lambda run: run.environment.torch),
         ("the text (sha256)", _text),
     ]
     keys = dict.fromkeys(key for run in chain.runs for key in run.records[0].workload)
-    matters += [
-        (f"workload.{key}", lambda run, key=key: _set(run.records[0].workload.get(key))) for key in keys
-    ]
-    for what, of in matters:
-        if said := _by_run(chain, of):
-            yield f"Warning: not the same in all runs: {what}: {said}."
+    conditions += [(f"workload.{key}", lambda run, key=key: _workload_value(run, key)) for key in keys]
+    for name, value_of in conditions:
+        values = _by_value((str(value_of(run)), letter(place)) for place, run in enumerate(chain.runs))
+        if len(values) > 1:
+            differing = "; ".join(f"{value} in {runs}" for value, runs in values.items())
+            yield f"Warning: not the same in all runs: {name}: {differing}."
 
 
 def _text(run: Scoreboard) -> str:
@@ -240,20 +250,15 @@ def _text(run: Scoreboard) -> str:
     return known[:12] if known else "not known"
 
 
-def _set(value: object) -> object:
+def _workload_value(run: Scoreboard, key: str) -> object:
+    value = run.records[0].workload.get(key)
     return "not set" if value is None else value
 
 
-def _by_run(chain: Chain, of: Callable[[Scoreboard], object]) -> str | None:
-    """What each run has, where they differ."""
-    values = _where((str(of(run)), letter(place)) for place, run in enumerate(chain.runs))
-    return "; ".join(f"{value} in {runs}" for value, runs in values.items()) if len(values) > 1 else None
-
-
-def _where(found: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Of each value the letters of the runs that have it, as words."""
+def _by_value(values: Iterable[tuple[str, str]]) -> dict[str, str]:
+    """For each value the letters of the runs that have it, in words. values: pairs of value and letter."""
     letters: dict[str, dict[str, None]] = {}
-    for value, run in found:
+    for value, run in values:
         letters.setdefault(value, {})[run] = None
     return {value: _and([*runs]) for value, runs in letters.items()}
 
@@ -261,11 +266,11 @@ def _where(found: Iterable[tuple[str, str]]) -> dict[str, str]:
 def _chain_notes(chain: Chain) -> Iterator[str]:
     for place, run in enumerate(chain.runs):
         yield _chain_legend(run, letter(place))
-    shown = [link.entry for link in chain.links]
+    rungs = [row.rung for row in chain.rows]
     if chain.unlike:
         others = [f"{first.board.ladder} ({first.task[0]} at T = {first.task[1]})" for first in chain.unlike]
         yield f"Not in this table, for their speeds do not rank with these: {'; '.join(others)}."
-    external = "External: other trainers; " if any(entry.row.external for entry in shown) else ""
+    external = "External: other trainers; " if any(rung.row.external for rung in rungs) else ""
     yield (
         "Hardware: the first rung on a device or machine that is new to the table (XLA on a CPU is a device "
         f"of its own); Distributed: several devices; {external}Software: all others."
@@ -276,69 +281,66 @@ def _chain_notes(chain: Chain) -> Iterator[str]:
         "rounds; ± is the 95 % t interval. A rung whose status is neither ok nor inert has no ratios and no "
         "times."
     )
-    if other := [link.entry.row.rung for link in chain.links if link.entry.row.other_maths]:
-        yield f"Warning: another training than the first rung's of its run, not a faster one: {listed(other)}."
-    if not all(same_run(entry, chain.baseline) for entry in shown):
+    if other := [rung.row.rung for rung in rungs if rung.row.other_maths]:
+        unlike = "another training than the first rung's of its run, not a faster one"
+        yield f"Warning: {unlike}: {listed(other)}."
+    if not all(rung.board.same_run(chain.baseline.board) for rung in rungs):
         yield BETWEEN_RUNS
-    yield from ranks_notes(shown)
+    yield from ranks_note(rungs)
     yield from _mfu(chain)
-    yield from derived_notes(shown)
+    yield from derived_note(rungs)
     yield from _memory(chain)
-    sizes = sorted({entry.row.tokens_per_step for entry in shown if entry.row.tokens_per_step})
+    sizes = sorted({rung.row.tokens_per_step for rung in rungs if rung.row.tokens_per_step})
     if len(sizes) > 1:
-        yield f"Tokens per optimiser step: {sizes[0]:,} to {sizes[-1]:,}; what larger steps gain is in these ratios."
+        included = "what larger steps gain is in these ratios"
+        yield f"Tokens per optimiser step: {sizes[0]:,} to {sizes[-1]:,}; {included}."
     yield "Times are of training alone at that TPS, without evaluation or checkpoints."
 
 
 def _chain_legend(run: Scoreboard, name: str) -> str:
-    rounds = f"{run.rounds} round{'s' if run.rounds > 1 else ''}"
     ended = sum(record.status != "interrupted" for record in run.records)
-    processes = f"{ended} process{'es' if ended != 1 else ''}"
+    processes = plural(ended, "process", "processes")
     source = run.source.as_posix() if run.source else DASH
     floor = f"noise floor ±{run.delta:.1%}" if run.delta is not None else "no noise floor known"
     machine = run.environment
     return (
         f"{name}: {run.ladder} on {machine.machine} ({machine.chip}), torch {machine.torch}; {processes} in "
-        f"{rounds}, {floor}; from {source}."
+        f"{plural(run.rounds, 'round')}, {floor}; from {source}."
     )
 
 
 def _mfu(chain: Chain) -> Iterator[str]:
-    """The numerator, and every denominator by the runs that have it."""
-    measured_runs = [(measured(run.records), letter(place)) for place, run in enumerate(chain.runs)]
-    formulas = _where(
-        (f"{found.flops_per_token:,} FLOPs per token ({found.flops_formula})", run)
-        for found, run in measured_runs
-        if found
+    """The numerator of MFU and every denominator, by the runs that have it."""
+    measurements = [(measured(run.records), letter(place)) for place, run in enumerate(chain.runs)]
+    formulas = _by_value(
+        (f"{m.flops_per_token:,} FLOPs per token ({m.flops_formula})", run) for m, run in measurements if m
     )
-    peaks = _where(
-        (_peak(link.entry), _letter(chain, link.entry)) for link in chain.links if link.entry.found
-    )
-    if formulas:
-        each = "; ".join(
-            formula if len(formulas) == 1 else f"{runs} {formula}" for formula, runs in formulas.items()
-        )
-        yield f"MFU = {each} x TPS / the dense bfloat16 peak of all devices at work."
+    peaks = _by_value((_peak(r.rung), _letter(chain, r.rung)) for r in chain.rows if r.rung.measurement)
+    if len(formulas) == 1:
+        yield f"MFU = {next(iter(formulas))} x TPS / the dense bfloat16 peak of all devices at work."
+    elif formulas:
+        by_run = "; ".join(f"{runs} {formula}" for formula, runs in formulas.items())
+        yield f"MFU = {by_run} x TPS / the dense bfloat16 peak of all devices at work."
     if peaks:
-        each = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
-        yield f"Peak of one device, which is all of a CPU: {each}."
+        by_run = "; ".join(f"{runs} {peak}" for peak, runs in peaks.items())
+        yield f"Peak of one device, which is all of a CPU: {by_run}."
 
 
-def _peak(entry: Entry) -> str:
-    peak = f"{entry.peak / 1e12:.4g} TFLOP/s" if entry.peak else "absent"
-    return f"{peak} ({entry.found.peak_flops_source})" if entry.found else peak
+def _peak(rung: RungView) -> str:
+    peak = f"{rung.peak / 1e12:.4g} TFLOP/s" if rung.peak else "absent"
+    return f"{peak} ({rung.measurement.peak_flops_source})" if rung.measurement else peak
 
 
 def _memory(chain: Chain) -> Iterator[str]:
-    methods = _where(
-        (str(link.entry.row.peak_memory_method), _letter(chain, link.entry))
-        for link in chain.links
-        if link.entry.row.peak_memory_bytes is not None
+    methods = _by_value(
+        (str(row.rung.row.peak_memory_method), _letter(chain, row.rung))
+        for row in chain.rows
+        if row.rung.row.peak_memory_bytes is not None
     )
     if methods:
-        each = "; ".join(f"{method} ({runs})" for method, runs in methods.items())
+        by_run = "; ".join(f"{method} ({runs})" for method, runs in methods.items())
         different = "; different methods do not compare" if len(methods) > 1 else ""
-        yield f"Peak memory: {each}, of the rank that needed most{different}."
+        yield f"Peak memory: {by_run}, of the rank that needed most{different}."
 
 
 def _and(letters: Sequence[str]) -> str:

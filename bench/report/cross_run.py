@@ -6,124 +6,108 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple
 
-from bench.analysis.rung_view import (
+from bench.analysis.cross_run import (
     DERIVED,
-    Entry,
-    best,
-    best_name,
+    RungView,
     by_speed,
-    entries,
-    memory_over,
-    over,
-    standing,
+    caveats_last,
+    fastest_rung,
+    memory_ratio,
+    name_with_caveats,
+    rung_views,
+    speed_ratio,
 )
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
 from bench.records.published import Published
-from bench.report.table import Column, Method, Table
+from bench.report.table import Column, MethodNote, Table
 from bench.stats import LEAST_ROUNDS
 from gpt2.config.toggles import HOST, Toggles
 from gpt2.config.workload import FLOPS_FORMULA, PRESETS, Workload
 
 REFERENCES = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl")
-"""Whose facts are shown whether they were measured or not."""
+"""Models whose sizes are shown whether they were measured or not."""
 PLAIN = "float32"
 
 
 def tables(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Table]:
-    """All but the overview. figures: of others, beneath ours and labelled."""
-    boards = [board.own for board in boards]  # what differs by toggles is ours alone
-    found = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
-    return [*hardware(boards, figures), *(table for table in found if table)]
+    """All but the overview, of our own rungs. figures: published ones, shown beneath ours and labelled."""
+    boards = [board.own for board in boards]
+    optional = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
+    return [*hardware(boards, figures), *(table for table in optional if table)]
 
 
 # --- Notes that several tables have
-# -------------------------------------------------------------------------------
 
 
-def lacks_notes(shown: Sequence[Entry]) -> list[str]:
-    if not any(entry.lacks for entry in shown):
+def incomplete_note(rungs: Sequence[RungView]) -> list[str]:
+    if not any(rung.incomplete for rung in rungs):
         return []
-    return [
-        f"Beneath the others: runs that were interrupted, or have fewer than {LEAST_ROUNDS} rounds of that "
-        "rung."
-    ]
+    few = f"have fewer than {LEAST_ROUNDS} rounds of that rung"
+    return [f"Beneath the others: runs that were interrupted, or {few}."]
 
 
-def ranks_notes(shown: Sequence[Entry]) -> list[str]:
-    if not any(entry.row.toggles.device == HOST and entry.row.toggles.world_size > 1 for entry in shown):
+def ranks_note(rungs: Sequence[RungView]) -> list[str]:
+    if not any(rung.row.toggles.device == HOST and rung.devices > 1 for rung in rungs):
         return []
-    return [
-        Method(
-            "Devices: on a CPU, ranks; those on one machine share its cores and peak, so MFU counts each CPU "
-            "once."
-        )
-    ]
+    shared = "those on one machine share its cores and peak, so MFU counts each CPU once"
+    return [MethodNote(f"Devices: on a CPU, ranks; {shared}.")]
 
 
-def derived_notes(shown: Sequence[Entry]) -> list[str]:
-    if not any(entry.derived and entry.row.mfu is not None for entry in shown):
+def derived_note(rungs: Sequence[RungView]) -> list[str]:
+    if not any(rung.derived_peak and rung.row.mfu is not None for rung in rungs):
         return []
-    return [
-        Method(
-            f"{DERIVED} Over a derived peak, which is arithmetic and not a datasheet's: such MFU rank "
-            "nothing."
-        )
-    ]
+    derived = "a derived peak, which is arithmetic and not a datasheet's: such MFU rank nothing"
+    return [MethodNote(f"{DERIVED} Over {derived}.")]
 
 
-def sources(shown: Sequence[Entry]) -> str:
-    files = dict.fromkeys(entry.board.source.as_posix() for entry in shown if entry.board.source)
+def sources(rungs: Sequence[RungView]) -> str:
+    files = dict.fromkeys(rung.board.source.as_posix() for rung in rungs if rung.board.source)
     return f"From {', '.join(files) or 'this run'}."
 
 
 # --- The runs, a line each
-# ----------------------------------------------------------------------------------------
 
 
 class Run(NamedTuple):
     board: Scoreboard
-    best: Entry | None
-    """Its fastest rung, where one may be called so."""
-
-    @property
-    def name(self) -> str:
-        return f"{self.board.ladder} on {self.board.environment.machine}"
+    fastest: RungView | None
 
 
 def overview(boards: Sequence[Scoreboard]) -> Table | None:
-    """What runs a report shows, before it shows them; None for a single run, which needs none."""
+    """The runs that a report shows; None for a single run."""
     if len(boards) < 2:
         return None
+
+    def model(run: Run) -> str:
+        return "{model}, T = {seq_len}".format(**run.board.records[0].workload)
+
+    def rounds(run: Run) -> str:
+        return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
+
     columns: list[Column[Run]] = [
-        Column("Run", lambda run: run.name, words=True),
-        Column(
-            "Model",
-            lambda run: "{model}, T = {seq_len}".format(**run.board.records[0].workload),
-            words=True,
-            drop=2,
-        ),
+        Column("Run", lambda run: run.board.title, words=True),
+        Column("Model", model, words=True, drop=2),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
         Column("Rungs", lambda run: len(run.board.rows), drop=5),
-        Column(
-            "Rounds",
-            lambda run: f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}",
-            drop=6,
-        ),
+        Column("Rounds", rounds, drop=6),
         Column("Noise floor", lambda run: run.board.delta, floor, drop=4),
         Column("First TPS", lambda run: (tps := run.board.rows[0].tps) and tps.value, number, drop=3),
-        Column("Fastest rung", lambda run: best_name(run.best) if run.best else "none", words=True),
-        Column("TPS", lambda run: run.best and run.best.tps),
+        Column(
+            "Fastest rung", lambda run: name_with_caveats(run.fastest) if run.fastest else "none", words=True
+        ),
+        Column("TPS", lambda run: run.fastest and run.fastest.tps_cell),
         Column(
             "Over first",
-            lambda run: run.best.row.speedup if run.best and run.best.row is not run.board.rows[0] else None,
+            lambda run: (f := run.fastest) and (f.row.speedup if f.row is not run.board.rows[0] else None),
             ratio,
         ),
     ]
     return Table(
         title=f"{len(boards)} runs",
         columns=columns,
-        rows=[Run(board, best(board)) for board in boards],
+        rows=[Run(board, fastest_rung(board)) for board in boards],
         notes=[
             "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those of equal "
             "maths that nothing is held against; how surely, its scoreboard's notes tell. Runs on unlike "
@@ -133,227 +117,209 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
 
 
 # --- Machine beside machine
-# ---------------------------------------------------------------------------------------
 
 
 def hardware(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> list[Table]:
     """The fastest rung of each run, a table for each model and sequence length that several runs have."""
-    tasks: dict[tuple[str, int], list[Entry]] = {}
-    for board in boards:
-        if entry := best(board):
-            tasks.setdefault(entry.task, []).append(entry)
-    without = [board for board in boards if not best(board)]
-    return [_hardware(task, found, without, figures) for task, found in tasks.items() if len(found) > 1]
+    fastest = [fastest_rung(board) for board in boards]
+    tasks = group_by(filter(None, fastest), lambda rung: rung.task)
+    without = [board for board, rung in zip(boards, fastest, strict=True) if rung is None]
+    return [_hardware(task, rungs, without, figures) for task, rungs in tasks.items() if len(rungs) > 1]
 
 
 def _hardware(
-    task: tuple[str, int], found: list[Entry], without: Sequence[Scoreboard], figures: Sequence[Published]
+    task: tuple[str, int],
+    rungs: Sequence[RungView],
+    without: Sequence[Scoreboard],
+    figures: Sequence[Published],
 ) -> Table:
     model, length = task
-    ours = by_speed(found)
-    theirs = _fastest([each for each in figures if each.model == model and each.seq_len == length])
+    ours = by_speed(rungs)
+    published = _fastest([figure for figure in figures if (figure.model, figure.seq_len) == task])
     notes = [
         "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, "
-        "and what else must be known of it, stands beneath the run's scoreboard."
+        "and what else must be known of it, stands beneath the run's scoreboard.",
+        *incomplete_note(ours),
+        *ranks_note(ours),
     ]
-    notes += [*lacks_notes(ours), *ranks_notes(ours)]
-    if any(entry.row.doubts for entry in ours):
+    if any(rung.row.caveats for rung in ours):
         notes.append(
             "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most "
             "tokens per second."
         )
-    notes += [f"No rung is ok and of equal maths: {b.source}." for b in without if entries(b)[0].task == task]
-    notes += derived_notes(ours)
-    methods = {entry.row.peak_memory_method for entry in ours if entry.row.peak_memory_bytes is not None}
+    lacking = [board for board in without if rung_views(board)[0].task == task]
+    notes += [f"No rung is ok and of equal maths: {board.source}." for board in lacking]
+    notes += derived_note(ours)
+    methods = {rung.row.peak_memory_method for rung in ours if rung.row.peak_memory_bytes is not None}
     if len(methods) > 1:
-        notes.append(
-            f"Peak memory was found out in ways that do not compare: {'; '.join(sorted(map(str, methods)))}."
-        )
-    if theirs:
+        several = "; ".join(sorted(map(str, methods)))
+        notes.append(f"Peak memory was found out in ways that do not compare: {several}.")
+    if published:
         notes.append(
             "Published: the most tokens per second that each source states for this model and hardware, "
             "measured by others with other code; MFU computed anew where it states FLOPs and peak. They rank "
             "nothing here; tables of their own have their notes."
         )
     notes.append(sources(ours))
-    return Table(
-        title=f"Hardware: {model} at T = {length}", columns=HARDWARE, rows=ours, beneath=theirs, notes=notes
-    )
+    title = f"Hardware: {model} at T = {length}"
+    return Table(title=title, columns=HARDWARE, rows=ours, beneath=published, notes=notes)
 
 
-def _peak_of_one(entry: Entry) -> str | None:
-    return f"{entry.peak / 1e12:.4g}{DERIVED if entry.derived else ''}" if entry.peak else None
+def _chip(rung: RungView) -> str:
+    return f"XLA on {rung.environment.chip}" if rung.environment.xla_on_cpu else rung.environment.chip
 
 
-def _tps_per_device(entry: Entry) -> float | None:
-    return entry.row.tps.value / entry.row.toggles.world_size if entry.row.tps else None
+def _peak(rung: RungView) -> str | None:
+    return f"{rung.peak / 1e12:.4g}{DERIVED if rung.derived_peak else ''}" if rung.peak else None
 
 
-def _stated_tps(figure: Published) -> float:
-    return figure.tps or 0.0
-
-
-def _stated_peak(figure: Published) -> str | None:
+def _published_peak(figure: Published) -> str | None:
     peak = figure.peak_flops.get("bfloat16")
     return f"{peak / 1e12:.4g}" if peak else None
 
 
-def _chip(entry: Entry) -> str:
-    return f"XLA on {entry.environment.chip}" if entry.environment.xla_on_cpu else entry.environment.chip
+def _tps_per_device(rung: RungView) -> float | None:
+    return rung.row.tps.value / rung.devices if rung.row.tps else None
 
 
-HARDWARE: list[Column[Entry]] = [
-    Column("Figures", lambda entry: "measured", beneath=lambda figure: "published", words=True),
+def _published_tps(figure: Published) -> float:
+    return figure.tps or 0.0
+
+
+HARDWARE: list[Column[RungView]] = [
+    Column("Figures", lambda rung: "measured", beneath=lambda figure: "published", words=True),
     Column("Chip", _chip, beneath=lambda figure: figure.hardware, words=True),
-    Column(
-        "Devices", lambda entry: entry.row.toggles.world_size, beneath=lambda figure: figure.devices, drop=8
-    ),
+    Column("Devices", lambda rung: rung.devices, beneath=lambda figure: figure.devices, drop=8),
     Column(
         "Run",
-        lambda entry: f"{entry.board.ladder} on {entry.board.environment.machine}",
+        lambda rung: rung.board.title,
         beneath=lambda figure: f"{figure.source}, {figure.series}",
         words=True,
         drop=7,
     ),
-    Column("Rung", best_name, beneath=lambda figure: figure.rung, words=True, drop=9),
-    Column("TPS", lambda entry: entry.tps, number, beneath=_stated_tps),
+    Column("Rung", name_with_caveats, beneath=lambda figure: figure.rung, words=True, drop=9),
+    Column("TPS", lambda rung: rung.tps_cell, number, beneath=_published_tps),
     Column(
         "TPS per device",
         _tps_per_device,
         number,
-        beneath=lambda figure: _stated_tps(figure) / (figure.devices or 1),
+        beneath=lambda figure: _published_tps(figure) / (figure.devices or 1),
         drop=5,
     ),
     Column(
         "MFU (bf16)",
-        lambda entry: entry.mfu,
+        lambda rung: rung.mfu_cell,
         percent,
         beneath=lambda figure: figure.recomputed_mfu("bfloat16"),
         drop=6,
     ),
-    Column("Peak of one device (TFLOP/s)", _peak_of_one, beneath=_stated_peak, drop=1),
-    Column("Of measured ceiling", lambda entry: entry.row.ceiling_share, percent, drop=2),
+    Column("Peak of one device (TFLOP/s)", _peak, beneath=_published_peak, drop=1),
+    Column("Of measured ceiling", lambda rung: rung.row.ceiling_share, percent, drop=2),
     Column(
         "Peak memory (GiB)",
-        lambda entry: entry.row.peak_memory_bytes,
+        lambda rung: rung.row.peak_memory_bytes,
         gib,
         beneath=lambda figure: figure.memory_bytes,
         drop=4,
     ),
-    Column("torch", lambda entry: entry.environment.torch, words=True, drop=3),
+    Column("torch", lambda rung: rung.environment.torch, words=True, drop=3),
 ]
 
 
 def _fastest(figures: Sequence[Published]) -> list[Published]:
-    """Of each source, hardware and number of devices the one with most tokens per second, the fastest first."""
-    found: dict[tuple[str, str, int], Published] = {}
-    for figure in figures:
+    """The fastest figure of each source, hardware and number of devices, sorted by speed."""
+    fastest: dict[tuple[str, str, int], Published] = {}
+    for figure in sorted(figures, key=_published_tps, reverse=True):
         if figure.tps and figure.hardware and figure.devices:
-            place = figure.source, figure.hardware, figure.devices
-            if figure.tps > (_stated_tps(found[place]) if place in found else 0.0):
-                found[place] = figure
-    return sorted(found.values(), key=_stated_tps, reverse=True)
+            fastest.setdefault((figure.source, figure.hardware, figure.devices), figure)
+    return [*fastest.values()]
 
 
-# --- MFU among that of others
-# -------------------------------------------------------------------------------------
+# --- MFU beside published ranges
 
 
 def mfu_context(boards: Sequence[Scoreboard], figures: Sequence[Published]) -> Table | None:
-    """The MFU of each run's fastest rung, and beneath the ranges that others have published; None without
-    either.
-    """
+    """MFU of each run's fastest rung, and published ranges beneath; None where one of the two is missing."""
     ranges = [figure for figure in figures if figure.series == "mfu context"]
-    ours = [entry for board in boards if (entry := best(board)) and entry.row.mfu is not None]
+    ours = [rung for board in boards if (rung := fastest_rung(board)) and rung.row.mfu is not None]
     if not ranges or not ours:
         return None
     ours.sort(
-        key=lambda each: (each.derived, *standing(each), 0.0 if each.derived else -(each.row.mfu or 0.0))
+        key=lambda r: (r.derived_peak, *caveats_last(r), 0.0 if r.derived_peak else -(r.row.mfu or 0.0))
     )
-    columns: list[Column[Entry]] = [
-        Column("Figures", lambda entry: "measured", beneath=lambda figure: "published", words=True),
+    columns: list[Column[RungView]] = [
+        Column("Figures", lambda rung: "measured", beneath=lambda figure: "published", words=True),
         Column(
             "Run or source",
-            lambda entry: f"{entry.board.ladder}: {best_name(entry)}",
+            lambda rung: f"{rung.board.ladder}: {name_with_caveats(rung)}",
             beneath=lambda figure: figure.source,
             words=True,
         ),
-        Column(
-            "Model",
-            lambda entry: entry.task[0],
-            beneath=lambda figure: figure.model or figure.rung,
-            words=True,
-        ),
-        Column("On", lambda entry: f"{entry.row.toggles.world_size} on {entry.machine}", words=True),
-        Column("MFU", lambda entry: entry.mfu, beneath=_range),
+        Column("Model", lambda rung: rung.task[0], beneath=lambda f: f.model or f.rung, words=True),
+        Column("On", lambda rung: f"{rung.devices} on {rung.machine}", words=True),
+        Column("MFU", lambda rung: rung.mfu_cell, beneath=_range),
     ]
     notes = [
         "MFU of the fastest rung of each run, over the dense bfloat16 peak of all devices at work; the "
         "scoreboards name formula and peak.",
-        *derived_notes(ours),
+        *derived_note(ours),
         "Published: of far larger models on many devices, by their sources' own formulas; measured by "
         "others.",
+        *(f"{figure.source}: {figure.note}." for figure in ranges if figure.note),
+        *(f"{figure.source}: {figure.url}" for figure in ranges if figure.url),
+        sources(ours),
     ]
-    notes += [f"{figure.source}: {figure.note}." for figure in ranges if figure.note]
-    notes += [f"{figure.source}: {figure.url}" for figure in ranges if figure.url]
-    notes.append(sources(ours))
-    notes = [plain(note) for note in notes]  # none is a Method: all stand beneath it
+    notes = [plain(note) for note in notes]  # none stays a MethodNote: all stand beneath this table
     return Table(title="MFU in context", columns=columns, rows=ours, beneath=ranges, notes=notes)
 
 
 def _range(figure: Published) -> str | None:
-    low, high = (percent(each) if each is not None else None for each in (figure.mfu_low, figure.mfu_high))
+    low, high = (percent(mfu) if mfu is not None else None for mfu in (figure.mfu_low, figure.mfu_high))
     return f"{low} to {high}" if low and high else f"up to {high}" if high else low
 
 
 # --- Model sizes
-# --------------------------------------------------------------------------------------------------
 
 
 class Size(NamedTuple):
     model: str
-    length: int
-    fastest: Entry | None
-    """Among all runs; None where none trains it."""
+    seq_len: int
+    fastest: RungView | None
+    """Fastest rung among all runs; None where none trains this model."""
 
 
 def sizes(boards: Sequence[Scoreboard]) -> Table | None:
-    """The sizes of GPT-2, and how fast each was trained; None for a single run, whose caption has its model's
-    facts.
-
-    A line for each model and sequence length.
-    """
+    """How fast each size of GPT-2 was trained, by model and sequence length; None for a single run."""
     if len(boards) < 2:
         return None
-    fastest: dict[tuple[str, int], Entry] = {}
-    for entry in by_speed(filter(None, map(best, boards))):
-        fastest.setdefault(entry.task, entry)
+    fastest: dict[tuple[str, int], RungView] = {}
+    for rung in by_speed(filter(None, map(fastest_rung, boards))):
+        fastest.setdefault(rung.task, rung)
     missing = [name for name in REFERENCES if name not in [model for model, _ in fastest]]
     tasks = [*fastest, *((name, PRESETS[name].n_ctx) for name in missing)]
     tasks.sort(key=lambda task: (PRESETS[task[0]].parameters, task[1]))
+
+    def flops_per_token(size: Size) -> int:
+        return Workload(model=size.model, seq_len=size.seq_len).flops_per_token
+
+    def name(size: Size) -> str | None:
+        return size.fastest and f"{size.fastest.board.ladder}: {name_with_caveats(size.fastest)}"
+
     columns: list[Column[Size]] = [
         Column("Model", lambda size: size.model, words=True),
         Column("Parameters", lambda size: PRESETS[size.model].parameters, "{:,}".format),
         Column("Layers", lambda size: PRESETS[size.model].n_layer, drop=6),
         Column("Heads", lambda size: PRESETS[size.model].n_head, drop=4),
         Column("Width", lambda size: PRESETS[size.model].n_embd, drop=5),
-        Column("Sequence (T)", lambda size: size.length, drop=1),
-        Column(
-            "FLOPs per token",
-            lambda size: Workload(model=size.model, seq_len=size.length).flops_per_token,
-            "{:,}".format,
-        ),
-        Column("TPS", lambda size: size.fastest and size.fastest.tps),
-        Column("MFU (bf16)", lambda size: size.fastest and size.fastest.mfu, drop=7),
-        Column("Devices", lambda size: size.fastest and size.fastest.row.toggles.world_size, drop=3),
-        Column(
-            "Fastest rung",
-            lambda size: size.fastest and f"{size.fastest.board.ladder}: {best_name(size.fastest)}",
-            words=True,
-            drop=8,
-        ),
+        Column("Sequence (T)", lambda size: size.seq_len, drop=1),
+        Column("FLOPs per token", flops_per_token, "{:,}".format),
+        Column("TPS", lambda size: size.fastest and size.fastest.tps_cell),
+        Column("MFU (bf16)", lambda size: size.fastest and size.fastest.mfu_cell, drop=7),
+        Column("Devices", lambda size: size.fastest and size.fastest.devices, drop=3),
+        Column("Fastest rung", name, words=True, drop=8),
         Column("On", lambda size: size.fastest and size.fastest.machine, words=True, drop=2),
     ]
+    shown = [*fastest.values()]
     return Table(
         title="Model sizes",
         columns=columns,
@@ -363,31 +329,30 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
             "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a "
             f"doubt, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
             "any; a dash: it is in none of them.",
-            *ranks_notes([*fastest.values()]),
-            *derived_notes([*fastest.values()]),
-            sources([*fastest.values()]),
+            *ranks_note(shown),
+            *derived_note(shown),
+            sources(shown),
         ],
     )
 
 
-# --- What number formats buy, by batch
-# ----------------------------------------------------------------------------
+# --- Number formats, by batch
 
 
 @dataclass(frozen=True, kw_only=True)
-class Alike:
+class FormatGroup:
     """Rungs of one run that differ in their number format only."""
 
-    name: str
-    """Of the run, as the head calls it."""
+    letter: str
+    """Name of the run in the table's head."""
     run: Scoreboard
     common: Toggles
-    """With the formats at their baseline."""
-    by_format: dict[str, Entry]
+    """Their toggles, with the formats at their baseline."""
+    by_format: dict[str, RungView]
 
 
 def _format_of(toggles: Toggles) -> str:
-    """As the table's lines call it."""
+    """Name of the number format in the table's rows."""
     names = []
     if toggles.matmul_precision != "highest":
         tf32 = replace(toggles, autocast=PLAIN).product_format() == "tf32"  # not on a TPU
@@ -397,28 +362,27 @@ def _format_of(toggles: Toggles) -> str:
     return " + ".join(names) or PLAIN
 
 
-def _alike(boards: Sequence[Scoreboard]) -> list[Alike]:
-    """Those with float32 and another format, a run after another."""
-    found: list[Alike] = []
+def _format_groups(boards: Sequence[Scoreboard]) -> list[FormatGroup]:
+    """The groups that have float32 and another format, one run after another."""
+    groups: list[FormatGroup] = []
     for board in boards:
-        groups: dict[Toggles, dict[str, Entry]] = {}
-        for entry in entries(board):
-            common = replace(entry.row.toggles, autocast=PLAIN, matmul_precision="highest")
-            groups.setdefault(common, {}).setdefault(_format_of(entry.row.toggles), entry)
-        several = {common: each for common, each in groups.items() if PLAIN in each and len(each) > 1}
-        name = letter(len({group.name for group in found}))
-        found += [
-            Alike(name=name, run=board, common=common, by_format=each) for common, each in several.items()
+        by_common: dict[Toggles, dict[str, RungView]] = {}
+        for rung in rung_views(board):
+            common = replace(rung.row.toggles, autocast=PLAIN, matmul_precision="highest")
+            by_common.setdefault(common, {}).setdefault(_format_of(rung.row.toggles), rung)
+        name = letter(len({group.letter for group in groups}))
+        groups += [
+            FormatGroup(letter=name, run=board, common=common, by_format=by_format)
+            for common, by_format in by_common.items()
+            if PLAIN in by_format and len(by_format) > 1
         ]
-    return found
+    return groups
 
 
 def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
     """A matrix of formats and batches; None where it would repeat one step of one scoreboard."""
-    groups = _alike(boards)
-    formats = sorted(
-        dict.fromkeys(name for each in groups for name in each.by_format), key=lambda name: name != PLAIN
-    )
+    groups = _format_groups(boards)
+    formats = dict.fromkeys([PLAIN, *(name for group in groups for name in group.by_format)])
     if len(groups) < 2 and len(formats) < 3:
         return None
     columns: list[Column[tuple[str, str]]] = [
@@ -427,8 +391,8 @@ def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
     ]
     for place, (title, group) in enumerate(zip(_titles(groups), groups, strict=True)):
         drop = len(groups) - place if place else None  # the last one first
-        columns.append(Column(title, lambda line, group=group: _of_format(group, *line), drop=drop))
-    runs = {each.name: each.run for each in groups}
+        columns.append(Column(title, lambda line, group=group: _format_cell(group, *line), drop=drop))
+    runs = {group.letter: group.run for group in groups}
     return Table(
         title="Number formats",
         columns=columns,
@@ -439,90 +403,75 @@ def number_formats(boards: Sequence[Scoreboard]) -> Table | None:
             if name != PLAIN or not figure.endswith("over float32")
         ],
         notes=[
-            *(_run_legend(run, name if len(runs) > 1 else "") for name, run in runs.items()),
+            *(
+                f"{f'{name}: ' if len(runs) > 1 else ''}{run.title}, from {run.source}."
+                for name, run in runs.items()
+            ),
             "The rungs of a column differ in autocast and matmul_precision only. TPS: geometric mean over "
             "rounds; ratios to float32 paired within rounds; ± is the 95 % t interval.",
         ],
     )
 
 
-def _run_legend(run: Scoreboard, name: str) -> str:
-    of = f"{name}: " if name else ""
-    return f"{of}{run.ladder} on {run.environment.machine}, from {run.source}."
-
-
-def _titles(shown: Sequence[Alike]) -> list[str]:
-    """Run, model and batch, and what else tells a column from its neighbours."""
-    several = len({each.name for each in shown}) > 1
+def _titles(groups: Sequence[FormatGroup]) -> list[str]:
+    """Column titles: run, model and batch, and what else tells a column from its neighbours."""
+    several = len({group.letter for group in groups}) > 1
     titles = []
-    for each in shown:
-        alike = [
-            o
-            for o in shown
-            if o.name == each.name and o.common.micro_batch_size == each.common.micro_batch_size
-        ]
-        unlike = [
-            f"{toggle.name}={getattr(each.common, toggle.name)}"
-            for toggle in fields(Toggles)
-            if len({getattr(other.common, toggle.name) for other in alike}) > 1
-        ]
-        model = each.by_format[PLAIN].task[0]
-        name = f"{each.name}: " if several else ""
-        titles.append(", ".join([f"{name}{model}", f"batch of {each.common.micro_batch_size}", *unlike]))
+    for group in groups:
+        own, batch = group.common, group.common.micro_batch_size
+        alike = [g.common for g in groups if (g.letter, g.common.micro_batch_size) == (group.letter, batch)]
+        names = [toggle.name for toggle in fields(Toggles)]
+        differing = [name for name in names if len({getattr(common, name) for common in alike}) > 1]
+        values = [f"{name}={getattr(own, name)}" for name in differing]
+        model = f"{f'{group.letter}: ' if several else ''}{group.by_format[PLAIN].task[0]}"
+        titles.append(", ".join([model, f"batch of {batch}", *values]))
     return titles
 
 
-def _of_format(group: Alike, figure: str, number_format: str) -> str | None:
-    entry = group.by_format.get(number_format)
-    return FIGURES[figure](entry, group.by_format[PLAIN]) if entry else None
+def _format_cell(group: FormatGroup, figure: str, number_format: str) -> str | None:
+    rung = group.by_format.get(number_format)
+    return FIGURES[figure](rung, group.by_format[PLAIN]) if rung else None
 
 
-def _tps_or_status(entry: Entry, reference: Entry) -> str:
-    status = "" if entry.row.status == "ok" else entry.status
-    return ", ".join(filter(None, [entry.tps if entry.row.tps else "", status])) or DASH
+def _tps_or_status(rung: RungView, reference: RungView) -> str:
+    status = "" if rung.row.status == "ok" else rung.status_cell
+    return ", ".join(filter(None, [rung.tps_cell if rung.row.tps else "", status])) or DASH
 
 
-def _memory_over(entry: Entry, reference: Entry) -> str | None:
-    found = memory_over(entry, reference) if entry.ranks else None
-    return times(found) if found else None
+def _memory_over(rung: RungView, reference: RungView) -> str | None:
+    memory = memory_ratio(rung, reference) if rung.ranked else None
+    return times(memory) if memory else None
 
 
-FIGURES: dict[str, Callable[[Entry, Entry], str | None]] = {
+FIGURES: dict[str, Callable[[RungView, RungView], str | None]] = {
     "TPS": _tps_or_status,
-    "TPS over float32": lambda entry, reference: ratio(over(entry, reference)),
-    "Peak memory (GiB)": lambda entry, reference: gib(entry.row.peak_memory_bytes),
+    "TPS over float32": lambda rung, reference: ratio(speed_ratio(rung, reference)),
+    "Peak memory (GiB)": lambda rung, reference: gib(rung.row.peak_memory_bytes),
     "Memory over float32": _memory_over,
 }
-"""Of a rung, and of that in float32 which it is held to."""
+"""Figures of a rung, given the float32 rung as reference."""
 
 
-# --- What more devices gave
-# ---------------------------------------------------------------------------------------
+# --- Scaling over devices
 
 
 def scaling(boards: Sequence[Scoreboard]) -> Table | None:
-    """The rungs on several devices, and above them those that their efficiency is over; None for less than
-    three.
-    """
-    shown = [entry for board in boards for entry in _scaled(board)]
-    if len(shown) < 3:  # a scoreboard tells as much of one rung and its reference
+    """The rungs on several devices and those that their efficiency is over; None for fewer than three."""
+    shown = [rung for board in boards for rung in _scaled(board)]
+    if len(shown) < 3:  # the scoreboard says as much of one rung and its reference
         return None
-    columns: list[Column[Entry]] = [
-        Column("Run", lambda entry: f"{entry.board.ladder} on {entry.machine}", words=True, drop=4),
-        Column("Rung", lambda entry: entry.row.rung, words=True),
-        Column("Devices", lambda entry: entry.row.toggles.world_size),
-        Column("TPS", lambda entry: entry.tps),
+    columns: list[Column[RungView]] = [
+        Column("Run", lambda rung: f"{rung.board.ladder} on {rung.machine}", words=True, drop=4),
+        Column("Rung", lambda rung: rung.row.rung, words=True),
+        Column("Devices", lambda rung: rung.devices),
+        Column("TPS", lambda rung: rung.tps_cell),
         Column("TPS per device", _tps_per_device, number, drop=3),
         Column("Linear would be", _linear, number),
-        Column(
-            "Efficiency",
-            lambda entry: entry.row.efficiency,
-            lambda share: with_interval(percent(share.value), share),
-        ),
-        Column("Over", lambda entry: entry.row.efficiency_over, words=True, drop=6),
-        Column("MFU (bf16)", lambda entry: entry.mfu, drop=2),
-        Column("Peak memory (GiB)", lambda entry: entry.row.peak_memory_bytes, gib, drop=1),
-        Column("Status", lambda entry: entry.status, words=True, drop=5),
+        Column("Efficiency", lambda rung: rung.row.efficiency, lambda e: with_interval(percent(e.value), e)),
+        Column("Over", lambda rung: rung.row.efficiency_over, words=True, drop=6),
+        Column("MFU (bf16)", lambda rung: rung.mfu_cell, drop=2),
+        Column("Peak memory (GiB)", lambda rung: rung.row.peak_memory_bytes, gib, drop=1),
+        Column("Status", lambda rung: rung.status_cell, words=True, drop=5),
     ]
     return Table(
         title="Scaling",
@@ -532,26 +481,20 @@ def scaling(boards: Sequence[Scoreboard]) -> Table | None:
             "TPS: of all devices together. Linear would be: the TPS of the rung that trains alike on fewer "
             "devices, named under Over, times as many devices. Efficiency: TPS over that, paired within "
             "rounds; ± is the 95 % t interval.",
-            *ranks_notes(shown),
-            *derived_notes(shown),
+            *ranks_note(shown),
+            *derived_note(shown),
             sources(shown),
         ],
     )
 
 
-def _scaled(board: Scoreboard) -> list[Entry]:
-    reference = {row.efficiency_over for row in board.rows if row.efficiency_over}
-    several = any(row.toggles.world_size > 1 for row in board.rows)
-    return [
-        e for e in entries(board) if several and (e.row.toggles.world_size > 1 or e.row.rung in reference)
-    ]
+def _scaled(board: Scoreboard) -> list[RungView]:
+    rungs = rung_views(board)
+    references = {row.efficiency_over for row in board.rows}
+    several = any(rung.devices > 1 for rung in rungs)
+    return [rung for rung in rungs if several and (rung.devices > 1 or rung.row.rung in references)]
 
 
-def _linear(entry: Entry) -> float | None:
-    fewer = next((each for each in entry.board.rows if each.rung == entry.row.efficiency_over), None)
-    tps = (
-        fewer.tps.value / fewer.toggles.world_size * entry.row.toggles.world_size
-        if fewer and fewer.tps
-        else None
-    )
-    return tps or None
+def _linear(rung: RungView) -> float | None:
+    fewer = next((row for row in rung.board.rows if row.rung == rung.row.efficiency_over), None)
+    return fewer.tps.value / fewer.toggles.world_size * rung.devices if fewer and fewer.tps else None

@@ -1,4 +1,4 @@
-"""Scoreboards as one pandas table of raw figures, a line per rung: what CSV, JSON and plots are made from.
+"""Scoreboards as one pandas table of raw figures, a line per rung, for CSV, JSON and plots.
 
 Nothing is rounded here, shares are between 0 and 1, and what is absent is empty.
 """
@@ -56,7 +56,7 @@ def _line(board: Scoreboard, row: Row) -> dict[str, Any]:
         **{f"toggles.{name}": value for name, value in asdict(row.toggles).items()},
         "external": row.trainer,
         "maths": row.maths,
-        "doubts": "; ".join(row.doubts) or None,
+        "doubts": "; ".join(row.caveats) or None,
         "status": row.status,
         "error": row.error.strip().splitlines()[0] if row.error else None,
         "tokens_per_step": row.tokens_per_step,
@@ -68,19 +68,26 @@ def _chained(board: Scoreboard, row: Row, chain: Chain | None) -> dict[str, Any]
     if chain is None:
         return {}
     start = chain.baseline
-    link = next((link for link in chain.links if link.entry.board is board and link.entry.row is row), None)
-    return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), link)}
+    chain_row = next(
+        (
+            chain_row
+            for chain_row in chain.rows
+            if chain_row.rung.board is board and chain_row.rung.row is row
+        ),
+        None,
+    )
+    return {"baseline": f"{start.board.source}:{start.row.rung}", **_figures(chain_columns(chain), chain_row)}
 
 
 def _figures(columns: Sequence[Column[Any]], row: object) -> dict[str, Any]:
-    """Those of a table that have a key, of its row, estimates with the ends of their 95 % intervals."""
-    found = {}
+    """The row's values of columns that have a key, estimates with the ends of their 95 % intervals."""
+    figures = {}
     for column in columns:
         if column.key:
             value = column.value(row) if row is not None else None
             estimate = value if isinstance(value, Estimate) else None
-            found[column.key] = estimate.value if estimate else value
+            figures[column.key] = estimate.value if estimate else value
             if column.interval:
-                found[f"{column.key}_low"] = estimate.low if estimate else None
-                found[f"{column.key}_high"] = estimate.high if estimate else None
-    return found
+                figures[f"{column.key}_low"] = estimate.low if estimate else None
+                figures[f"{column.key}_high"] = estimate.high if estimate else None
+    return figures

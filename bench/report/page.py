@@ -1,6 +1,4 @@
-"""Scoreboards as one HTML file that needs nothing else: tables that sort, raw samples, pictures, rungs
-compared.
-"""
+"""Scoreboards as one self-contained HTML file: sortable tables, raw samples, pictures, rungs compared."""
 
 from __future__ import annotations
 
@@ -37,7 +35,7 @@ class Picture:
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """Of the page: all runs side by side, one run, or the figures of others."""
+    """A section of the page: all runs side by side, one run, or published figures."""
 
     title: str
     tables: Sequence[Table]
@@ -74,7 +72,7 @@ def page(report: Report) -> str:
 
 def _section(board: Scoreboard, place: int, tables: Sequence[Table]) -> Section:
     return Section(
-        title=f"{board.ladder} on {board.environment.machine}",
+        title=board.title,
         tables=tables,
         pictures=[
             _picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()
@@ -85,9 +83,7 @@ def _section(board: Scoreboard, place: int, tables: Sequence[Table]) -> Section:
 
 
 def _picture(what: str, of: str, svg: str, prefix: str) -> Picture:
-    """An SVG document as a part of the page, in its colours and its font; `prefix` makes ids the picture's
-    own.
-    """
+    """An SVG document as a part of the page, in its colours and font; `prefix` makes its ids unique."""
     drawing = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
     drawing = re.sub("<[^>]*>", lambda tag: _tag(tag[0], prefix), drawing)  # tags alone: text stays as it is
     return Picture(
@@ -96,9 +92,7 @@ def _picture(what: str, of: str, svg: str, prefix: str) -> Picture:
 
 
 def _tag(tag: str, prefix: str) -> str:
-    """One tag of a picture: without what the page says once, and with two decimals of a point, which nobody
-    sees.
-    """
+    """One tag of a picture, without what the page says once, and with two decimals of a point."""
     tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
     tag = re.sub(r'font-family: [^;"]*(?:; )?', "", tag)
     tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
@@ -109,24 +103,24 @@ def _tag(tag: str, prefix: str) -> str:
 
 def _samples(board: Scoreboard) -> Table:
     columns: list[Column[tuple[Record, Measurement]]] = [
-        Column("Rung", lambda each: each[0].rung, words=True),
-        Column("Kind", lambda each: each[0].kind, words=True),
-        Column("Round", lambda each: each[0].repetition),
-        Column("TPS", lambda each: each[1].tokens_per_second, number),
-        Column("Steps per block", lambda each: each[1].block_steps),
+        Column("Rung", lambda sample: sample[0].rung, words=True),
+        Column("Kind", lambda sample: sample[0].kind, words=True),
+        Column("Round", lambda sample: sample[0].repetition),
+        Column("TPS", lambda sample: sample[1].tokens_per_second, number),
+        Column("Steps per block", lambda sample: sample[1].block_steps),
         Column(
             "Seconds of each block",
-            lambda each: " ".join(f"{seconds:.4g}" for seconds in each[1].block_seconds),
+            lambda sample: " ".join(f"{seconds:.4g}" for seconds in sample[1].block_seconds),
             words=True,
         ),
     ]
     timed = [(r, r.measurement) for r in board.records if r.measurement]
-    rows = [(r, found) for r, found in timed if found.block_seconds and found.tokens_per_second is not None]
+    rows = [(r, m) for r, m in timed if m.block_seconds and m.tokens_per_second is not None]
     return Table(title="Raw samples", columns=columns, rows=rows)
 
 
 def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
-    """What the page must know to compare it with another."""
+    """Facts by which the page compares a rung with another."""
     records = board.records_of(row)
     machine, workload = board.environment, records[0].workload
     facts = {
@@ -148,7 +142,7 @@ def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "from": board.source.as_posix() if board.source else None,
     }
     return {
-        "name": plain(f"{board.ladder} on {machine.machine}: {row.rung}"),
+        "name": plain(f"{board.title}: {row.rung}"),
         "run": run,
         "status": row.status,
         "task": {key: workload[key] for key in ("model", "seq_len")},

@@ -1,150 +1,157 @@
-"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds on the same machine.
-
-Imports no torch.
-"""
+"""Our fastest rung beside the other trainers of its ladder, measured in the same rounds. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.analysis.compare import GOOD
-from bench.analysis.rung_view import Entry, best, best_name, memory_over, over
+from bench.analysis.compare import RANKED
+from bench.analysis.cross_run import RungView, fastest_rung, memory_ratio, name_with_caveats, speed_ratio
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import floor, gib, judged, listed, times
 from bench.report.table import Column, Table
-from bench.stats import LEAST_ROUNDS, Estimate, Verdict, surely_ahead, verdict
+from bench.stats import LEAST_ROUNDS, Estimate, Verdict, clearly_ahead, verdict
 
 NAMED = 6
 """Peers that a sentence names; the table has all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Against:
-    """One peer, and how our fastest rung does against it; None is what was not measured, or does not compare."""
+class PeerResult:
+    """One peer compared with our fastest rung; None is what was not measured or does not compare."""
 
-    entry: Entry
-    over: Estimate | None
-    """How many times as fast ours is, paired within rounds."""
+    peer: RungView
+    ratio: Estimate | None
+    """Speed-up of ours over the peer, paired within rounds."""
     verdict: Verdict | None
-    """None of a rung of ours that is in doubt, too."""
+    """Verdict on the ratio; None where our rung has a caveat, too."""
     clear: bool
-    """Whether ours is called faster in words: all of the interval lies beyond the noise floor."""
+    """Whether sentences call ours faster: the whole interval lies beyond the noise floor."""
     memory: float | None
-    """How many times the peak memory ours needs."""
+    """Peak memory of ours over the peer's."""
 
 
-def against(board: Scoreboard) -> tuple[Entry | None, list[Against]]:
-    """Our fastest rung, and each external one."""
-    ours = best(board)
-    found, doubted = [], ours is not None and bool(ours.row.doubts)
-    for entry in (Entry(board=board, row=row) for row in board.rows if row.external):
-        times = over(ours, entry) if ours else None
-        found.append(
-            Against(
-                entry=entry,
-                over=times,
-                verdict=verdict(times, board.delta) if times and not doubted else None,
-                clear=surely_ahead(times, board.delta) and not doubted,
-                memory=_memory_over(ours, entry) if ours and entry.row.status in GOOD else None,
+def peer_results(board: Scoreboard) -> tuple[RungView | None, list[PeerResult]]:
+    """Our fastest rung, and the comparison with each external one."""
+    ours = fastest_rung(board)
+    results, claimed = [], ours is not None and not ours.row.caveats
+    for peer in (RungView(board=board, row=row) for row in board.rows if row.external):
+        ratio = speed_ratio(ours, peer) if ours else None
+        results.append(
+            PeerResult(
+                peer=peer,
+                ratio=ratio,
+                verdict=verdict(ratio, board.delta) if ratio and claimed else None,
+                clear=clearly_ahead(ratio, board.delta) and claimed,
+                memory=_memory_over(ours, peer) if ours else None,
             )
         )
-    return ours, found
+    return ours, results
 
 
-def _memory_over(ours: Entry, entry: Entry) -> float | None:
-    """Of the whole GPU where both are known, which is found out in one way; else as between rungs of ours."""
-    mine, theirs = ours.gpu_memory_bytes, entry.gpu_memory_bytes
-    return mine / theirs if mine and theirs else memory_over(ours, entry)
+def _memory_over(ours: RungView, peer: RungView) -> float | None:
+    """Ratio of the whole GPU's memory, which is measured alike, where both are known; else of the peaks."""
+    if peer.row.status not in RANKED:
+        return None
+    if ours.gpu_memory_bytes and peer.gpu_memory_bytes:
+        return ours.gpu_memory_bytes / peer.gpu_memory_bytes
+    return memory_ratio(ours, peer)
 
 
 def peers(board: Scoreboard) -> Table | None:
     """A row for each external rung; None where the ladder has none."""
-    ours, found = against(board)
-    if not found:
+    ours, results = peer_results(board)
+    if not results:
         return None
-    columns: list[Column[Against]] = [
-        Column("Rung", lambda each: each.entry.row.rung, words=True),
-        Column("Peer", lambda each: each.entry.row.trainer, words=True),
-        Column("TPS", lambda each: each.entry.tps),
-        Column("Tokens per step", lambda each: each.entry.row.tokens_per_step or None, "{:,}".format, drop=2),
-        Column("Ours over it", lambda each: judged(each.over, each.verdict)),
-        Column("MFU (bf16)", lambda each: each.entry.mfu, drop=1),
-        Column("Peak memory (GiB)", lambda each: each.entry.row.peak_memory_bytes, gib),
-        Column("Whole GPU (GiB)", lambda each: each.entry.gpu_memory_bytes, gib, drop=4),
-        Column("Memory, ours over its", lambda each: each.memory, times),
-        Column("Status", lambda each: each.entry.status, words=True, drop=3),
+    columns: list[Column[PeerResult]] = [
+        Column("Rung", lambda result: result.peer.row.rung, words=True),
+        Column("Peer", lambda result: result.peer.row.trainer, words=True),
+        Column("TPS", lambda result: result.peer.tps_cell),
+        Column("Tokens per step", lambda result: result.peer.row.tokens_per_step, "{:,}".format, drop=2),
+        Column("Ours over it", lambda result: judged(result.ratio, result.verdict)),
+        Column("MFU (bf16)", lambda result: result.peer.mfu_cell, drop=1),
+        Column("Peak memory (GiB)", lambda result: result.peer.row.peak_memory_bytes, gib),
+        Column("Whole GPU (GiB)", lambda result: result.peer.gpu_memory_bytes, gib, drop=4),
+        Column("Memory, ours over its", lambda result: result.memory, times),
+        Column("Status", lambda result: result.peer.status_cell, words=True, drop=3),
     ]
     return Table(
-        title=f"Against peers: {board.ladder} on {board.environment.machine}",
+        title=f"Against peers: {board.title}",
         columns=columns,
-        rows=found,
-        notes=_notes(ours, found, board),
+        rows=results,
+        notes=_notes(ours, results, board),
     )
 
 
-def _notes(ours: Entry | None, found: Sequence[Against], board: Scoreboard) -> list[str]:
+def _notes(ours: RungView | None, results: Sequence[PeerResult], board: Scoreboard) -> list[str]:
     if ours is None:
         return ["Nothing is held to these: no rung of ours is ok and of equal maths."]
     size = ours.row.tokens_per_step
-    lines = [
+    notes = [
         "External rungs are other trainers (docs/peers.md), timed by the arrival of their progress lines. "
         "They start from other weights and text, so no losses are compared, and no rung is held to one as "
         "the rung before.",
-        f"Ours: {best_name(ours)}, {ours.tps} tokens per second, {size or 0:,} tokens per step. Ratios of "
-        "tokens per second are paired within rounds, ± is the 95 % t interval; memory only where it was "
-        "found out the same way. After its first step ours gave back what only compilation needed; peers "
-        "keep that.",
+        f"Ours: {name_with_caveats(ours)}, {ours.tps_cell} tokens per second, {size or 0:,} tokens per step. "
+        "Ratios of tokens per second are paired within rounds, ± is the 95 % t interval; memory only where "
+        "it was found out the same way. After its first step ours gave back what only compilation needed; "
+        "peers keep that.",
     ]
     if ours.gpu_memory_bytes:
-        lines.append(
+        notes.append(
             f"Whole GPU: what it had in use beyond what it had before, context and unused reserve included; "
             f"ours {gib(ours.gpu_memory_bytes)} GiB. Where it is known, memory is held to memory by it."
         )
-    if any(each.entry.row.tokens_per_step not in (None, size) for each in found):
-        lines.append(
+    if any(result.peer.row.tokens_per_step not in (None, size) for result in results):
+        notes.append(
             "Tokens per step differ: larger steps pay for their optimiser less often; ratios include that."
         )
-    return [*lines, _claim(ours, found, board)]
+    return [*notes, _claim(ours, results, board)]
 
 
-def _claim(ours: Entry, found: Sequence[Against], board: Scoreboard) -> str:
-    """How ours does against the peers that this run measured; of any other it tells nothing."""
-    held = [each for each in found if each.over]
-    if not held:
+def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> str:
+    """How ours does against the peers that this run measured; of any other peer it says nothing."""
+    measured = [result for result in results if result.ratio]
+    if not measured:
         return "No peer was measured."
-    if ours.row.doubts:
+    if ours.row.caveats:
         return "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
-    if any(each.verdict == "not replicated" for each in held):
+    if any(result.verdict == "not replicated" for result in measured):
         return f"Not replicated: whether ours is faster needs {LEAST_ROUNDS} rounds or more."
     if board.delta is None:
-        return f"Nothing is claimed of these: without an A/A control of {LEAST_ROUNDS} rounds no lead is a sure one."
-    ways = {
-        "faster than": [each for each in held if each.clear],
-        "not surely faster than": [each for each in held if not each.clear and each.verdict != "slower"],
-        "slower than": [each for each in held if each.verdict == "slower"],
+        control = f"without an A/A control of {LEAST_ROUNDS} rounds"
+        return f"Nothing is claimed of these: {control} no lead is a sure one."
+    groups = {
+        "faster than": [result for result in measured if result.clear],
+        "not surely faster than": [r for r in measured if not r.clear and r.verdict != "slower"],
+        "slower than": [result for result in measured if result.verdict == "slower"],
     }
-    measured = f"{len(held)} peers measured in this run" if len(held) > 1 else "one peer measured in this run"
-    if all(each.clear for each in held):
-        named = f" ({_named(held)})" if len(held) <= NAMED else ""
-        said = f"Ours is faster than {'each of ' * (len(held) > 1)}the {measured}{named}"
+    count = (
+        f"{len(measured)} peers measured in this run"
+        if len(measured) > 1
+        else "one peer measured in this run"
+    )
+    if all(result.clear for result in measured):
+        named = f" ({_named(measured)})" if len(measured) <= NAMED else ""
+        claim = f"Ours is faster than {'each of ' * (len(measured) > 1)}the {count}{named}"
     else:
-        said = f"Of the {measured}, ours is "
-        said += "; ".join(f"{how} {_named(those)}" for how, those in ways.items() if those)
-    said += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
-    said += f"{floor(board.delta)}."
+        claim = f"Of the {count}, ours is "
+        claim += "; ".join(f"{how} {_named(group)}" for how, group in groups.items() if group)
+    claim += ". Faster means here, unlike in a row, that the whole interval lies beyond the noise floor of "
+    claim += f"{floor(board.delta)}."
     control = board.rows[0]
     if not board.last_control and control.toggles.product_format() != ours.row.toggles.product_format():
-        said += f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other formats "
-        said += "wander more the intervals tell."
-    if missing := [each for each in found if not each.over]:
-        said += f" Not measured, and so not held to ours: {_named(missing)}."
+        claim += (
+            f" That is the noise of {control.rung}, in {control.toggles.product_format()}; of what other "
+        )
+        claim += "formats wander more the intervals tell."
+    if missing := [result for result in results if not result.ratio]:
+        claim += f" Not measured, and so not held to ours: {_named(missing)}."
     if board.has_gaps or any(record.chosen for record in board.records):
-        said += (
+        claim += (
             " Not all rungs of the ladder were asked for: of peers among the others this run tells nothing."
         )
-    return said
+    return claim
 
 
-def _named(those: Sequence[Against]) -> str:
-    return listed([each.entry.row.rung for each in those])
+def _named(results: Sequence[PeerResult]) -> str:
+    return listed([result.peer.row.rung for result in results])

@@ -1,16 +1,15 @@
-"""Figures of others as tables, and beside our own; always labelled, never in a column that ranks ours. No
-torch.
-"""
+"""Tables of published figures, and of ours beside them; labelled, and never ranked with ours. No torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
 from bench.analysis.row import Row
+from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import gib, number, percent, tokens_per_second
 from bench.records.published import Published
-from bench.report.table import Column, Method, Table
+from bench.report.table import Column, MethodNote, Table
 
 NAMES = {"bfloat16": "bf16", "float32": "float32"}
 
@@ -18,13 +17,10 @@ NAMES = {"bfloat16": "bf16", "float32": "float32"}
 def tables(figures: Sequence[Published]) -> list[Table]:
     """A table for each series of each source, speed-ups and MFU computed anew from what it states.
 
-    Except for ranges of MFU, which stand beside ours (see bench.report.cross_run).
+    Ranges of MFU are left out: they stand beside ours (see bench.report.cross_run).
     """
-    series: dict[tuple[str, str], list[Published]] = {}
-    for figure in figures:
-        if figure.series == "mfu context":
-            continue
-        series.setdefault((figure.source, figure.series), []).append(figure)
+    shown = [figure for figure in figures if figure.series != "mfu context"]
+    series = group_by(shown, lambda figure: (figure.source, figure.series))
     return [_table(rows) for rows in series.values()]
 
 
@@ -32,10 +28,10 @@ def _table(rows: Sequence[Published]) -> Table:
     first = rows[0]
 
     def first_on(hardware: str | None, task: tuple[str | None, int | None]) -> Published:
-        return next(each for each in rows if each.hardware == hardware and _task(each) == task)
+        return next(other for other in rows if other.hardware == hardware and _task(other) == task)
 
     def efficiency(row: Published) -> float | None:
-        one = next((each for each in rows if _task(each) == _task(row) and each.devices == 1), None)
+        one = next((other for other in rows if _task(other) == _task(row) and other.devices == 1), None)
         scaled = one if "scaling" in row.series else None
         return row.tps / scaled.tps / (row.devices or 1) if scaled and scaled.tps and row.tps else None
 
@@ -68,8 +64,8 @@ def _table(rows: Sequence[Published]) -> Table:
     notes = [f"Published by {first.source}{place}; not measured by this code."]
     notes += [f"{_setup(row)}: {row.note}." for row in rows if row.note]
     if any(row.recomputed_mfu(name) for row in rows for name in NAMES):
-        said = "Speed-ups and MFU are computed anew from the stated tokens per second, FLOPs per token and peaks."
-        notes.append(Method(said))
+        stated = "the stated tokens per second, FLOPs per token and peaks"
+        notes.append(MethodNote(f"Speed-ups and MFU are computed anew from {stated}."))
     return Table(title=f"Published: {first.source}, {first.series}", columns=columns, rows=rows, notes=notes)
 
 
@@ -78,7 +74,7 @@ def _setup(row: Published) -> str:
 
 
 def _task(figure: Published) -> tuple[str | None, int | None]:
-    """Speeds of different ones do not rank."""
+    """Model and sequence length; speeds of different ones do not compare."""
     return figure.model, figure.seq_len
 
 
@@ -95,15 +91,13 @@ def _alike(row: Row, figure: Published, board: Scoreboard) -> bool:
 
 
 def _kind(hardware: str) -> str:
-    """Of device, as toggles name it."""
+    """Kind of device, as toggles name it."""
     words = hardware.split()
     return "cpu" if "CPU" in words else "mps" if "MPS" in words else "xla" if "TPU" in words else "cuda"
 
 
 def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
-    """Our rungs beside those of others of the same name, model, kind and number of devices; None where none
-    are.
-    """
+    """Our rungs beside published ones of the same name, model and devices; None where there are none."""
     model = board.records[0].workload["model"]
     pairs = [
         (row, figure)
@@ -122,7 +116,7 @@ def beside(board: Scoreboard, figures: Iterable[Published]) -> Table | None:
         Column("Here over published", lambda pair: _here_over(*pair)),
     ]
     return Table(
-        title=f"Beside published figures: {board.ladder} on {board.environment.machine}",
+        title=f"Beside published figures: {board.title}",
         columns=columns,
         rows=pairs,
         notes=[

@@ -19,16 +19,15 @@ from gpt2.config.workload import Workload
 
 
 def measured_ms(board: Scoreboard, rung: str, workload: Workload, toggles: Toggles) -> float | None:
-    """Milliseconds per optimiser step of a rung in older results, provided that these are of the same
-    computation.
-    """
-    same = [r for r in board.records if r.rung == rung and Workload(**r.workload) == workload]
+    """Milliseconds per optimiser step of a rung in older results of the same computation, else None."""
     row = next((row for row in board.rows if row.rung == rung), None)
     if row is None or row.tps is None or row.tokens_per_step is None:
         return None
-    if not any(Toggles(**r.toggles.all) == toggles for r in same):
-        return None
-    return 1e3 * row.tokens_per_step / row.tps.value
+    same = any(
+        (record.rung, Workload(**record.workload), Toggles(**record.toggles.all)) == (rung, workload, toggles)
+        for record in board.records
+    )
+    return 1e3 * row.tokens_per_step / row.tps.value if same else None
 
 
 Line = tuple[str, Bound, float | None]
@@ -36,26 +35,26 @@ Line = tuple[str, Bound, float | None]
 
 
 def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboard | None) -> list[Line]:
-    """A line for each rung. device: that of the ceiling. board: results of the ladder, where there are any."""
+    """A line for each rung.
+
+    device: that of the ceiling. board: results of the ladder, where there are any.
+    """
     lines = []
     for rung in ladder.own:
-        least = bound(ladder.workload, rung.toggles, ceiling)
+        limit = bound(ladder.workload, rung.toggles, ceiling)
         if rung.toggles.device != device:
             reason = f"it trains on {rung.toggles.device}, the ceiling is that of {device}"
-            least = Bound(number_format=least.number_format, absent=reason)
+            limit = Bound(number_format=limit.number_format, absent=reason)
         measured = measured_ms(board, rung.name, ladder.workload, rung.toggles) if board else None
-        lines.append((rung.name, least, measured))
+        lines.append((rung.name, limit, measured))
     return lines
 
 
-# --- tables
-# -------------------------------------------------------------------------------------------------------
+# --- Tables
 
 
 def ceiling_table(ceiling: Ceiling) -> Group:
-    """TFLOP/s by product and number format, and of its gradients' products where measured; the speed of a
-    copy.
-    """
+    """TFLOP/s by matmul and number format, those of the gradients where measured, and the speed of memory."""
     forward = [m for m in ceiling.matmuls if m.role in (None, "forward")]
     gradients = [m for m in ceiling.matmuls if m.role not in (None, "forward")]
     formats = list(dict.fromkeys(m.number_format for m in forward))
@@ -65,9 +64,9 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     titles = [f"{str(role).replace('_', ' ')}, {number_format}" for role, number_format in more]
     table = _table("TFLOP/s sustained", ["Product", "m x k x n"], [*formats, *titles])
     for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in forward):
-        found = [rates.get((name, m, k, n, number_format)) for number_format in formats]
-        found += [of_gradients.get((name, *column)) for column in more]
-        shown = [number(rate / 1e12) if rate is not None else DASH for rate in found]
+        row_rates = [rates.get((name, m, k, n, number_format)) for number_format in formats]
+        row_rates += [of_gradients.get((name, *column)) for column in more]
+        shown = [number(rate / 1e12) if rate is not None else DASH for rate in row_rates]
         table.add_row(*map(_text, [name, f"{m:,} x {k:,} x {n:,}", *shown]))
     threads = f" on {ceiling.threads} threads" if ceiling.threads is not None else ""
     in_place = ceiling.update_bytes_per_second
@@ -82,31 +81,31 @@ def ceiling_table(ceiling: Ceiling) -> Group:
     return Group(table, *map(_note, notes))
 
 
-def _attention(found: Attention) -> str:
-    forward = found.flops / 3 / found.forward_seconds
-    kernel = f" by {found.kernel}" if found.kernel else ""
+def _attention(a: Attention) -> str:
+    forward = a.flops / 3 / a.forward_seconds
+    kernel = f" by {a.kernel}" if a.kernel else ""
     return (
-        f"Attention{kernel} in {found.number_format}, {found.B} x {found.n_head} x {found.seq_len:,} x "
-        f"{found.head_dim}, on the causal half: {number(found.flops_per_second / 1e12)} TFLOP/s forward and "
-        f"backward ({number(1e3 * found.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
+        f"Attention{kernel} in {a.number_format}, {a.B} x {a.n_head} x {a.seq_len:,} x {a.head_dim}, on the "
+        f"causal half: {number(a.flops_per_second / 1e12)} TFLOP/s forward and backward "
+        f"({number(1e3 * a.training_seconds)} ms a layer), {number(forward / 1e12)} forward."
     )
 
 
 def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Group:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
     figures = ["Products (ms)", "Attention (ms)", "Optimiser (ms)", "Bound (ms/step)", "Measured (ms/step)"]
-    told = any(_by_own_rate(least) for _, least, _ in lines)
-    words = ["Rung", "Number format", *(["At own rates"] if told else [])]
+    by_own_rates = any(_by_own_rate(limit) for _, limit, _ in lines)
+    words = ["Rung", "Number format", *(["At own rates"] if by_own_rates else [])]
     table = _table(title, words, [*figures, "Share of bound"])
-    for rung, least, measured in lines:
-        parts = [least.products_ms, least.attention_ms, least.optimizer_ms, least.total_ms, measured]
-        reached = share(least, measured)
+    for rung, limit, measured in lines:
+        parts = [limit.products_ms, limit.attention_ms, limit.optimizer_ms, limit.total_ms, measured]
+        reached = share(limit, measured)
         percent = f"{reached:.1%}" if reached is not None else DASH
         shown = [number(part) if part is not None else DASH for part in parts]
-        own = [_by_own_rate(least) or DASH] if told else []
-        table.add_row(*map(_text, [rung, least.number_format, *own, *shown, percent]))
-    reasons = [f"{rung}: {least.absent}" for rung, least, _ in lines if least.absent]
-    if any((share(least, measured) or 0.0) > 1 for _, least, measured in lines):
+        own = [_by_own_rate(limit) or DASH] if by_own_rates else []
+        table.add_row(*map(_text, [rung, limit.number_format, *own, *shown, percent]))
+    reasons = [f"{rung}: {limit.absent}" for rung, limit, _ in lines if limit.absent]
+    if any((share(limit, measured) or 0.0) > 1 for _, limit, measured in lines):
         reasons.append(
             "A share above 100 %: this ceiling is of a slower hour than the run, so measure it again with "
             "nothing else running; or, where parts count at own rates, the rung's kernels are faster than "
@@ -115,9 +114,9 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
     return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
 
 
-def _by_own_rate(least: Bound) -> str:
+def _by_own_rate(limit: Bound) -> str:
     """Which parts of the bound count at a rate measured for themselves."""
-    parts = {"products": least.products_by_shape, "attention": least.attention_by_kernel}
+    parts = {"products": limit.products_by_shape, "attention": limit.attention_by_kernel}
     return ", ".join(name for name, own in parts.items() if own)
 
 

@@ -1,6 +1,4 @@
-"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. Imports no
-torch.
-"""
+"""Tables of one run: its scoreboard, what each change buys, where time, energy and money go. No torch."""
 
 from __future__ import annotations
 
@@ -32,12 +30,12 @@ from bench.records.record import Record
 from bench.report.caption import caption, derived_peak, other_method, other_step
 from bench.report.peers import peers
 from bench.report.published import beside
-from bench.report.table import Column, Method, Table
-from bench.stats import Estimate, beyond, paired_ratio
+from bench.report.table import Column, MethodNote, Table
+from bench.stats import Estimate, beyond_noise, paired_ratio
 from gpt2.config.toggles import HOST
 
 TOKENS = 10_000_000_000
-"""The published runs' length, by which hours, energy and money are stated."""
+"""Length of the published runs, for which hours, energy and money are stated."""
 WORK = {
     "products": ("Products", None),
     "attention": ("Attention", None),
@@ -48,30 +46,30 @@ WORK = {
     "other": ("Other operations", 2),
     "rest": ("Rest", 3),
 }
-"""Of each kind of gpt2.proofs.breakdown.KINDS its title, and when a narrow terminal does without it."""
+"""Title of each kind of gpt2.proofs.breakdown.KINDS, and the order in which a narrow terminal drops it."""
 WORK_NOTES = (
-    Method(
+    MethodNote(
         "Medians over rounds of one step on rank 0, under torch's profiler, which slows it a little. Sum: "
         "the step's time, but more where kinds of work overlap, as gloo's threads or NCCL's kernels do with "
         "the others."
     ),
-    Method(
+    MethodNote(
         "On a CPU an operation counts without those within it: batched products as attention, others as "
         "products, all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as "
         "AdamW, others by their names, all products as products. Rest: Python, launches and waiting."
     ),
-    Method(
+    MethodNote(
         "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise "
         "floor: one step per round tells little, so of the others no difference is told."
     ),
-    Method(
+    MethodNote(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but "
         "what lies between the products of explicit and blocks (softmax, masks, exponentials) is other "
         "operations or compiled."
     ),
 )
 
-GPU_NOTE = Method(
+GPU_NOTE = MethodNote(
     "On a GPU rest is the median step of the window, where no profiler slows the host, less the kernels; "
     "kernels that take longer than that overlap, and leave no rest. Where power holds the clock down, the "
     "profiled step, which follows a pause, is faster than those of the window, and the rest holds that, too."
@@ -81,30 +79,28 @@ GPU_NOTE = Method(
 def tables(
     board: Scoreboard, price_per_hour: float | None = None, figures: Sequence[Published] = ()
 ) -> list[Table]:
-    """The scoreboard first, then what each change buys, how long what takes, and what 10B tokens cost, where
-    known.
+    """The scoreboard, then what each change buys, where time goes, and what 10B tokens cost, where known.
 
-    figures: of others, of which those of like rungs are shown beside.
+    figures: published ones, of which those of rungs of the same name are shown beside.
     """
-    more = [_attribution(board), peers(board), _timing(board), spent(board), _cost(board, price_per_hour)]
+    more = [
+        _attribution(board),
+        peers(board),
+        _timing(board),
+        profile_table(board),
+        _cost(board, price_per_hour),
+    ]
     more.append(beside(board, figures))
-    return [_scoreboard(board), *(table for table in more if table)]
-
-
-def _name(board: Scoreboard) -> str:
-    return f"{board.ladder} on {board.environment.machine}"
-
-
-def _scoreboard(board: Scoreboard) -> Table:
-    return Table(title=_name(board), columns=columns(board), rows=board.rows, notes=caption(board))
+    scoreboard = Table(title=board.title, columns=columns(board), rows=board.rows, notes=caption(board))
+    return [scoreboard, *(table for table in more if table)]
 
 
 def columns(board: Scoreboard) -> list[Column[Row]]:
-    """What a scoreboard tells of a rung, and the figures that exports have of it."""
+    """Columns of the scoreboard; those with a key are exported."""
     first = board.rows[0]
     several = any(row.toggles.world_size > 1 for row in board.rows)
     peak = ", derived peak" if derived_peak(board) else ""
-    found = {row.index: measured(board.records_of(row)) for row in board.rows}
+    measurements = {row.index: measured(board.records_of(row)) for row in board.rows}
     return [
         Column("Rung", lambda row: row.rung, words=True),
         Column("Changed", lambda row: ", ".join(row.changed) or None, words=True, drop=8),
@@ -150,10 +146,12 @@ def columns(board: Scoreboard) -> list[Column[Row]]:
             key="share_of_measured_ceiling",
             drop=6,
         ),
-        Column("", lambda row: (m := found[row.index]) and m.flops_per_token, key="flops_per_token"),
-        Column("", lambda row: (m := found[row.index]) and m.flops_formula, key="flops_formula"),
-        Column("", lambda row: (m := found[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
-        Column("", lambda row: (m := found[row.index]) and m.peak_flops_source, key="peak_flops_source"),
+        Column("", lambda row: (m := measurements[row.index]) and m.flops_per_token, key="flops_per_token"),
+        Column("", lambda row: (m := measurements[row.index]) and m.flops_formula, key="flops_formula"),
+        Column("", lambda row: (m := measurements[row.index]) and m.peak_flops_bf16, key="peak_flops_bf16"),
+        Column(
+            "", lambda row: (m := measurements[row.index]) and m.peak_flops_source, key="peak_flops_source"
+        ),
         Column(
             "Peak memory (GiB)",
             lambda row: row.peak_memory_bytes,
@@ -191,7 +189,7 @@ def _share_with_interval(share: Estimate) -> str:
 
 
 def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
-    before = board.before(row)
+    before = board.rung_before(row)
     if not row.gain or not before or not before.peak_memory_bytes or not row.peak_memory_bytes:
         return None
     alike = before.peak_memory_method == row.peak_memory_method
@@ -199,37 +197,41 @@ def _memory_over_before(row: Row, board: Scoreboard) -> float | None:
 
 
 def hours_to_10b(tps: float) -> float:
-    """Of training alone, without evaluation or checkpoints."""
+    """Hours of training alone, without evaluation or checkpoints."""
     return TOKENS / tps / 3600
 
 
 def _attribution(board: Scoreboard) -> Table | None:
     rows = attribution(board)
-    said = "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on already: "
-    notes: list[str] = [Method(f"{said}three answers, not one.")]
+    notes: list[str] = [
+        MethodNote(
+            "Each figure is a ratio of tokens per second. What a change buys depends on what is switched on "
+            "already: three answers, not one."
+        )
+    ]
     if board.delta is not None:
         notes.append(f"Verdicts against the noise floor: {floor(board.delta)}.")
-    shown: list[Column[Attribution]] = [
-        Column("Rung", lambda each: each.rung, words=True),
-        Column("Added in order", lambda each: each.in_order, _gain),
-        Column("Alone on the first rung", lambda each: each.alone, _gain),
-        Column("Added last, to all others", lambda each: each.last, _gain),
-        Column("Direction", lambda each: each.agreement or None, words=True),
+    columns: list[Column[Attribution]] = [
+        Column("Rung", lambda rung: rung.rung, words=True),
+        Column("Added in order", lambda rung: rung.in_order, _gain),
+        Column("Alone on the first rung", lambda rung: rung.alone, _gain),
+        Column("Added last, to all others", lambda rung: rung.last, _gain),
+        Column("Direction", lambda rung: rung.agreement or None, words=True),
     ]
-    title = f"What each change buys: {_name(board)}"
-    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+    title = f"What each change buys: {board.title}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
 
 
 def _gain(gain: Gain) -> str:
     if not gain.ratio:
         return STATUS.get(gain.absent, gain.absent) or DASH
-    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.flaw, gain.flaw)}"
+    return f"{ratio(gain.ratio)}, {gain.verdict or STATUS.get(gain.failed_check, gain.failed_check)}"
 
 
 def _timing(board: Scoreboard) -> Table | None:
     rows = timing(board)
     notes: list[str] = [
-        Method(
+        MethodNote(
             "Medians over rounds. Start-up: imports (torch, and finding the device), opening the data, and "
             "weights. First step: with compilation where there is any; warm: with the compiler cache of an "
             "earlier round. Steps: those of all windows together, by the device's own clock where it has "
@@ -238,37 +240,37 @@ def _timing(board: Scoreboard) -> Table | None:
             "tells. Making batches: the host's share of the window; a GPU works meanwhile on what is queued."
         )
     ]
-    if any(each.external for each in rows):
+    if any(times.external for times in rows):
         notes.append(
             "External rungs: start-up is until the first progress line, first step and compilation included."
         )
-    shown: list[Column[Timing]] = [
-        Column("Rung", lambda each: each.rung, words=True),
-        Column("Start-up (s)", lambda each: each.startup, number),
-        Column("Imports (s)", lambda each: each.imports, number),
-        Column("Data (s)", lambda each: each.data, number),
-        Column("First step (s)", lambda each: each.first_step, number),
-        Column("First step, warm cache (s)", lambda each: each.first_step_warm, number),
-        Column("Step, median (ms)", lambda each: each.step, _milliseconds),
-        Column("Saved over rung before (ms)", lambda each: each.saved, _milliseconds),
+    columns: list[Column[Timing]] = [
+        Column("Rung", lambda times: times.rung, words=True),
+        Column("Start-up (s)", lambda times: times.startup, number),
+        Column("Imports (s)", lambda times: times.imports, number),
+        Column("Data (s)", lambda times: times.data, number),
+        Column("First step (s)", lambda times: times.first_step, number),
+        Column("First step, warm cache (s)", lambda times: times.first_step_warm, number),
+        Column("Step, median (ms)", lambda times: times.step, _milliseconds),
+        Column("Saved over rung before (ms)", lambda times: times.saved, _milliseconds),
         Column("5 to 95 % of steps (ms)", _spread),
-        Column("Making batches", lambda each: each.batches, percent),
+        Column("Making batches", lambda times: times.batches, percent),
     ]
-    title = f"Where the time goes: {_name(board)}"
-    return Table(title=title, columns=shown, rows=rows, notes=notes) if rows else None
+    title = f"Where the time goes: {board.title}"
+    return Table(title=title, columns=columns, rows=rows, notes=notes) if rows else None
 
 
 def _milliseconds(seconds: float) -> str:
     return number(1e3 * seconds)
 
 
-def _spread(each: Timing) -> str | None:
-    low, high = each.step_low, each.step_high
+def _spread(times: Timing) -> str | None:
+    low, high = times.step_low, times.step_high
     return None if low is None or high is None else f"{_milliseconds(low)} to {_milliseconds(high)}"
 
 
 def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
-    """Of 10 billion tokens, in hours, energy and money; None where neither of the latter is known."""
+    """Hours, energy and money for 10 billion tokens; None where neither energy nor price is known."""
     priced = [record for record in board.records if record.price_per_hour is not None]
     last = max(priced, key=lambda record: record.time, default=None)
     price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
@@ -279,83 +281,90 @@ def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
         energy = "Energy: the GPUs' own counters over the timed window; the rest of the machine is not in it."
     else:
         energy = "Energy is absent: no energy counter was readable (NVIDIA GPUs of Volta and later have one)."
-    shown: list[Column[tuple[Row, float]]] = [
-        Column("Rung", lambda each: each[0].rung, words=True),
-        Column("Hours", lambda each: each[1], number),
-        Column("Joules per token", lambda each: each[0].joules_per_token, "{:.3g}".format),
-        Column("kWh", lambda each: each[0].joules_per_token, lambda joules: number(TOKENS * joules / 3.6e6)),
+    columns: list[Column[tuple[Row, float]]] = [
+        Column("Rung", lambda line: line[0].rung, words=True),
+        Column("Hours", lambda line: line[1], number),
+        Column("Joules per token", lambda line: line[0].joules_per_token, "{:.3g}".format),
+        Column("kWh", lambda line: line[0].joules_per_token, lambda joules: number(TOKENS * joules / 3.6e6)),
         Column(
             f"Cost at {price:g} per hour" if price is not None else "Cost",
-            lambda each: each[1] * price if price is not None else None,
+            lambda line: line[1] * price if price is not None else None,
             number,
         ),
     ]
     return Table(
-        title=f"10 billion tokens: {_name(board)}",
-        columns=shown,
+        title=f"10 billion tokens: {board.title}",
+        columns=columns,
         rows=rows,
-        notes=[Method("Hours at the TPS above, without evaluation or checkpoints."), Method(energy)],
+        notes=[MethodNote("Hours at the TPS above, without evaluation or checkpoints."), MethodNote(energy)],
     )
 
 
-def spent(board: Scoreboard) -> Table | None:
-    """A row for each rung of ours that was profiled, a column for each kind of work; None where nothing was."""
+def profile_table(board: Scoreboard) -> Table | None:
+    """A row for each rung of ours that was profiled, a column for each kind of work; None without any."""
     rows = []
     for row in board.rows:
-        before = board.before(row)
+        before = board.rung_before(row)
         if before and before.tokens_per_step != row.tokens_per_step:  # whose times do not compare
             before = None
-        if now := _profiled(board.records_of(row)):
-            rows.append(Spent(row.rung, now, _profiled(board.records_of(before)) if before else {}))
+        if now := profiled(board.records_of(row)):
+            rows.append(StepProfile(row.rung, now, profiled(board.records_of(before)) if before else {}))
     if not rows:
         return None
-    shown: list[Column[Spent]] = [
-        Column("Rung", lambda each: each.rung, words=True),
+    columns: list[Column[StepProfile]] = [
+        Column("Rung", lambda profile: profile.rung, words=True),
         Column(
-            "Sum (ms)", lambda each: median(sum(kinds.values()) for kinds in each.now.values()), _milliseconds
+            "Sum (ms)",
+            lambda profile: median(sum(kinds.values()) for kinds in profile.now.values()),
+            _milliseconds,
         ),
     ]
     for kind, (title, drop) in WORK.items():
-        shown.append(Column(f"{title} (ms)", lambda each, kind=kind: each.on(kind, board.delta), drop=drop))
+        columns.append(
+            Column(f"{title} (ms)", lambda profile, kind=kind: profile.on(kind, board.delta), drop=drop)
+        )
     on_gpu = any(row.toggles.device != HOST for row in board.rows)
     notes = [*WORK_NOTES, GPU_NOTE] if on_gpu else WORK_NOTES
-    return Table(title=f"What a step is spent on: {_name(board)}", columns=shown, rows=rows, notes=notes)
+    return Table(title=f"What a step is spent on: {board.title}", columns=columns, rows=rows, notes=notes)
 
 
 Profiled = dict[tuple[int, str], dict[str, float]]
 """Seconds of one step by kind of work, by round and session."""
 
 
-def _profiled(rung: Sequence[Record]) -> Profiled:
+def profiled(rung: Sequence[Record]) -> Profiled:
     on_gpu = toggles_of(rung).device != HOST  # MPS tells no step_seconds, and XLA is not profiled
 
     def kinds(measurement: Measurement) -> dict[str, float] | None:
-        found, steps = measurement.profiled_seconds, measurement.step_seconds
-        if not found or not on_gpu or not steps:
-            return found or None
-        kernels = {kind: seconds for kind, seconds in found.items() if kind != "rest"}
+        profile, steps = measurement.profiled_seconds, measurement.step_seconds
+        if not profile or not on_gpu or not steps:
+            return profile or None
+        kernels = {kind: seconds for kind, seconds in profile.items() if kind != "rest"}
         return {**kernels, "rest": max(0.0, median(steps) - sum(kernels.values()))}
 
     return by_round(rung, kinds)
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What one rung's steps, and those of the rung before it, spent their time on."""
+class StepProfile:
+    """What the profiled steps of a rung, and of the rung before it, spent their time on."""
 
     rung: str
     now: Profiled
     before: Profiled
 
     def on(self, kind: str, delta: float | None) -> str | None:
-        """A kind that a round's step had nothing of took no time in it; None is one that no step had."""
-        mine, theirs = (
+        """Cell of a kind of work; None where no step had any.
+
+        A ratio to the rung before is added where its whole interval lies beyond the noise floor.
+        """
+        now, before = (
             {key: each[kind] for key, each in of.items() if each.get(kind)} for of in (self.now, self.before)
         )
-        if not mine:
+        if not now:
             return None
-        text = _milliseconds(median(mine.get(key, 0.0) for key in self.now))
-        changed = paired_ratio(mine, theirs)
-        if changed is None or delta is None or not beyond(changed, delta):
+        text = _milliseconds(median(now.get(key, 0.0) for key in self.now))
+        changed = paired_ratio(now, before)
+        if changed is None or delta is None or not beyond_noise(changed, delta):
             return text
         return f"{text}, {with_interval(f'{number(changed.value)}x', changed)}"

@@ -1,6 +1,4 @@
-"""A table: its columns, its rows and its notes, as Markdown and for a terminal of any width. Imports no
-torch.
-"""
+"""A table: columns, rows and notes, as Markdown and for a terminal of any width. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,37 +21,35 @@ Kind = TypeVar("Kind")
 BETWEEN = 2
 """Characters between two columns of a terminal's table."""
 WHOLE = re.compile(r"\S+(?: to \S+)*")
-"""What is not broken: words, and ranges."""
+"""What is not broken over lines: words, and ranges."""
 LONGEST = 32
-"""Characters of a word for which other columns make room."""
+"""Longest word for which other columns make room, in characters."""
 NOTES_TITLE = "Notes to several tables"
 
 
 @dataclass(frozen=True)
 class Column(Generic[Kind]):
-    """What a table tells of each of its rows, and how it is laid out. A column of nothing but dashes is left
-    out.
-    """
+    """One column of a table: the value for a row, and its layout. A column of dashes only is left out."""
 
     title: str
-    """Empty for what stands in exports only."""
+    """Empty for columns of exports only."""
     value: Callable[[Kind], object]
-    """Of a row, unrounded; None is what is absent."""
+    """Value for a row, unrounded; None is absent."""
     format: Callable[[Any], str] = str
-    """How a value is written. Text stands as it is, and what is absent is a dash."""
+    """Writes a value; text stands as it is, and an absent value is a dash."""
     _: KW_ONLY
     text: Callable[[Kind], str | None] | None = None
-    """The cell, where it is more than the value as `format` writes it."""
+    """The cell, where it is more than the formatted value."""
     beneath: Callable[[Any], object] = lambda row: None
-    """The value for a row beneath the others, which is of another kind."""
+    """Value for a row beneath the others, which is of another kind."""
     key: str = ""
-    """Its name in CSV and JSON; empty for what stands in tables only."""
+    """Name in CSV and JSON; empty for columns of tables only."""
     interval: bool = False
-    """Whether its value is an Estimate, whose interval stands beside it in CSV and JSON."""
+    """Whether the value is an Estimate, whose interval is exported too."""
     words: bool = False
-    """Whether it holds words, which stand to the left; figures stand to the right."""
+    """Whether the column holds words, aligned to the left; numbers are aligned to the right."""
     drop: int | None = None
-    """When a narrow terminal does without it: 1 goes first. None: it always stays."""
+    """Order in which a narrow terminal drops the column, 1 first; None: it always stays."""
 
     def cell(self, row: Kind) -> str:
         return self._written(self.text(row) if self.text else self.value(row))
@@ -65,24 +61,22 @@ class Column(Generic[Kind]):
         return DASH if value is None else plain(value if isinstance(value, str) else self.format(value))
 
 
-class Method(str):
-    """A note on how figures are made, that may stand elsewhere than beneath its table; others are of these
-    figures.
-    """
+class MethodNote(str):
+    """A note on how figures are made, which tables may share; other notes are about the figures."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """Columns, and the objects that their values are taken from, a row each."""
+    """Columns, and the objects that their values are taken from, one per row."""
 
     title: str
     columns: Sequence[Column[Any]]
-    """In exports only those with a key stand, in tables only those with a title."""
+    """Exports have those with a key, tables those with a title."""
     rows: Sequence[Any]
     beneath: Sequence[Any] = ()
     """Rows of another kind at the end, which no sorting may mix with those above."""
     first: Sequence[str] = ()
-    """Lines that a reader must see before the table."""
+    """Lines before the table."""
     notes: Sequence[str] = ()
 
     @cached_property
@@ -103,7 +97,7 @@ class Table:
 
     @cached_property
     def shown(self) -> list[int]:
-        """Places of the columns that hold anything."""
+        """Indices of the columns that hold anything."""
         return [place for place in range(len(self.titled)) if any(row[place] != DASH for row in self.cells)]
 
     def to_markdown(self, level: str) -> str:
@@ -117,7 +111,7 @@ class Table:
         return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in self.notes)]).rstrip() + "\n"
 
     def to_terminal(self, width: int) -> list[RenderableType]:
-        """The same for rich, in `width` columns: what does not fit is left out, and that is said."""
+        """The table for rich in `width` columns; columns that do not fit are left out and named."""
         widths, left = self._fit(width)
         table = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for place, columns in widths.items():
@@ -138,10 +132,9 @@ class Table:
         ]
 
     def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
-        """Widths of the columns that fit, by place, and the titles of those that do not.
+        """Widths of the columns that fit, by index, and the titles of those that do not.
 
-        A cell breaks between words only, unless one is longer than LONGEST or not even the last few columns
-        fit.
+        A cell breaks between words only, unless one is longer than LONGEST or no column can be dropped.
         """
         cells = {
             place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown
@@ -150,7 +143,7 @@ class Table:
             place: [word for cell in column for word in WHOLE.findall(cell)]
             for place, column in cells.items()
         }
-        least = {place: min(LONGEST, max(map(cell_len, each))) for place, each in words.items()}
+        least = {place: min(LONGEST, max(map(cell_len, cell_words))) for place, cell_words in words.items()}
         most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
         left = []
         for place in sorted(self.shown, key=lambda place: self.titled[place].drop or 0):
@@ -165,21 +158,19 @@ class Table:
         return least, left
 
 
-def gathered(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
-    """The tables without the notes on method that others have too, to which they refer by number, and these
-    notes.
-    """
+def share_notes(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
+    """Move notes on method that several tables have to a list of their own, to which the tables refer."""
     counts = Counter(
-        note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, Method)
+        note for table in tables for note in dict.fromkeys(table.notes) if isinstance(note, MethodNote)
     )
     numbers = {note: n for n, note in enumerate((note for note in counts if counts[note] > 1), start=1)}
-    return [_referring(table, numbers) for table in tables], list(numbers)
+    return [_with_references(table, numbers) for table in tables], list(numbers)
 
 
-def _referring(table: Table, numbers: dict[Method, int]) -> Table:
+def _with_references(table: Table, numbers: dict[MethodNote, int]) -> Table:
     own = [note for note in table.notes if note not in numbers]
-    elsewhere = sorted(numbers[note] for note in map(Method, table.notes) if note in numbers)
+    elsewhere = sorted(numbers[note] for note in map(MethodNote, table.notes) if note in numbers)
     if elsewhere:
-        said = ", ".join(map(str, elsewhere))
-        own.append(f"{NOTES_TITLE}, at the end: {said}.")
+        numbers_here = ", ".join(map(str, elsewhere))
+        own.append(f"{NOTES_TITLE}, at the end: {numbers_here}.")
     return replace(table, notes=own)

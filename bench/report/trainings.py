@@ -1,16 +1,15 @@
-"""Long runs of `gpt2 train` side by side: what each learnt, in what time, beside what others have published.
-
-Imports no torch.
-"""
+"""Long runs of `gpt2 train` side by side, beside published ones. Imports no torch."""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from statistics import fmean, median
+from types import NoneType
 from typing import Any
 
 from bench.format import duration, gib, loss, number, percent
@@ -24,7 +23,7 @@ from gpt2.pretrain.metrics import Event, MetricsError, read
 
 @dataclass(frozen=True, kw_only=True)
 class PublishedRun:
-    """What somebody else says of a training; None is what they do not say."""
+    """What a source states of a training; None is what it does not state."""
 
     source: str
     model: str
@@ -39,39 +38,53 @@ class PublishedRun:
     val_loss: float | None = None
 
     def like(self, runs: Sequence[LongRun]) -> bool:
-        """Whether one of these trains the same model on the same corpus."""
+        """Whether one of these runs trains the same model on the same corpus."""
         return any((self.model, self.corpus) == (run.workload["model"], run.corpus) for run in runs)
 
 
-POST = "jjschwartz-2024"
+POST = partial(PublishedRun, source="jjschwartz-2024")
 PUBLISHED_RUNS = (
-    PublishedRun(
-        **{"source": POST, "model": "gpt2", "corpus": "tinyshakespeare", "hardware": "M3 laptop CPU"},
-        **{"products": "float32", "steps": 1000, "tokens": 1_024_000, "minutes": 26, "tps": 645},
+    POST(
+        model="gpt2",
+        corpus="tinyshakespeare",
+        hardware="M3 laptop CPU",
+        products="float32",
+        steps=1000,
+        tokens=1_024_000,
+        minutes=26,
+        tps=645,
+    ),
+    POST(
+        model="gpt2",
+        corpus="fineweb-edu",
+        hardware="8 x H100 SXM",
+        products="bfloat16",
+        steps=18_865,
+        tokens=10**10,
+        minutes=59.5,
+        tps=3_000_000,
+    ),
+    POST(
+        model="gpt2-xl",
+        corpus="fineweb-edu",
+        hardware="8 x H100 SXM",
+        products="bfloat16",
+        steps=9_500,
+        tokens=10**10,
+        minutes=582,
+        tps=320_000,
+        mfu=0.4194,
     ),
     PublishedRun(
-        **{"source": POST, "model": "gpt2", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
-        **{"products": "bfloat16", "steps": 18_865, "tokens": 10**10, "minutes": 59.5, "tps": 3_000_000},
-    ),
-    PublishedRun(
-        **{"source": POST, "model": "gpt2-xl", "corpus": "fineweb-edu", "hardware": "8 x H100 SXM"},
-        **{
-            "products": "bfloat16",
-            "steps": 9_500,
-            "tokens": 10**10,
-            "minutes": 582,
-            "tps": 320_000,
-            "mfu": 0.4194,
-        },
-    ),
-    PublishedRun(
-        **{
-            "source": "high-performance-gpt2-cuda",
-            "model": "gpt2",
-            "corpus": "fineweb",
-            "hardware": "8 x A100 40GB",
-        },
-        **{"products": "bfloat16", "steps": 18_865, "tokens": 10**10, "minutes": 107, "tps": 1_590_000},
+        source="high-performance-gpt2-cuda",
+        model="gpt2",
+        corpus="fineweb",
+        hardware="8 x A100 40GB",
+        products="bfloat16",
+        steps=18_865,
+        tokens=10**10,
+        minutes=107,
+        tps=1_590_000,
         val_loss=3.2,
     ),
     PublishedRun(source="gpt2-jax-tpu", model="gpt2", corpus="openwebtext", hardware="TPU v3-8", minutes=420),
@@ -79,42 +92,32 @@ PUBLISHED_RUNS = (
 )
 
 SMOOTHED = 20
-"""Steps that a training loss is the mean of: that of one step wanders with its batch."""
+"""Steps over which a training loss is averaged: that of one step varies with its batch."""
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _is_number_or_null(value: Any) -> bool:
-    return value is None or _is_number(value)
-
-
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-NEEDED: dict[str, dict[str, Callable[[Any], bool]]] = {
+NUMBER, TEXT = (int, float), (str,)
+NUMBER_OR_NULL = (*NUMBER, NoneType)
+NEEDED: dict[str, dict[str, tuple[type, ...]]] = {
     "step": {
-        **dict.fromkeys(("tokens", "seconds", "tps", "wait_seconds"), _is_number),
-        **dict.fromkeys(("loss", "mfu", "peak_memory_bytes", "elapsed_seconds"), _is_number_or_null),
+        **dict.fromkeys(("tokens", "seconds", "tps", "wait_seconds"), NUMBER),
+        **dict.fromkeys(("loss", "mfu", "peak_memory_bytes", "elapsed_seconds"), NUMBER_OR_NULL),
     },
-    "val": {"loss": _is_number_or_null, "corpus": _is_text},
-    "hellaswag": {"style": _is_text, "acc": _is_number, "acc_norm": _is_number, "examples": _is_number},
-    "sample": {"prompt": _is_text, "text": _is_text},
-    "leg": {"devices": _is_number, "chip": _is_text},
+    "val": {"loss": NUMBER_OR_NULL, "corpus": TEXT},
+    "hellaswag": {"style": TEXT, "acc": NUMBER, "acc_norm": NUMBER, "examples": NUMBER},
+    "sample": {"prompt": TEXT, "text": TEXT},
+    "leg": {"devices": NUMBER, "chip": TEXT},
 }
-"""What an event must say to be shown."""
+"""For each kind of event the values that are shown, and what they must be."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LongRun:
-    """What a run's folder says."""
+    """The contents of a run's folder."""
 
     name: str
     folder: Path
     run: dict[str, Any]
-    """Its configuration."""
+    """Configuration of the run."""
     events: tuple[Event, ...]
 
     def of(self, kind: str) -> list[Event]:
@@ -126,87 +129,85 @@ class LongRun:
 
     @property
     def corpus(self) -> str:
-        """What it was in fact trained on: --data may name another than the configuration."""
-        told = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
-        return told[-1] if told else self.workload["data"]
+        """Corpus that it was trained on: --data may name another than the configuration."""
+        corpora = [leg.values["corpus"] for leg in self.of("leg") if leg.values.get("corpus")]
+        return corpora[-1] if corpora else self.workload["data"]
 
     @property
     def products(self) -> str:
-        """Number format of its matrix products."""
-        known = {each.name for each in fields(Toggles)}
+        """Number format of its matmuls."""
+        known = {toggle.name for toggle in fields(Toggles)}
         toggles = {name: value for name, value in self.run.get("toggles", {}).items() if name in known}
         return Toggles(**toggles).product_format()
 
     @property
     def losses(self) -> list[float]:
-        """Not a number where a step's was not."""
+        """Training losses; NaN where a step's was not a number."""
         return [loss_of(event) for event in self.of("step")]
 
     @property
     def seconds(self) -> float:
-        """From the start of each leg to its end or the checkpoint that the next went on from, added up."""
+        """Time of all legs, each up to its end or to the checkpoint that the next went on from."""
         return max((event.values.get("elapsed_seconds") or 0.0 for event in self.events), default=0.0)
 
     @property
     def tps(self) -> float | None:
-        """Median over steps: evaluations, checkpoints and compilation are between them, or in few of them."""
+        """Median over steps, almost free of evaluations, checkpoints and compilation."""
         steps = self.of("step")
         return median(event.values["tps"] for event in steps) if steps else None
 
 
 def loss_of(event: Event) -> float:
-    """Not a number where a file, which is JSON, has null for it."""
+    """Loss of an event; NaN where a file, which is JSON, has null."""
     return math.nan if event.values["loss"] is None else event.values["loss"]
 
 
 def load(folders: Sequence[Path]) -> list[LongRun]:
-    """The runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
-    found = []
+    """Load the runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
+    runs = []
     own = {folder.resolve(): folder for folder in reversed(folders)}
     for folder in dict.fromkeys(own[folder.resolve()] for folder in folders):
         try:
-            run = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
+            config = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
             events = tuple(read(folder))
             _check(events, folder / "metrics.jsonl")
-            PRESETS[run["workload"]["model"]]
-            name, _ = str(run["name"]), int(run["steps"])
+            PRESETS[config["workload"]["model"]]
+            name, _ = str(config["name"]), int(config["steps"])
         except MetricsError as error:
             raise RecordError(str(error)) from None
         except OSError as error:
-            raise RecordError(
-                f"{folder} holds no run of gpt2 train ({error.strerror}: {error.filename})"
-            ) from None
+            missing = f"{error.strerror}: {error.filename}"
+            raise RecordError(f"{folder} holds no run of gpt2 train ({missing})") from None
         except (ValueError, KeyError, TypeError) as error:
             raise RecordError(f"{folder / 'run.json'} is damaged ({type(error).__name__}: {error})") from None
-        found.append(LongRun(name=name, folder=folder, run=run, events=events))
-    return told_apart(found)
+        runs.append(LongRun(name=name, folder=folder, run=config, events=events))
+    return told_apart(runs)
 
 
 def _check(events: Sequence[Event], path: Path) -> None:
-    """Raises RecordError where an event does not say what is to be shown of it."""
+    """Raise RecordError where an event lacks a value that is shown."""
     for event in events:
-        for key, is_right in NEEDED.get(event.kind, {}).items():
-            if not is_right(event.values.get(key)):
-                raise RecordError(
-                    f"{path} is damaged: {key!r} of the {event.kind!r} at step {event.step} is missing, or "
-                    "not what it should be"
-                )
+        for key, types in NEEDED.get(event.kind, {}).items():
+            value = event.values.get(key)
+            if not isinstance(value, types) or isinstance(value, bool):
+                where = f"{key!r} of the {event.kind!r} at step {event.step}"
+                raise RecordError(f"{path} is damaged: {where} is missing, or not what it should be")
 
 
 def told_apart(runs: Sequence[LongRun]) -> list[LongRun]:
-    """By their folders, where two have one name."""
+    """The runs under their folders' names, where two have the same name."""
     alike = len({run.name for run in runs}) < len(runs)
     return [replace(run, name=str(run.folder)) if alike else run for run in runs]
 
 
 def tables(runs: Sequence[LongRun]) -> list[Table]:
-    """What they learnt, HellaSwag beside what is published, and how they go on with a prompt."""
-    found = [_learnt(runs), _hellaswag(runs, "completion"), _hellaswag(runs, "harness"), _samples(runs)]
-    return [table for table in found if table]
+    """What they learnt, HellaSwag beside published scores, and how they continue a prompt."""
+    optional = [_learnt(runs), _hellaswag(runs, "completion"), _hellaswag(runs, "harness"), _samples(runs)]
+    return [table for table in optional if table]
 
 
 def _learnt(runs: Sequence[LongRun]) -> Table:
-    published = [each for each in PUBLISHED_RUNS if each.like(runs)]
+    published = [run for run in PUBLISHED_RUNS if run.like(runs)]
     notes = [
         f"Losses in nats per token; the training loss is the mean of the last {SMOOTHED} steps. Losses on "
         "unlike corpora do not compare. Loader: the share of the steps' time that was spent waiting for "
@@ -225,14 +226,12 @@ def _learnt(runs: Sequence[LongRun]) -> Table:
 
 
 def _where(run: LongRun) -> str | None:
-    return (
-        "; ".join(sorted({f"{leg.values['devices']} x {leg.values['chip']}" for leg in run.of("leg")}))
-        or None
-    )
+    hardware = {f"{leg.values['devices']} x {leg.values['chip']}" for leg in run.of("leg")}
+    return "; ".join(sorted(hardware)) or None
 
 
 def _of_steps(run: LongRun, key: str) -> list[float]:
-    """What its steps say of themselves, as far as they do."""
+    """Values of a key in all steps that have it."""
     return [value for event in run.of("step") if (value := event.values.get(key)) is not None]
 
 
@@ -294,54 +293,50 @@ LEARNT: list[Column[LongRun]] = [
 
 
 def _lowest(vals: Sequence[Event]) -> float | None:
-    """The lowest loss of those on the same tokens as the last one: others do not compare."""
+    """Lowest loss of those on the same tokens as the last one: others do not compare."""
     if not vals:
         return None
     last = vals[-1].values
-    alike = [
-        loss_of(event)
-        for event in vals
-        if all(
-            event.values.get(key) in (last.get(key), None)
-            or last.get(key) is None  # older versions kept no sha256
-            for key in ("corpus", "sha256", "tokens")
-        )
-    ]
-    return min(alike, key=lambda each: (math.isnan(each), each))
+
+    def same(event: Event, key: str) -> bool:
+        # Older versions kept no sha256.
+        return None in (event.values.get(key), last.get(key)) or event.values[key] == last[key]
+
+    keys = ("corpus", "sha256", "tokens")
+    losses = [loss_of(event) for event in vals if all(same(event, key) for key in keys)]
+    return min(losses, key=lambda loss: (math.isnan(loss), loss))
 
 
 def _made_by(run: LongRun) -> str | None:
-    """The commits that a run's legs were trained by; None where they do not tell."""
+    """Commits by which a run's legs were trained; None where they do not tell."""
     legs = [leg.values for leg in run.of("leg") if leg.values.get("commit")]
     commits = [f"{leg['commit'][:12]}{', changed since' if leg.get('changed') else ''}" for leg in legs]
     return f"{run.name} by {' and '.join(dict.fromkeys(commits))}" if commits else None
 
 
 def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
-    """All of one style: the other's figures stand in a table of their own."""
+    """Scores of one style: those of the other do not compare."""
     last = {
         run.name: event for run in runs for event in run.of("hellaswag") if event.values["style"] == style
     }
     rows = [(run, last[run.name]) for run in runs if run.name in last]
     models = {run.workload["model"] for run in runs}
     columns: list[Column[tuple[LongRun, Event]]] = [
-        Column(
-            "Run", lambda each: each[0].name, beneath=lambda each: f"{each.model} ({each.source})", words=True
-        ),
-        Column("Model", lambda each: each[0].workload["model"], beneath=lambda each: each.model, words=True),
-        Column("Corpus", lambda each: each[0].corpus, beneath=lambda each: each.corpus, words=True),
-        Column("Step", lambda each: each[1].step, "{:,}".format),
-        Column("acc", lambda each: each[1].values["acc"], "{:.4f}".format, beneath=lambda each: each.acc),
+        Column("Run", lambda row: row[0].name, beneath=lambda row: f"{row.model} ({row.source})", words=True),
+        Column("Model", lambda row: row[0].workload["model"], beneath=lambda row: row.model, words=True),
+        Column("Corpus", lambda row: row[0].corpus, beneath=lambda row: row.corpus, words=True),
+        Column("Step", lambda row: row[1].step, "{:,}".format),
+        Column("acc", lambda row: row[1].values["acc"], "{:.4f}".format, beneath=lambda row: row.acc),
         Column(
             "acc_norm",
-            lambda each: each[1].values["acc_norm"],
+            lambda row: row[1].values["acc_norm"],
             "{:.4f}".format,
-            beneath=lambda each: each.acc_norm,
+            beneath=lambda row: row.acc_norm,
         ),
         Column(
             "Source",
-            lambda each: f"{each[1].values['examples']:,} examples",
-            beneath=lambda each: f"published: {each.source}{', ' + each.note if each.note else ''}",
+            lambda row: f"{row[1].values['examples']:,} examples",
+            beneath=lambda row: f"published: {row.source}{', ' + row.note if row.note else ''}",
             words=True,
         ),
     ]
@@ -349,7 +344,7 @@ def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
         title=f"HellaSwag, {style} style",
         columns=columns,
         rows=rows,
-        beneath=[each for each in PUBLISHED if each.style == style and each.model in models],
+        beneath=[row for row in PUBLISHED if row.style == style and row.model in models],
         notes=["Of the two styles (docs/training.md) no figures compare; chance is 0.25."],
     )
     return table if rows else None
@@ -358,29 +353,29 @@ def _hellaswag(runs: Sequence[LongRun], style: str) -> Table | None:
 def _samples(runs: Sequence[LongRun]) -> Table | None:
     rows = [(run.name, event) for run in runs for event in run.of("sample")]
     columns: list[Column[tuple[str, Event]]] = [
-        Column("Run", lambda each: each[0], words=True),
-        Column("Step", lambda each: each[1].step, "{:,}".format),
-        Column("Prompt", lambda each: each[1].values["prompt"], words=True),
-        Column("Goes on", lambda each: each[1].values["text"], words=True),
+        Column("Run", lambda row: row[0], words=True),
+        Column("Step", lambda row: row[1].step, "{:,}".format),
+        Column("Prompt", lambda row: row[1].values["prompt"], words=True),
+        Column("Goes on", lambda row: row[1].values["text"], words=True),
     ]
     return Table(title="Samples", columns=columns, rows=rows) if rows else None
 
 
 def reference_lines(runs: Sequence[LongRun], style: str) -> list[tuple[str, float, float]]:
-    """Models and the lowest and highest acc_norm published of OpenAI's weights: of these runs' sizes, and
-    gpt2-xl.
-    """
+    """Model, lowest and highest published acc_norm of OpenAI's weights of the runs' sizes and gpt2-xl."""
     models = dict.fromkeys([*(run.workload["model"] for run in runs), "gpt2-xl"])
     lines = []
     for model in models:
-        webtext = [
-            each for each in PUBLISHED if (each.corpus, each.style, each.model) == ("webtext", style, model)
+        scores = [
+            score
+            for score in PUBLISHED
+            if (score.corpus, score.style, score.model) == ("webtext", style, model)
         ]
-        if shares := [each.acc_norm for each in webtext if each.acc_norm is not None]:
+        if shares := [score.acc_norm for score in scores if score.acc_norm is not None]:
             lines.append((model, min(shares), max(shares)))
     return lines
 
 
 def same_validation(runs: Sequence[LongRun]) -> bool:
-    """Whether their validation losses are of one corpus, and so compare."""
+    """Whether the validation losses are of one corpus, and so compare."""
     return len({event.values["corpus"] for run in runs for event in run.of("val")}) <= 1

@@ -10,7 +10,7 @@ from typing import Any
 from bench.analysis.row import Row
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early
-from bench.format import number, plain, ratio, with_interval
+from bench.format import number, plain, plural, ratio, with_interval
 from bench.ladder.ladder import LONGEST_NAME, Ladder, Rung
 from bench.report.caption import fastest
 from gpt2.config import yaml_files
@@ -28,12 +28,11 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
         before = rung.toggles
     if winner.toggles != before:
         best = _rung(winner.rung, before, winner.toggles, ladder)
-        if best["name"] in {rung["name"] for rung in rungs}:  # of a ladder that led to an earlier winner
+        if best["name"] in {rung["name"] for rung in rungs}:  # the ladder led to an earlier winner
             best["name"] = f"best {best['name']}"[:LONGEST_NAME]
         rungs.append(best)
     workload = asdict(ladder.workload)
-    # Another ladder to another winner is called otherwise, or its results would be taken for runs of this
-    # one.
+    # Ladders to different winners need different names, or their results would count as runs of one ladder.
     own = hashlib.sha256(json.dumps([workload, rungs], sort_keys=True).encode()).hexdigest()[:6]
     content = {
         "name": f"{ladder.name[:80]}-best-{own}",
@@ -55,17 +54,16 @@ def ladder_to(ladder: Ladder, base: Rung, winner: Row, board: Scoreboard) -> str
 
 
 def _chosen(winner: Row, board: Scoreboard) -> str:
-    """By which figure, among how many."""
+    """By which figure the winner won, and among how many candidates."""
     tps = f"{with_interval(number(winner.tps.value), winner.tps)} tokens/s" if winner.tps else "?"
     over = f", {ratio(winner.speedup)} the first candidate" if winner.speedup else ""
-    others = [row for row in board.rows if row.other_maths]  # of which none could win
+    others = [row for row in board.rows if row.other_maths]  # none of these could win
     ran = [row.tps.rounds if row.tps else 0 for row in board.rows if row not in others]
-    most, whole = max(ran), ran.count(max(ran))
-    rounds = f"{most} round{'s' if most > 1 else ''}"
-    among = f"{len(ran)} candidate{'s' if len(ran) > 1 else ''}" + (
-        f", {whole} of which ran in all" if whole < len(ran) else " in"
+    most, complete = max(ran), ran.count(max(ran))
+    among = plural(len(ran), "candidate") + (
+        f", {complete} of which ran in all" if complete < len(ran) else " in"
     )
-    where = f"{rounds} on {board.environment.machine}"
+    where = f"{plural(most, 'round')} on {board.environment.machine}"
     apart = f"; {len(others)} of other maths could not win" if others else ""
     return f"{winner.rung}: {tps}{over}, the most of {among} {where}, by which it won{apart}."
 
@@ -76,6 +74,6 @@ def _rung(
     derived = {"grad_accum_steps"} if ladder.workload.tokens_per_step is not None else set()
     was = asdict(before)
     changes = {key: value for key, value in asdict(now).items() if value != was[key] and key not in derived}
-    # A name stands in --rungs, where a comma parts two.
+    # --rungs separates names by commas.
     rung = {"name": name.replace(",", " and")[:LONGEST_NAME], "set": changes}
     return {**rung, "expect": expect} if expect else rung

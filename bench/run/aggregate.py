@@ -1,4 +1,4 @@
-"""What the ranks measured, made one Measurement."""
+"""Combine the windows of all ranks into one Measurement."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from bench.run.measure import CpuUse, Window
 def combine(
     windows: list[Window], losses: list[list[float]], grad_norms: list[float], *, nodes: int = 1, **facts: Any
 ) -> Measurement:
-    """One Measurement from the windows and losses of all ranks, rank 0 first.
+    """Return one Measurement from the windows and losses of all ranks, rank 0 first.
 
-    nodes: machines, each with as many of the ranks, in order. facts: those of its fields that no rank
-    measures.
+    nodes: machines, with equally many ranks each, in order. facts: fields that no rank measures.
     """
     slowest = max(windows, key=lambda window: sum(window.block_seconds))
     first = windows[0]
@@ -64,12 +63,12 @@ def combine(
 
 
 def stood_still(ranks: list[list[Instant]]) -> StoodStill | None:
-    """How the rank that did longest did not run for a part of a window; None where all ran throughout.
+    """Return the standstill of the rank that lost most time; None if none stood still.
 
-    ranks: the blocks of each.
+    ranks: the blocks of each rank.
     """
     lost = [standstills(blocks) for blocks in ranks]
-    rank = max(range(len(ranks)), key=lambda each: sum(lost[each].values()))
+    rank = max(range(len(ranks)), key=lambda rank: sum(lost[rank].values()))
     if not lost[rank]:
         return None
     seconds = sum(lost[rank].values())
@@ -83,7 +82,7 @@ def stood_still(ranks: list[list[Instant]]) -> StoodStill | None:
 
 
 def _lost_seconds(window: Window) -> list[float]:
-    """Of each block; empty where nobody looked."""
+    """Return lost seconds by block; empty if they are not known."""
     if any(block.lost_seconds is None and block.asleep_seconds is None for block in window.blocks):
         return []
     lost = standstills(window.blocks)
@@ -95,7 +94,7 @@ def _used(window: Window, when: int) -> list[ChipState] | None:
 
 
 def _other_cores(ranks: list[CpuUse], nodes: int) -> float | None:
-    """Cores that processes other than these ranks kept busy, on average; on the node where they kept most."""
+    """Return the mean cores kept busy by other processes than these ranks, on the busiest node."""
     if not ranks:
         return None
     here = len(ranks) // nodes
@@ -107,13 +106,9 @@ def _other_cores(ranks: list[CpuUse], nodes: int) -> float | None:
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
-    """Absent as soon as one part is."""
-    total = 0.0
-    for value in values:
-        if value is None:
-            return None
-        total += value
-    return total
+    """Return the sum; None if any value is."""
+    known = list(values)
+    return None if None in known else sum(value for value in known if value is not None)
 
 
 def _highest(values: Iterable[int | None]) -> int | None:

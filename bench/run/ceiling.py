@@ -1,4 +1,4 @@
-"""What a machine's matrix units and memory sustain when nothing else is asked of them: the measured ceiling.
+"""Measure the ceiling: what a machine's matrix units and memory sustain without other work.
 
 Run by bench.run.runner and `bench roofline` as a process of its own; alone too:
     python -m bench.ceiling --device cpu --tokens 1024 --model gpt2 --out m.json
@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from bench.analysis.matmul_shapes import attention_flops, linear_layers
+from bench.analysis.bound import attention_flops, linear_layers
 from bench.host.standstill import Instant, pulse_beside, standstills
-from bench.process.worker_side import Progress, cause, give_way, leave_with_runner, write
+from bench.process.worker_side import Progress, cause, exit_code, failure, give_way, leave_with_runner, write
 from bench.records.machine import Attention, Ceiling, Matmul, Role
 from bench.records.record import Outcome
 from gpt2.config.toggles import Toggles, UnsupportedToggle
@@ -37,29 +35,34 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bfloat16": {"autocast": "bfloat16"},
     "float16": {"autocast": "float16"},
 }
-"""Number formats of products, and the toggles that choose them, by which a device says whether it has them.
-"""
+"""Number formats of matmuls, and the toggles that choose them."""
 
 PROBE = 1024
-"""Side of the small square that is timed first, to know what the rest will take."""
+"""Side of the square matmul that is timed first, to estimate the others."""
 SQUARES = (512, 1024, 2048, 4096, 8192, 16384)
 SQUARE_SECONDS = 4.0
-"""Of SQUARES the two largest are measured that take at most this many times `seconds` in float32."""
+"""The two largest of SQUARES are measured that take at most this many times `seconds` in float32."""
 LONGEST_SECONDS = 20.0
-"""A product that would take more than this many times `seconds` is left out: a format emulated on an old CPU.
-"""
+"""Matmuls that would take more than this many times `seconds`, such as emulated ones, are left out."""
 HOPELESS = 4.0
-"""float16 is left out where it is this many times slower than float32: such a CPU has no units for it."""
+"""float16 is left out where it is this many times slower than float32, being emulated."""
 BLOCKS = 5
-"""About as many blocks make up `seconds`."""
+"""Approximate number of blocks in `seconds`."""
 LONGEST_SEQUENCE = 1024
-"""Tokens of a sequence of the attention that is measured, where the micro-batch and the model have as many.
-"""
+"""Tokens of a sequence in the measured attention; fewer if the micro-batch or the model has fewer."""
 COPY_BYTES = 2**30
-"""Of the tensor copied, where a sixteenth of memory is as much: two of them fit into hardly any cache."""
+"""Size of the copied tensor, at most a sixteenth of memory; larger than caches."""
 
 Tell = Callable[[str, int, float | None], None]
-Clock = Callable[[], float]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Device, duration and clock of each measurement."""
+
+    device: Device
+    seconds: float
+    clock: Callable[[], float] = time.perf_counter
 
 
 def measure_ceiling(
@@ -71,26 +74,26 @@ def measure_ceiling(
     threads: int | None = None,
     copy_bytes: int | None = None,
     progress: Tell = lambda phase, steps, tps: None,
-    clock: Clock = time.perf_counter,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> Ceiling:
-    """Sustained rates of GPT-2's products and attention, of large squares and of memory.
+    """Measure sustained rates of GPT-2's matmuls and attention, of large squares and of memory.
 
-    Each is heated up and timed for `seconds`. Forward products and squares are measured in each number
-    format; the gradients' products and attention only in the one to train in, which would else take a CPU
-    several times as long.
+    Each is heated up and timed for `seconds`. Forward matmuls and squares are measured in each number format;
+    the gradients' matmuls and attention only in the one to train in, to save time on a CPU.
 
-    tokens: of one micro-batch, the products' m. threads: only noted. copy_bytes: of one tensor. The squares
-    follow from `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12 to 0.9
-    TFLOP/s at 0.3 s, up to 16384 on a GPU; a smaller `seconds` takes smaller ones.
+    tokens: of one micro-batch, the matmuls' m. threads: only noted. copy_bytes: of one tensor. The squares
+    depend on `seconds` and the device's speed (see SQUARE_SECONDS): 2048 and 4096 on a CPU with 0.12 to 0.9
+    TFLOP/s at 0.3 s, up to 16384 on a GPU.
     """
     start = time.perf_counter()
+    timing = Timing(device, seconds, clock)
     with _precision_restored(device):
-        rates, absent = _probe(device, seconds, clock)
+        rates, absent = _probe(timing)
         trained_in = _training_format(rates)
         matmuls: list[Matmul] = []
         for name, m, k, n in _shapes(tokens, config, rates["float32"], seconds):
-            # The weight lies as torch.nn.Linear keeps it, (n, k). Normal values: zeros would draw less power,
-            # and let a GPU clock higher, than training does.
+            # The weight has the layout of torch.nn.Linear, (n, k). Values are normal, because zeros draw less
+            # power, so that a GPU clocks higher than in training.
             x = torch.randn(m, k, device=device.torch_device)
             w = torch.randn(n, k, device=device.torch_device)
             for number_format, rate in rates.items():
@@ -98,14 +101,14 @@ def measure_ceiling(
                     continue
                 for role in _roles(name, gradients=number_format == trained_in):
                     progress("ceiling", len(matmuls), None)
-                    matmuls.append(_matmul(name, role, x, w, number_format, device, seconds, clock))
+                    matmuls.append(_matmul(name, role, x, w, number_format, timing))
         longest = rates[trained_in] * LONGEST_SECONDS * seconds
-        attention = _attention(tokens, config, trained_in, longest, device, seconds, clock)
+        attention = _attention(tokens, config, trained_in, longest, timing)
     for number_format in rates.keys() - {product.number_format for product in matmuls}:
-        absent[number_format] = "each product would take too long here"
+        absent[number_format] = "each matmul would take too long here"
     progress("ceiling", len(matmuls), None)
     size = copy_bytes or min(COPY_BYTES, (device.memory_bytes() or 16 * 2**30) // 16)
-    copy, update = _memory_rates(size, device, seconds, clock)
+    copy, update = _memory_rates(size, timing)
     if isinstance(attention, str):
         absent["attention"] = attention
     return Ceiling(
@@ -120,12 +123,12 @@ def measure_ceiling(
     )
 
 
-def sustained(work: Callable[[], object], device: Device, seconds: float, clock: Clock) -> float:
-    """Seconds per call of `work`, over all blocks of at least `seconds`; the device is waited for at block
-    ends only.
+def sustained(work: Callable[[], object], timing: Timing) -> float:
+    """Return the seconds per call of `work`, timed in blocks that are synchronised at their ends.
 
-    Before that it runs for `seconds` unmeasured, so that clocks and caches are those of steady work.
+    Before that it runs untimed for as long, so that clocks and caches are those of steady work.
     """
+    device, seconds, clock = timing.device, timing.seconds, timing.clock
 
     def block(calls: int) -> Instant:
         start = Instant.now(pulse, clock)
@@ -137,7 +140,7 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
 
     def blocks(calls: int) -> list[Instant]:
         taken: list[Instant] = []
-        while sum(each.seconds for each in taken) < seconds:
+        while sum(block.seconds for block in taken) < seconds:
             taken.append(block(calls))
         return taken
 
@@ -150,20 +153,18 @@ def sustained(work: Callable[[], object], device: Device, seconds: float, clock:
             if took < seconds / BLOCKS:
                 calls *= 2
         timed = blocks(calls)
-        if standstills(
-            timed
-        ):  # the process was stopped, or the machine slept: such time is not the product's
+        if standstills(timed):  # the process was stopped, or the machine slept
             timed = blocks(calls)
-    return sum(each.seconds for each in timed) / (calls * len(timed))
+    return sum(block.seconds for block in timed) / (calls * len(timed))
 
 
 def _training_format(rates: Mapping[str, float]) -> str:
-    """The number format to train in: bfloat16 where the device has units for it, else float32."""
+    """Return the number format to train in: bfloat16 where the device has units for it, else float32."""
     return "bfloat16" if rates.get("bfloat16", 0.0) > rates["float32"] else "float32"
 
 
 def _roles(name: str, *, gradients: bool) -> tuple[Role | None, ...]:
-    """Which products of a shape to measure."""
+    """Return the roles in which a shape is measured."""
     if name == "square":
         return (None,)
     return ("forward", "input_gradient", "weight_gradient") if gradients else ("forward",)
@@ -175,19 +176,17 @@ def _matmul(
     x: torch.Tensor,
     w: torch.Tensor,
     number_format: str,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Matmul:
-    """Measure a linear layer's product. x: (tokens, k), its input; w: (n, k), its weight."""
+    """Measure a linear layer's matmul. x: (tokens, k), its input; w: (n, k), its weight."""
     a, b = _factors(role, x.to(_dtype(number_format)), w.to(_dtype(number_format)))
-    rate = _rate(a, b, number_format, device, seconds, clock)
+    rate = _rate(a, b, number_format, timing)
     m, k, n = *a.shape, b.shape[1]
     return Matmul(name=name, role=role, number_format=number_format, m=m, k=k, n=n, flops_per_second=rate)
 
 
 def _factors(role: Role | None, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """What a linear layer multiplies, as autograd has it: a transposed factor is a view."""
+    """Return the factors of a linear layer's matmul in autograd's layout, where a transpose is a view."""
     if role in (None, "forward"):
         return x, w.t()
     gradient = F.linear(x, w)  # that of the layer's output, (tokens, n), has its shape and layout
@@ -198,15 +197,13 @@ def _dtype(number_format: str) -> torch.dtype:
     return torch.float32 if number_format == "tf32" else getattr(torch, number_format)
 
 
-def _rate(
-    a: torch.Tensor, b: torch.Tensor, number_format: str, device: Device, seconds: float, clock: Clock
-) -> float:
-    """FLOP/s of a (m, k) by b (k, n) in a number format."""
-    device.set_matmul_precision("high" if number_format == "tf32" else "highest")
+def _rate(a: torch.Tensor, b: torch.Tensor, number_format: str, timing: Timing) -> float:
+    """Return the FLOP/s of a (m, k) by b (k, n) in a number format."""
+    timing.device.set_matmul_precision("high" if number_format == "tf32" else "highest")
     a, b = a.to(_dtype(number_format)), b.to(_dtype(number_format))
-    # Made once and filled by each product: fresh memory would be faulted in page by page each time.
+    # Reused by each matmul, because new memory costs page faults.
     out = torch.empty(len(a), b.size(1), dtype=a.dtype, device=a.device)
-    return 2 * len(a) * b.numel() / sustained(lambda: torch.mm(a, b, out=out), device, seconds, clock)
+    return 2 * len(a) * b.numel() / sustained(lambda: torch.mm(a, b, out=out), timing)
 
 
 def _attention(
@@ -214,19 +211,17 @@ def _attention(
     config: GPT2Config,
     number_format: str,
     longest_flops: float,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Attention | str:
-    """Measure one layer's causal attention by torch's own choice of kernel; returns why not where that fails."""
+    """Measure one layer's causal attention with torch's default kernel; return the reason if it fails."""
     T = min(LONGEST_SEQUENCE, tokens, config.n_ctx)
     B, head_dim = tokens // T, config.n_embd // config.n_head
     flops = attention_flops(config.n_embd, B * T, T)
     if flops > longest_flops:
         return "it would take too long here"
     try:
-        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, device, seconds, clock)
-    except RuntimeError as error:  # such as out of memory; the products' rates are worth keeping
+        return _timed_attention(B, T, config.n_head, head_dim, flops, number_format, timing)
+    except RuntimeError as error:  # such as out of memory; the matmuls' rates are kept
         return cause(error)
 
 
@@ -237,11 +232,10 @@ def _timed_attention(
     head_dim: int,
     flops: int,
     number_format: str,
-    device: Device,
-    seconds: float,
-    clock: Clock,
+    timing: Timing,
 ) -> Attention:
-    """Time attention on q, k, v as the model has them, views of one tensor."""
+    """Time attention on q, k, v that are views of one tensor, as in the model."""
+    device = timing.device
     device.set_matmul_precision("highest")
     qkv = torch.randn(B, T, 3, n_head, head_dim, dtype=_dtype(number_format), device=device.torch_device)
     q, k, v = (each.transpose(1, 2).detach().requires_grad_() for each in qkv.unbind(2))
@@ -256,8 +250,8 @@ def _timed_attention(
     def training() -> None:
         held[:] = torch.autograd.grad(forward(), (q, k, v), gradient)
 
-    forward_seconds = sustained(forward, device, seconds, clock)
-    training_seconds = sustained(training, device, seconds, clock)
+    forward_seconds = sustained(forward, timing)
+    training_seconds = sustained(training, timing)
     return Attention(
         number_format=number_format,
         B=B,
@@ -281,11 +275,12 @@ def _precision_restored(device: Device) -> Iterator[None]:
         device.set_matmul_precision(before)
 
 
-def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, float], dict[str, str]]:
-    """Rough FLOP/s of each number format to be measured, float32 first, and why the others are not.
+def _probe(timing: Timing) -> tuple[dict[str, float], dict[str, str]]:
+    """Return rough FLOP/s of each number format to measure, float32 first, and reasons against the others.
 
-    bfloat16 is measured even where it is slow: whoever trains with it there should see that.
+    bfloat16 is measured even where it is slow, to show that.
     """
+    device = timing.device
     x = torch.randn(PROBE, PROBE, device=device.torch_device)
     rates: dict[str, float] = {}
     absent: dict[str, str] = {}
@@ -299,7 +294,7 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
         except UnsupportedToggle as error:
             absent[number_format] = str(error)
             continue
-        rate = _rate(x, x, number_format, device, seconds / 10, clock)
+        rate = _rate(x, x, number_format, replace(timing, seconds=timing.seconds / 10))
         if number_format == "float16" and rate * HOPELESS < rates["float32"]:
             absent[number_format] = f"more than {HOPELESS:g} times slower than float32 here"
         else:
@@ -310,35 +305,33 @@ def _probe(device: Device, seconds: float, clock: Clock) -> tuple[dict[str, floa
 def _shapes(
     tokens: int, config: GPT2Config, float32_rate: float, seconds: float
 ) -> list[tuple[str, int, int, int]]:
-    """(name, m, k, n) of the products to measure."""
+    """Return (name, m, k, n) of the matmuls to measure."""
     layers = [(layer.name, tokens, layer.k, layer.padded_n) for layer in linear_layers(config)]
     quick = [size for size in SQUARES if 2 * size**3 <= float32_rate * SQUARE_SECONDS * seconds]
     return layers + [("square", size, size, size) for size in quick[-2:] or SQUARES[:1]]
 
 
-def _memory_rates(size: int, device: Device, seconds: float, clock: Clock) -> tuple[float, float]:
-    """Bytes per second, read plus written, of copying a tensor of about `size` bytes and of changing it in
-    place.
-    """
-    # Values that differ, and all of them written: the pages of torch.zeros would be one and the same page.
+def _memory_rates(size: int, timing: Timing) -> tuple[float, float]:
+    """Return bytes per second, read plus written, of copying `size` bytes and of updating them in place."""
+    device = timing.device
+    # Written with differing values: the pages of torch.zeros would be one physical page.
     piece = torch.randn(2**16, device=device.torch_device)
     source = piece.repeat(max(1, size // piece.nbytes))
     target = torch.empty_like(source)
-    if device.lazy:  # a compiler of whole programs takes a copy, and a product by 1, for nothing to do
+    if device.lazy:  # a compiler of whole programs removes a copy and a product by 1
         copying, updating = (lambda: torch.add(source, 1.0, out=target)), (lambda: target.add_(1.0))
     else:
         copying, updating = (lambda: target.copy_(source)), (lambda: target.mul_(1.0))
-    copy = sustained(copying, device, seconds, clock)
-    update = sustained(updating, device, seconds, clock)
+    copy = sustained(copying, timing)
+    update = sustained(updating, timing)
     return 2 * source.nbytes / copy, 2 * source.nbytes / update
 
 
 # --- as a process
-# -------------------------------------------------------------------------------------------------
 
 
 def main() -> int:
-    """Returns 0 when the ceiling was measured, else 1."""
+    """Return 0 if the ceiling was measured, else 1."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.ceiling", description="Measure what this machine sustains."
     )
@@ -347,7 +340,7 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, required=True, help="of one micro-batch")
     parser.add_argument("--model", required=True, choices=list(PRESETS), help="whose shapes to measure")
     parser.add_argument(
-        "--seconds", type=float, default=0.3, help="of timing per product, after as much heating up"
+        "--seconds", type=float, default=0.3, help="of timing per matmul, after as much heating up"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     arguments = parser.parse_args()
@@ -358,9 +351,7 @@ def main() -> int:
     leave_with_runner()
     outcome = _outcome(toggles, arguments)
     write(arguments.out, outcome)
-    if outcome.error:
-        print(outcome.error, file=sys.stderr)
-    return 0 if outcome.status == "ok" else 1
+    return exit_code(outcome)
 
 
 def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
@@ -370,7 +361,7 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
     try:
         device = find(toggles)
         stages.configure_process(toggles, device)
-        machine = describe(device)  # before, because the load average is that of others
+        machine = describe(device)  # before measuring, which raises the load average
         count = stages.threads(toggles) if device.shared_by_ranks else None
         ceiling = measure_ceiling(
             device,
@@ -384,6 +375,4 @@ def _outcome(toggles: Toggles, arguments: argparse.Namespace) -> Outcome:
     except UnsupportedToggle as error:
         return Outcome(status="unsupported", error=str(error))
     except Exception as error:
-        traceback.print_exc()
-        out_of_memory = device is not None and device.is_out_of_memory(error)
-        return Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
+        return failure(error, out_of_memory=device is not None and device.is_out_of_memory(error))

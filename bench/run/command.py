@@ -1,6 +1,4 @@
-"""The commands of a run's processes, which whoever reads a record can paste to run one again. Imports no
-torch.
-"""
+"""Commands of a run's processes, which a reader of a record can paste. Imports no torch."""
 
 from __future__ import annotations
 
@@ -20,30 +18,28 @@ from gpt2.training.stages import model_config
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What `bench run` was asked besides the ladder."""
+    """Options of `bench run` besides the ladder."""
 
     out: Path = Path("results")
     data: Path | None = None
     rungs: tuple[str, ...] = ()
-    """Names of the rungs to run; empty means all."""
+    """Names of the rungs to run; empty for all."""
     overrides: tuple[str, ...] = ()
-    """As given with --set; workers need them again."""
+    """Values of --set, which workers need again."""
     ablate: bool = False
-    """Whether to measure each rung's changes alone and left out, too."""
+    """Whether to also measure each rung's changes alone and left out."""
     resume: bool = False
     """Whether to go on with the newest results file of this ladder."""
     peak_tflops: float | None = None
     price_per_hour: float | None = None
     compile_cache: Path | None = None
-    """Folder that keeps compiled code beyond the run; None: it goes with the run."""
+    """Folder that keeps compiled code after the run; None to drop it."""
     place: Place | None = None
-    """Among several nodes; None where there is one."""
+    """Place among several nodes; None if there is one."""
 
 
 def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | None = None) -> list[str]:
-    """Arguments of the interpreter that measures one rung, --out excepted. part: where several nodes share
-    it.
-    """
+    """Return the interpreter's arguments for measuring a rung, without --out. part: over several nodes."""
     toggles = task.rung.toggles
     command = ["-m", "bench.worker", str(ladder.path), task.rung.base or task.rung.name]
     kind = "sweep" if task.rung.base else task.kind
@@ -53,19 +49,15 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
         command.append("--losses")
     if toggles.processes > 1:
         alone = ["--standalone", "--nproc-per-node", str(toggles.processes)]
-        command = [
-            "-m",
-            "torch.distributed.run",
-            *(part.arguments(toggles.processes) if part else alone),
-            *command,
-        ]
+        ranks = part.arguments(toggles.processes) if part else alone
+        command = ["-m", "torch.distributed.run", *ranks, *command]
     if options.data:
         command += ["--data", str(options.data)]
     overrides = list(options.overrides)
     if task.repetition == 1 and task.kind != "control" and _has_other_gradients(ladder, toggles):
         command.append("--gradients")
     if (task.repetition > 1 or task.kind not in RUNGS) and ladder.protocol.loss_steps:
-        overrides.append("protocol.loss_steps=0")  # a curve once drawn is the same in every round
+        overrides.append("protocol.loss_steps=0")  # the losses are the same in every round
     for override in overrides:
         command += ["--set", override]
     for setting in task.rung.settings:
@@ -76,24 +68,23 @@ def worker_command(ladder: Ladder, task: Task, options: Options, part: Part | No
 
 
 def _has_other_gradients(ladder: Ladder, toggles: Toggles) -> bool:
-    """Whether a rung has code that could have other gradients than torch's eager code."""
+    """Whether a rung has code whose gradients could differ from those of torch's eager code."""
     config = model_config(toggles, ladder.workload.config)
     return toggles.compile != "eager" or config != config.plain
 
 
 def external_command(ladder: Ladder, task: Task, options: Options) -> list[str]:
-    """Arguments of the interpreter that times an external rung, --out excepted."""
+    """Return the interpreter's arguments for timing an external rung, without --out."""
     sets = [part for override in options.overrides for part in ("--set", override)]
     return ["-m", "bench.external", str(ladder.path), task.rung.name, *sets]
 
 
 MOST_TOKENS = 16384
-"""Products grow no faster beyond this many rows, but lm_head's output takes 3.3 GB of float32 there already.
-"""
+"""Most rows of a matmul: more are no faster, and lm_head's output takes 3.3 GB of float32 at these."""
 
 
 def ceiling_command(ladder: Ladder, device: str) -> list[str]:
-    """Arguments of the interpreter that measures a device's ceiling, --out excepted."""
+    """Return the interpreter's arguments for measuring a device's ceiling, without --out."""
     T = ladder.workload.seq_len
     sizes = [rung.toggles.micro_batch_size for rung in ladder.rungs if rung.toggles.device == device]
     tokens = min(max(sizes, default=1) * T, max(MOST_TOKENS, T))
@@ -104,20 +95,15 @@ def ceiling_command(ladder: Ladder, device: str) -> list[str]:
 
 
 TORCHRUNS_HOST = re.compile(r"^(\s*host\s*: ).*$", re.MULTILINE)
-"""In its account of what has failed."""
+"""Host in torchrun's report of a failure."""
 
 
 def anonymous(text: str) -> str:
-    """Without the names of this host and of the places where this user keeps his files: results are to be
-    shared.
-    """
+    """Replace this host's name and the user's folders, because results are shared."""
     text = TORCHRUNS_HOST.sub(r"\1HOST", text)
     host = socket.gethostname()
     if host not in ("", "localhost"):
         text = re.sub(rf"\b{re.escape(host)}\b", "HOST", text)
-    for place, name in (
-        (str(Path.cwd()), "."),
-        (os.path.expanduser("~"), "~"),
-    ):  # itself where there is no home
-        text = text.replace(place, name) if len(place) > 1 else text
+    for folder, name in ((str(Path.cwd()), "."), (os.path.expanduser("~"), "~")):
+        text = text.replace(folder, name) if len(folder) > 1 else text
     return text

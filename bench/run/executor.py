@@ -1,4 +1,4 @@
-"""One process of a run: its command, its environment, and the record of how it ended. Imports no torch."""
+"""Run one process of a run: its command, its environment, and the record of its end. Imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 import shlex
 import sys
 import time
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -18,23 +18,23 @@ from bench.analysis.schedule import Cut, Task
 from bench.host.doctor import other_work_cores, warnings
 from bench.host.telemetry import cpu_times, other_cores, state
 from bench.ladder.ladder import Ladder
-from bench.process.shutdown import Ending, Stop
-from bench.process.supervisor import CACHE, classify, said, supervise
+from bench.process.shutdown import Stop, StopSignal
+from bench.process.supervisor import CACHE, classify, read_outcome, supervise
 from bench.process.worker_side import cause
 from bench.records.machine import State
 from bench.records.measurement import External
 from bench.records.record import Outcome, Record, ToggleValues
 from bench.run.command import Options, anonymous, ceiling_command, external_command, worker_command
-from bench.run.nodes.coordinator import JointTask, Team
+from bench.run.nodes.coordinator import DistributedTask, Team
 from bench.run.nodes.topology import Part, nodes_for
-from bench.run.probe import Answer
+from bench.run.probe import ProbeResult
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 from gpt2.training.reexec import own_path, own_variables
 from gpt2.training.stages import environment, threads, unheeded_threads
 
 
 class Watcher(Protocol):
-    """Is told how a run gets on (see bench.cli.progress)."""
+    """Shows the progress of a run (see bench.cli.progress)."""
 
     def note(self, text: str) -> None: ...
     def waiting(self, what: str) -> None: ...
@@ -44,136 +44,116 @@ class Watcher(Protocol):
 
 
 SAFE_PATH = "-P"
-"""Python's option by which no bench.py or torch.py of the working directory is run in place of the right one.
-"""
+"""Python's option to ignore a bench.py or torch.py in the working directory."""
 GPU_SECONDS = 1.0
-"""Between looks at the GPUs during a window."""
+"""Seconds between samples of the GPUs within a window."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """How a task ended on this node, and what the machine did before, within and after it; null: it never
-    began.
-    """
-
-    outcome: Outcome
-    exit_code: int | None = None
-    before: State | None = None
-    during: State | None = None
-    after: State | None = None
-    seconds: float | None = None
+def now() -> str:
+    """Return the time in UTC, as records hold it."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 @dataclass
-class Processes:
-    """Runs one task after the other, each in processes of its own, and says how each ended."""
+class Executor:
+    """Runs one task after another, each in processes of its own, and makes the record of each."""
 
     ladder: Ladder
     options: Options
     scratch: Path
     run_id: str
-    asked: Answer
+    probed: ProbeResult
     watcher: Watcher
-    session: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    session: str = field(default_factory=now)
     standing: tuple[str, ...] = ()
-    """Warnings that hold for the whole run on a CPU."""
-    stop: Ending = field(default_factory=Stop)
-    """By which the user ends the process that runs."""
+    """Warnings that apply to all rungs on a CPU."""
+    stop: StopSignal = field(default_factory=Stop)
+    """Ends the running process when the user asks for it."""
     team: Team | None = None
-    """The other nodes, where there are several."""
+    """The other nodes; None if there is one."""
 
     def run(self, task: Task) -> Record:
-        """Measure one rung once, in a process of its own, or in several on each of the nodes that it takes.
+        """Measure a rung once, on each of the nodes that it takes, and return the record.
 
-        Whatever goes wrong here once the process has said how it went, that is what the record says.
+        If anything fails after the process has written its outcome, the record holds that outcome.
         """
-        started = datetime.now(UTC).isoformat(timespec="seconds")
+        started = now()
         try:
             return self._run(task, started)
         except Exception as error:
-            if (outcome := said(self._out(task))) is None:
+            if (outcome := read_outcome(self._out(task))) is None:
                 raise
             lacking = (
-                f"what surrounded the process could not be recorded ({cause(error)}); what it measured stands"
+                f"the state of the machine could not be recorded ({cause(error)}); the measurement stands"
             )
             outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, lacking]})
-            return self._record(task, started, 1, Observed(outcome=outcome), bare=True)
+            return self._record(task, started, 1, outcome, bare=True)
 
     def _out(self, task: Task) -> Path:
-        """Where its process writes its Outcome."""
+        """The file to which a task's process writes its Outcome."""
         return self.scratch / f"{task.repetition}-{task.kind}-{task.rung.index}.json"
 
     def _run(self, task: Task, started: str) -> Record:
         nodes = 1
-        missing = self.asked.missing.get(task.rung.toggles.device) if task.rung.external else None
-        if missing:  # a peer would say so at length
-            return self._record(
-                task, started, nodes, Observed(outcome=Outcome(status="unsupported", error=missing))
-            )
+        missing = self.probed.missing.get(task.rung.toggles.device) if task.rung.external else None
         try:
-            if self.team:
-                nodes = self._nodes(task, self.team)
-            seen = (
-                self._jointly(task, nodes, self.team)
-                if self.team and nodes > 1
-                else self.observe(task, self.stop)
-            )
+            if missing:  # shorter than the error of another trainer
+                outcome = Outcome(status="unsupported", error=missing)
+            elif self.team and (nodes := self._nodes(task, self.team)) > 1:
+                outcome = self._observe_distributed(task, nodes, self.team)
+            else:
+                outcome = self.observe(task, self.stop)
         except UnsupportedToggle as error:
-            seen = Observed(outcome=Outcome(status="unsupported", error=str(error)))
-        return self._record(task, started, nodes, seen)
+            outcome = Outcome(status="unsupported", error=str(error))
+        return self._record(task, started, nodes, outcome)
 
     def not_begun(self, cut: Cut) -> Record:
-        """The record of a process that there was no time for."""
-        seen = Observed(
-            outcome=Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why)
-        )
-        return self._record(cut.task, datetime.now(UTC).isoformat(timespec="seconds"), 1, seen)
+        """Return the record of a process that there was no time for."""
+        outcome = Outcome(status="interrupted", error=f"not begun: {cut.why}", not_begun=cut.why)
+        return self._record(cut.task, now(), 1, outcome)
 
     def _nodes(self, task: Task, team: Team) -> int:
-        """How many nodes a task takes. Raises UnsupportedToggle."""
+        """Number of nodes of a task. Raises UnsupportedToggle."""
         toggles = task.rung.toggles
-        # What was asked is about the last rung's device; others can only be spread evenly.
-        same = toggles.device == self.ladder.chosen(self.options.rungs)[-1].toggles.device
-        return nodes_for(toggles, team.place.nodes, self.asked.environment.device_count if same else None)
+        # Only the number of devices of the last rung's kind is known; ranks on others are spread evenly.
+        known = toggles.device == self.ladder.chosen(self.options.rungs)[-1].toggles.device
+        return nodes_for(toggles, team.place.nodes, self.probed.environment.device_count if known else None)
 
-    def _jointly(self, task: Task, nodes: int, team: Team) -> Observed:
+    def _observe_distributed(self, task: Task, nodes: int, team: Team) -> Outcome:
         if absent := team.absent(nodes):
-            return Observed(outcome=Outcome(status="failed", error=absent))
-        joint = JointTask(team, task, nodes)
-        seen = self.observe(task, joint, joint.part)
-        outcome = joint.conclude(seen.outcome)
+            return Outcome(status="failed", error=absent)
+        distributed = DistributedTask(team, task, nodes)
+        outcome = distributed.conclude(self.observe(task, distributed, distributed.part))
         if shared := sorted(team.shared.intersection(range(nodes))):
-            who = ", ".join(map(str, [0, *shared]))
-            one = (
-                f"nodes {who} are one machine and share its cores: this is not the speed of several machines"
-            )
-            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, one]})
-        return replace(seen, outcome=outcome)
+            names = ", ".join(map(str, [0, *shared]))
+            warning = f"nodes {names} share the cores of one machine: not the speed of several machines"
+            outcome = outcome.model_copy(update={"warnings": [*outcome.warnings, warning]})
+        return outcome
 
-    def observe(self, task: Task, stop: Ending, part: Part | None = None) -> Observed:
-        """Run this node's processes of a task, and see how they end and what the machine does meanwhile."""
+    def observe(self, task: Task, stop: StopSignal, part: Part | None = None) -> Outcome:
+        """Run this node's processes of a task; return their outcome with the state of the machine."""
         toggles, nodes = task.rung.toggles, part.nodes if part else 1
         out, environ = self._out(task), self._environ(task, part)
         timeout = self.ladder.protocol.timeout_seconds
         before, times, others = state(), cpu_times(), other_cores()
         during: list[State] = []
-        looked = 0.0
+        sampled = 0.0
 
         def working(phase: str, steps: int, tps: float | None) -> None:
-            nonlocal looked
+            nonlocal sampled
             self.watcher.working(phase, steps, tps)
-            if phase == "window" and time.monotonic() - looked > GPU_SECONDS:
-                looked = time.monotonic()  # at work a device shows what an idle one does not
+            if phase == "window" and time.monotonic() - sampled > GPU_SECONDS:
+                sampled = time.monotonic()
                 during.append(state())
 
         argv = [sys.executable, SAFE_PATH, *self._command(task, part), "--out", str(out)]
-        ended = supervise(argv, environ, out, timeout, working, stop)
+        process = supervise(argv, environ, out, timeout, working, stop)
         after, since = state(), cpu_times()
-        outcome = classify(out, ended, timeout)
-        machine = outcome.environment or self.asked.environment
+        outcome = classify(out, process, timeout)
+        machine = outcome.environment or self.probed.environment
         device = HOST if machine.xla_on_cpu else toggles.device
         ranks = toggles.processes // nodes
-        noticed = warnings(
+        found = warnings(
             before,
             _under_load(during, after),
             device=device,
@@ -183,53 +163,50 @@ class Processes:
             stolen_cores=since.stolen_cores_since(times),
             memory_bytes=None if task.is_ceiling else self._memory_bytes(task, nodes),
         )
-        contending = other_work_cores(
+        other_work = other_work_cores(
             max(others, (outcome.measurement and outcome.measurement.other_cores) or 0.0),
             device=device,
             threads=threads(toggles, nodes),
             ranks=ranks,
         )
-        return Observed(
-            outcome=outcome.model_copy(
-                update={"warnings": [*outcome.warnings, *noticed], "other_work_cores": contending}
-            ),
-            exit_code=ended.exit_code,
-            before=before,
-            during=_together(during) if during else None,
-            after=after,
-            seconds=ended.seconds,
+        return outcome.model_copy(
+            update={
+                "warnings": [*outcome.warnings, *found],
+                "other_work_cores": other_work,
+                "exit_code": process.exit_code,
+                "process_seconds": process.seconds,
+                "before": before,
+                "during": _together(during) if during else None,
+                "after": after,
+            }
         )
 
     def _environ(self, task: Task, part: Part | None = None) -> dict[str, str]:
-        """The environment of a task's processes on this node."""
-        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache names a
-        # folder.
+        """Environment variables of a task's processes on this node."""
+        # Each rung has a compiler cache of its own, empty in the first round unless --compile-cache is given.
         kept = self.options.compile_cache
         return {
             **os.environ,
             **(own_path() if task.rung.external else own_variables()),
             **environment(task.rung.toggles, part.nodes if part else 1),
             **(part.environment if part else {}),
-            CACHE: str((kept.absolute() if kept else self.scratch) / f"inductor-{self._compiled(task)}"),
+            CACHE: str((kept.absolute() if kept else self.scratch) / f"inductor-{self._cache_key(task)}"),
             "BENCH_RUNNER_PID": str(os.getpid()),
             "TMPDIR": str(self.scratch),  # torchrun leaves a folder behind each time
         }
 
-    def _compiled(self, task: Task) -> str:
-        """A name for what a task compiles, which another model, other toggles or another torch does not
-        share.
-        """
-        version = self.asked.environment.torch
+    def _cache_key(self, task: Task) -> str:
+        """Name for compiled code, which depends on the model, the toggles and the version of torch."""
+        version = self.probed.environment.torch
         what = task.rung.external or asdict(task.rung.toggles)
-        # A control shares its rung's only where code is kept to save time: else both compile, and so are
-        # alike.
+        # A control compiles as its rung does, unless --compile-cache is to save that time.
         kind = task.kind.replace("control", "cumulative") if self.options.compile_cache else task.kind
         content = [kind, asdict(self.ladder.workload), what, version]
         return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:16]
 
     def _memory_bytes(self, task: Task, nodes: int) -> int | None:
-        """What the ranks here need."""
-        needed = self.asked.memory_bytes.get(task.name)
+        """Estimated memory of the ranks on this node."""
+        needed = self.probed.memory_bytes.get(task.name)
         return needed // nodes if needed is not None else None
 
     def _command(self, task: Task, part: Part | None) -> list[str]:
@@ -239,10 +216,12 @@ class Processes:
             return external_command(self.ladder, task, self.options)
         return worker_command(self.ladder, task, self.options, part)
 
-    def _record(self, task: Task, started: str, nodes: int, seen: Observed, *, bare: bool = False) -> Record:
-        """bare: without what could not be made a moment ago, the command and the output."""
-        ladder, rung, outcome = self.ladder, task.rung, seen.outcome
-        machine = outcome.environment or self.asked.environment
+    def _record(
+        self, task: Task, started: str, nodes: int, outcome: Outcome, *, bare: bool = False
+    ) -> Record:
+        """Return the record of a task. bare: without command and error text, where making them failed."""
+        ladder, rung = self.ladder, task.rung
+        machine = outcome.environment or self.probed.environment
         if self.team:
             machine = machine.model_copy(update={"nodes": self.team.place.nodes})
         return Record(
@@ -251,7 +230,7 @@ class Processes:
             chosen=list(self.options.rungs) or None,
             ablate=self.options.ablate,
             time=started,
-            process_seconds=seen.seconds,
+            process_seconds=outcome.process_seconds,
             kind=task.kind,
             ladder=ladder.name,
             ladder_hash=ladder.hash,
@@ -262,7 +241,7 @@ class Processes:
             status=outcome.status,
             expect=rung.expect,
             error=(outcome.status if bare else self._shareable(outcome.error)) if outcome.error else None,
-            exit_code=seen.exit_code,
+            exit_code=outcome.exit_code,
             command="" if bare else self._shown(task, nodes),
             warnings=[*outcome.warnings, *(self.standing if _by_the_c_library(rung.toggles) else ())],
             interrupted_late=outcome.interrupted_late,
@@ -276,30 +255,31 @@ class Processes:
             measurement=outcome.measurement,
             ceiling=outcome.ceiling,
             external=_external(task, outcome),
-            before=seen.before,
-            during=seen.during,
-            after=seen.after,
+            before=outcome.before,
+            during=outcome.during,
+            after=outcome.after,
             price_per_hour=self.options.price_per_hour,
         )
 
     def _shareable(self, text: str) -> str:
-        """Without places, and without addresses of the nodes."""
+        """Remove the user's paths and the nodes' addresses from a text."""
         hosts = self.team.hosts if self.team else {}
         for host in sorted(hosts, key=len, reverse=True):
             text = re.sub(rf"\b{re.escape(host)}\b", hosts[host], text)
         return anonymous(text)
 
     def _shown(self, task: Task, nodes: int) -> str:
-        """For a record: a corpus, and a ladder from elsewhere, by what they are and not by where they lie.
+        """Command of a task for a record, with words for what differs between machines and nodes.
 
-        What to put there over several nodes is node 0's host, a port of it, and each node's number.
+        DATA stands for the corpus, LADDER for a ladder outside the working directory, and over several nodes
+        NODE, HOST and PORT for each node's number and for node 0's address.
         """
         part = Part(nodes=nodes, node="NODE", host="HOST", port="PORT") if nodes > 1 else None
         places = {str(self.options.data): "DATA"} if self.options.data else {}
         if not self.ladder.path.resolve().is_relative_to(Path.cwd()):
             places[str(self.ladder.path)] = "LADDER"
-        parts = ["python", SAFE_PATH, *self._command(task, part), "--out", "m.json"]
-        return anonymous(shlex.join(places.get(part, part) for part in parts))
+        words = ["python", SAFE_PATH, *self._command(task, part), "--out", "m.json"]
+        return anonymous(shlex.join(places.get(word, word) for word in words))
 
 
 def _external(task: Task, outcome: Outcome) -> External | None:
@@ -308,13 +288,14 @@ def _external(task: Task, outcome: Outcome) -> External | None:
 
 
 def _by_the_c_library(toggles: Toggles) -> bool:
-    """Whether a rung's memory comes from where the runner's own does, which has looked at what that costs."""
+    """Whether a rung has the default allocator, whose page faults the runner has timed."""
     return toggles.device == HOST and toggles.allocator == Toggles().allocator
 
 
 def _under_load(during: list[State], after: State) -> State:
-    """The state after a process, but its GPUs as they were at work; others' processes are told from its own
-    then.
+    """Return the state after a process, with clocks and power of its GPUs while they worked.
+
+    Other processes on a GPU are those after it, when its own are gone.
     """
     if not during:
         return after
@@ -325,19 +306,19 @@ def _under_load(during: list[State], after: State) -> State:
     return after.model_copy(update={"gpus": gpus})
 
 
-def _together(looks: list[State]) -> State:
-    """The last of several looks, with the mean of each GPU's clocks and power, and all reasons to throttle."""
+def _together(samples: list[State]) -> State:
+    """Return the last of several states, with each GPU's mean clocks and power, and all throttle reasons."""
     gpus = []
-    for gpu in looks[-1].gpus:
-        each = [seen for look in looks for seen in look.gpus if seen.index == gpu.index]
-        reasons = {reason for seen in each for reason in seen.throttle_reasons}
-        means = {name: _mean([getattr(seen, name) for seen in each]) for name in AVERAGED}
+    for gpu in samples[-1].gpus:
+        same = [sample for state in samples for sample in state.gpus if sample.index == gpu.index]
+        reasons = {reason for sample in same for reason in sample.throttle_reasons}
+        means = {name: _mean([getattr(sample, name) for sample in same]) for name in AVERAGED}
         gpus.append(gpu.model_copy(update={"throttle_reasons": sorted(reasons), **means}))
-    return looks[-1].model_copy(update={"gpus": gpus})
+    return samples[-1].model_copy(update={"gpus": gpus})
 
 
 AVERAGED = ("sm_clock_mhz", "memory_clock_mhz", "power_watts")
-"""Fields of GpuState that change from moment to moment."""
+"""Fields of GpuState that fluctuate."""
 
 
 def _mean(values: list[float | None]) -> float | None:

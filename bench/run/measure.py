@@ -1,6 +1,6 @@
-"""Pull optimiser steps and time them: first step, warm-up, window; then, untimed, the losses still wanted.
+"""Pull optimiser steps and time them: first step, warm-up, window; then, untimed, further losses.
 
-The clock is read only when the device has been waited for, and nothing reads a loss within a window.
+The clock is read only after synchronising the device, and no loss is read within a window.
 """
 
 from __future__ import annotations
@@ -8,9 +8,8 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
-from types import TracebackType
 from typing import TypeVar
 
 import torch
@@ -25,17 +24,14 @@ from gpt2.training.train import Step
 T = TypeVar("T")
 
 Progress = Callable[[str, int, float | None], None]
-"""Called with the phase, the steps so far and the tokens per second of the last block, the clock not running.
-"""
+"""Called between blocks with the phase, the steps so far and the tokens per second of the last block."""
 
 MOST_WARMUP_STEPS = 100
-"""Warm-up ends here even if something still compiles; the report then flags the rung as recompiled."""
+"""Warm-up ends after these even if something still compiles; the report then shows `recompiled`."""
 
 
 class Collections:
-    """Counts what Python's garbage collector does while this is entered: it stops the thread that feeds the
-    device.
-    """
+    """Counts and times Python's garbage collections, which stop the thread that feeds the device."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -46,9 +42,7 @@ class Collections:
         gc.callbacks.append(self._called)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         gc.callbacks.remove(self._called)
 
     def _called(self, phase: str, info: dict[str, int]) -> None:
@@ -61,7 +55,7 @@ class Collections:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU time within some seconds: of all processes of this machine, and of this process alone."""
+    """CPU time within an interval: of all processes of this machine, and of this process alone."""
 
     seconds: float
     busy_seconds: float
@@ -70,36 +64,36 @@ class CpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
-    """What one rank measured; the fields are those of bench.records.record.Measurement."""
+    """What one rank measured; see the fields of bench.records.measurement.Measurement."""
 
     first_step_seconds: float
     warmup_steps: int
-    block_steps: int | None
-    blocks: list[Instant]
-    set_aside: list[Instant]
-    """Blocks of a window before, within which some rank stood still; empty where the first window stands."""
-    step_seconds: list[float]
-    """Of each step in those blocks, by the device's own clock where it has one."""
     history: list[Step]
     """Every step so far, from the first; more_losses() adds to it."""
-    memory: PeakMemory
-    gpu_memory_bytes: int | None
-    """That the process had taken of the whole GPU at the end of the window; None where nobody tells."""
-    recompiles: int
-    gc_collections: int
-    gc_seconds: float
-    energy_joules: float | None
-    cpu: CpuUse | None
-    """Of the window; None where nothing was timed."""
-    programs_per_step: float | None
-    host_reads: int | None
-    chips: tuple[list[ChipUse], list[ChipUse]] | None
-    """Just before and just after the window, where chips tell."""
-    data_wait_seconds: float
+    block_steps: int | None = None
+    blocks: list[Instant] = field(default_factory=list)
+    set_aside: list[Instant] = field(default_factory=list)
+    """Blocks of a first window in which a rank stood still; empty if the first window counts."""
+    step_seconds: list[float] = field(default_factory=list)
+    """Duration of each step of the blocks, by the device's own clock; empty if it has none."""
+    memory: PeakMemory = field(default_factory=lambda: PeakMemory(bytes=None, method="not measured"))
+    gpu_memory_bytes: int | None = None
+    """Memory of the whole GPU that the process had taken at the end of the window; None if unknown."""
+    recompiles: int = 0
+    gc_collections: int = 0
+    gc_seconds: float = 0.0
+    energy_joules: float | None = None
+    cpu: CpuUse | None = None
+    """CPU time within the window; None if nothing was timed."""
+    programs_per_step: float | None = None
+    host_reads: int | None = None
+    chips: tuple[list[ChipUse], list[ChipUse]] | None = None
+    """Use of the chips just before and just after the window; None if unknown."""
+    data_wait_seconds: float = 0.0
 
     @property
     def block_seconds(self) -> list[float]:
-        """Of each block, by the clock."""
+        """Wall-clock time of each block."""
         return [block.seconds for block in self.blocks]
 
 
@@ -119,19 +113,16 @@ def measure(
 ) -> Window:
     """Time one rung by pulling `steps`.
 
-    A window within which the process stood still, for the system stopped it or slept, is taken once more, if
-    has_time() says of its seconds that there are as many left; keep() is given the first one before that.
-    gpu_memory: bytes that the process has taken of the whole GPU by now. agree: gives every rank the largest
-    of the ranks' values, so that all take as many steps. pulse: one that is entered; without it nobody looks
-    whether the process stood still.
+    A window in which the process stood still, because the system stopped it or slept, is taken once more if
+    has_time(seconds of the window) allows; keep() receives the first one before that. agree: returns the
+    largest of the ranks' values on every rank, so that all take equally many steps. pulse: detects
+    standstills; it must be entered. gpu_memory: bytes that the process has taken of the whole GPU.
     """
     history: list[Step] = []
     tell = progress or (lambda phase, steps, tps: None)
 
     def pull(count: int) -> tuple[Instant, list[float]]:
-        """Take `count` steps; returns the time until the device has finished them, and the seconds of each
-        step.
-        """
+        """Take `count` steps; return their duration, synchronised, and the seconds of each step."""
         start, marks = Instant.now(pulse, clock), [device.mark()]
         for _ in range(count):
             history.append(next(steps))
@@ -149,8 +140,8 @@ def measure(
         compiled = device.compilations()
         step_seconds = pull(1)[0].seconds
         compiling = agree(float(device.compilations() > compiled)) > 0  # on any rank
-        warmed = 0.0 if compiling else warmed + step_seconds  # while code is compiled, a device idles
-    # One block more, untimed, or several: clocks settle, and one step alone is a poor measure of many.
+        warmed = 0.0 if compiling else warmed + step_seconds  # a device idles during compilation
+    # Leave blocks untimed: clocks settle, and the duration of one step is too noisy to size blocks by.
     block_steps = max(1, round(protocol.block_seconds / agree(step_seconds)))
     while block_steps > 1 or agree(warmed) < protocol.min_warmup_seconds:
         seconds = pull(block_steps)[0].seconds
@@ -168,8 +159,8 @@ def measure(
         device.reset_peak_memory()
         chips, launched = device.use(), device.launches()
         energy, cpu = device.energy_joules(), cpu_times()
-        # A recompilation is counted and flagged. Forbidding it, which torch.compiler.set_stance could, would
-        # end one rank in the middle of a step and leave the others waiting for it.
+        # Recompilations are counted, not forbidden by torch.compiler.set_stance, which would end one rank in
+        # the middle of a step and leave the others waiting.
         with Collections() as collections:
             while len(blocks) < protocol.blocks:
                 lasted = sum(block.seconds for block in blocks)
@@ -179,7 +170,7 @@ def measure(
                 blocks.append(block)
                 each_step += of_steps
                 tell("window", len(history), block_steps * history[-1].tokens / block.seconds)
-        spent, used, asked = device.energy_joules(), cpu_times(), device.launches()
+        spent, used, launched_after = device.energy_joules(), cpu_times(), device.launches()
         memory, chips_after = device.peak_memory(), device.use()
         timed = len(history) - warmup_steps
         return Window(
@@ -191,59 +182,39 @@ def measure(
             step_seconds=each_step,
             history=history,
             memory=memory,
-            gpu_memory_bytes=gpu_memory(),  # torch gives nothing back meanwhile, so that this is the most
+            gpu_memory_bytes=gpu_memory(),  # the peak, as torch frees nothing meanwhile
             recompiles=device.compilations() - compiled,
             gc_collections=collections.count,
             gc_seconds=collections.seconds,
             energy_joules=spent - energy if spent is not None and energy is not None else None,
             cpu=CpuUse(used.clock - cpu.clock, used.busy - cpu.busy, used.own - cpu.own),
-            programs_per_step=(asked.programs - launched.programs) / timed if asked and launched else None,
-            host_reads=asked.reads - launched.reads if asked and launched else None,
+            programs_per_step=(
+                (launched_after.programs - launched.programs) / timed if launched_after and launched else None
+            ),
+            host_reads=launched_after.reads - launched.reads if launched_after and launched else None,
             chips=(chips, chips_after) if chips is not None and chips_after is not None else None,
             data_wait_seconds=data.seconds - waited,
         )
 
     measured = window([])
-    stood_still = (
-        agree(float(bool(standstills(measured.blocks)))) > 0
-    )  # on any rank, so that all measure again
-    # What compiled within the window is for the report to tell, and compilers are not this process.
-    compiled = agree(float(measured.recompiles)) > 0
+    stood_still = agree(float(bool(standstills(measured.blocks)))) > 0  # on any rank: all measure again
+    compiled = agree(float(measured.recompiles)) > 0  # compilers run in other processes: no standstill
     if stood_still and not compiled and not agree(float(not has_time(sum(measured.block_seconds)))):
         keep(measured)
-        pull(block_steps)  # untimed, as before the first: caches are cold
+        pull(block_steps)  # untimed, because caches are cold
         measured = window(measured.blocks)
     return measured
 
 
 def first_losses(steps: Iterator[Step], device: Device, count: int) -> Window:
-    """Take `count` steps for their losses; nothing but the first one is timed."""
+    """Take `count` steps for their losses; only the first is timed."""
     start = time.perf_counter()
     history = [next(steps)]
     device.synchronize()
     first_step_seconds = time.perf_counter() - start
     history.extend(islice(steps, count - 1))
     device.synchronize()
-    return Window(
-        first_step_seconds=first_step_seconds,
-        warmup_steps=count,
-        block_steps=None,
-        blocks=[],
-        set_aside=[],
-        step_seconds=[],
-        history=history,
-        memory=PeakMemory(bytes=None, method="not measured"),
-        gpu_memory_bytes=None,
-        recompiles=0,
-        gc_collections=0,
-        gc_seconds=0.0,
-        energy_joules=None,
-        cpu=None,
-        programs_per_step=None,
-        host_reads=None,
-        chips=None,
-        data_wait_seconds=0.0,
-    )
+    return Window(first_step_seconds=first_step_seconds, warmup_steps=count, history=history)
 
 
 def more_losses(
@@ -260,5 +231,5 @@ def more_losses(
 
 
 def read(values: Iterable[torch.Tensor]) -> list[float]:
-    """Scalars of the device, fetched all at once."""
+    """Fetch scalars from the device, all at once."""
     return torch.stack(list(values)).tolist()

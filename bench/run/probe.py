@@ -1,4 +1,4 @@
-"""Ask torch what a run must know beforehand, in a process of its own, so that the runner loads no torch.
+"""Probe the machine in a process of its own, so that the runner loads no torch.
 
 Run by bench.run.runner; alone too: python -m bench.run.probe cpu ladders/smoke.yaml
 """
@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from pydantic import BaseModel
 
 from bench.analysis.schedule import Schedule
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
 from bench.process.supervisor import tail
 from bench.records.machine import Environment
@@ -28,42 +29,36 @@ if TYPE_CHECKING:
     from gpt2.device import Device
 
 
-class ProbeError(Exception):
-    """torch does not start here; the message says why."""
-
-
-class Answer(BaseModel):
-    """What the runner asked."""
+class ProbeResult(BaseModel):
+    """Facts about the machine and the memory of a ladder's rungs."""
 
     environment: Environment
-    """As a process sees it that trains on the last rung's device, or on the last that is here."""
+    """Environment of a process on the last rung's device or, if that is missing, on the last available."""
     memory_bytes: dict[str, int]
-    """By Task.name: what all ranks together need of this machine's memory, estimated; CPU only."""
+    """By Task.name, estimated memory of all ranks of a rung on a CPU."""
     missing: dict[str, str] = {}
-    """Kinds of device that were looked for and are not here, with the reason."""
+    """By kind of device that this machine lacks, the reason."""
 
 
 def probe(
     device: str, ladder: Path | None = None, overrides: Sequence[str] = (), *, ablate: bool = False
-) -> Answer:
-    """Ask in a child process; without a ladder about the machine only. Raises ProbeError.
+) -> ProbeResult:
+    """Probe in a child process; without a ladder, the machine only. Raises BenchError.
 
-    ablate: whether to tell the memory of toggles alone and left out, too.
+    ablate: whether to include the memory of toggles alone and left out.
     """
-    about = [] if ladder is None else [str(ladder)]
-    sets = [part for override in overrides for part in ("--set", override)]
-    flags = ["--ablate"] if ablate else []
-    command = [*python("bench.run.probe"), device, *about, *sets, *flags]
+    command = [*python("bench.run.probe"), device, *([] if ladder is None else [str(ladder)])]
+    command += [part for override in overrides for part in ("--set", override)]
+    command += ["--ablate"] * ablate
     # GPUs numbered as for the processes that train
     variables = {**os.environ, **own_variables(), **environment(Toggles())}
-    answer = subprocess.run(
+    done = subprocess.run(
         command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
-    if answer.returncode:
-        raise ProbeError(
-            f"this machine could not be looked at: {''.join(tail(answer.stderr)[-1:]) or 'no output'}"
-        )
-    return Answer.model_validate_json(answer.stdout)
+    if done.returncode:
+        last = "".join(tail(done.stderr)[-1:]) or "no output"
+        raise BenchError(f"this machine could not be probed: {last}")
+    return ProbeResult.model_validate_json(done.stdout)
 
 
 def main() -> None:
@@ -80,19 +75,18 @@ def main() -> None:
     others = [rung.toggles.device for rung in reversed(ladder.rungs)] if ladder else []
     try:
         missing: dict[str, str] = {}
-        device = _first_here(
-            dict.fromkeys([arguments.device, *others]), missing
-        )  # XLA aborts at a second attempt
+        # Each kind once: XLA aborts at a second attempt.
+        device = _first_here(dict.fromkeys([arguments.device, *others]), missing)
     except DeviceError as error:
         sys.exit(str(error))
     memory = _memory(ladder, arguments.ablate) if ladder else {}
-    print(Answer(environment=describe(device), memory_bytes=memory, missing=missing).model_dump_json())
+    print(ProbeResult(environment=describe(device), memory_bytes=memory, missing=missing).model_dump_json())
 
 
 def _first_here(devices: Iterable[str], missing: dict[str, str] | None = None) -> Device:
-    """One of these kinds, or else the machine's own processor, which every machine has. Raises DeviceError.
+    """Return the first available of these kinds of device, else the CPU. Raises DeviceError.
 
-    missing: takes those looked for before it, with the reason.
+    missing: receives the reason for each kind before it.
     """
     from gpt2.config.toggles import UnsupportedToggle
     from gpt2.device import DEVICES, Cpu
@@ -117,7 +111,7 @@ def _memory(ladder: Ladder, ablate: bool) -> dict[str, int]:
         toggles = task.rung.toggles
         if task.is_ceiling or task.rung.external or toggles.device != HOST:
             continue
-        # The same for all that changes nothing of what is kept.
+        # Toggles that do not change the memory share an estimate.
         kept = replace(toggles, adamw="for_loop")
         if toggles.sharding == "none":
             kept = replace(kept, grad_accum_steps=1, world_size=1)

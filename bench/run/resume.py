@@ -1,7 +1,4 @@
-"""Find the results file that an interrupted run left, and make sure that going on with it mixes nothing.
-
-Imports no torch.
-"""
+"""Find the results file that an interrupted run left and this run can go on with. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Difference, Environment, differences
 from bench.records.record import (
@@ -26,10 +24,6 @@ from bench.records.record import (
 )
 
 
-class ResumeError(Exception):
-    """There is nothing to go on with, or what there is does not belong to this run; the message says why."""
-
-
 def unfinished(
     out: Path,
     ladder: Ladder,
@@ -41,29 +35,28 @@ def unfinished(
     ablate: bool = False,
     lacks: Callable[[Sequence[Record]], bool],
 ) -> Path:
-    """The newest results file of this ladder that this run can go on with; before complete ones, one that
-    lacks some.
+    """Return the newest results file that this run can go on with, incomplete ones first.
 
-    chosen, data_sha256, peak_tflops, ablate: what this run takes. lacks: whether something is left to do
-    after some records. Raises ResumeError where there is none; where only others are there, it says how the
-    newest, one of this machine before those of others, differs.
+    chosen, data_sha256, peak_tflops, ablate: of this run. lacks: whether tasks are left after some records.
+    Raises BenchError if there is none, with the first difference of the newest file, one of this machine
+    before those of others.
     """
-    found = runs_of(out, ladder)
-    if not found:
-        raise ResumeError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
-    found.sort(
+    runs = runs_of(out, ladder)
+    if not runs:
+        raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
+    runs.sort(
         key=lambda run: (run[1][0].environment.machine == machine.machine, run[1][-1].time), reverse=True
     )
     reasons: list[str] = []
     complete: list[Path] = []
-    for path, records in found:
+    for path, records in runs:
         if mixed := not_of_one_run(records):
             reasons.append(f"{path}: cannot go on with it: it {mixed}")
             continue
         differences = [
             *_machine(records, machine, ladder.chosen(chosen)[-1].toggles.device),
             *_ladder(records, ladder),
-            *_asked(records, chosen, data_sha256, peak_tflops, ablate),
+            *_options(records, chosen, data_sha256, peak_tflops, ablate),
         ]
         if not differences:
             if lacks(records):
@@ -71,29 +64,28 @@ def unfinished(
             complete.append(path)
             continue
         what, there, now = differences[0]
-        reason = f"{what} was {there} and is {now}"
         reasons.append(
-            f"{path}: cannot go on with it: {reason}; repeat that run's options, or leave out --resume to "
-            "start anew"
+            f"{path}: cannot go on with it: {what} was {there} and is {now}; repeat that run's options, or "
+            "leave out --resume to start anew"
         )
     if complete:
         return complete[0]
-    raise ResumeError(reasons[0])
+    raise BenchError(reasons[0])
 
 
 def runs_of(out: Path, ladder: Ladder) -> list[tuple[Path, list[Record]]]:
-    """The results files of a ladder, by the name that their records have; a file's may be that of several."""
-    found: list[tuple[Path, list[Record]]] = []
+    """Return the results files of a ladder, by its name in their records: in their own it may be cut off."""
+    runs: list[tuple[Path, list[Record]]] = []
     for path in results_files(out, f"{ladder.file_name}-"):
-        with contextlib.suppress(RecordError):  # foreign, and of no use here
+        with contextlib.suppress(RecordError):  # no results of ours
             records = read(path)[0]
             if records and records[0].ladder == ladder.name:
-                found.append((path, records))
-    return found
+                runs.append((path, records))
+    return runs
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:
-    """`machine` is as a process on `device` sees it."""
+    """Yield differences from `machine`, as a process on `device` sees it."""
     same = [record.environment for record in records if record.toggles.all.get("device") == device]
     was = (same or [record.environment for record in records])[0]
     yield from differences(was, machine, same_device=bool(same))
@@ -117,29 +109,29 @@ def _ladder(records: Sequence[Record], ladder: Ladder) -> Iterator[Difference]:
                 if record.toggles.all.get(key, value) != value:
                     yield f"{key} of rung {rung.name!r}", record.toggles.all[key], value
         yield "the ladder's workload or toggles (hash)", first.ladder_hash[:12], ladder.hash[:12]
-    # More rounds, or more patience, change no figure; how long a window is does.
+    # The number of rounds and the time limit affect no result.
     free = {"repeats", "until", "timeout_seconds"}
     for key, value in asdict(ladder.protocol).items():
         if key not in free and first.protocol.get(key, value) != value:
             yield f"protocol.{key}", first.protocol[key], value
 
 
-def _asked(
+def _options(
     records: Sequence[Record],
     chosen: Sequence[str],
     data_sha256: str | None,
     peak_tflops: float | None,
     ablate: bool,
 ) -> Iterator[Difference]:
-    if records[0].ablate != ablate:  # what comes later has nothing of its own session to be compared with
-        was, now = ("given" if each else "not given" for each in (records[0].ablate, ablate))
+    if records[0].ablate != ablate:  # later records would have no reference in their session
+        was, now = ("given" if given else "not given" for given in (records[0].ablate, ablate))
         yield "--ablate", was, now
     if (records[0].chosen or []) != list(chosen):
         everything = "all rungs"
         yield "--rungs", ",".join(records[0].chosen or []) or everything, ",".join(chosen) or everything
     data = {record.data_sha256 for record in records if record.data_sha256}
     if data and data_sha256 and data != {data_sha256}:
-        yield "the text (sha256)", " and ".join(sorted(each[:12] for each in data)), data_sha256[:12]
+        yield "the text (sha256)", " and ".join(sorted(sha[:12] for sha in data)), data_sha256[:12]
     for record in records:
         if record.measurement is None:
             continue
@@ -151,16 +143,11 @@ def _asked(
 
 
 def repair(path: Path) -> None:
-    """Let the next record begin a line of its own: a last line that is cut off goes, a whole one gets its
-    end.
-    """
+    """Remove a last line that is cut off, and end one that is complete, so that records can be appended."""
     content = path.read_bytes()
     end = content.rfind(b"\n") + 1
-    last = content[end:].rstrip(NUL)  # which a crash of the machine leaves
-    if not last.strip() or torn(last.strip(BLANK)):
-        last = b""
-    else:
-        last += b"\n"
+    last = content[end:].rstrip(NUL)  # left by a crash of the machine
+    last = b"" if not last.strip() or torn(last.strip(BLANK)) else last + b"\n"
     if last != content[end:]:
         with path.open("r+b") as file:
             file.seek(end)

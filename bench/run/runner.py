@@ -1,6 +1,6 @@
-"""Run a ladder: one fresh process per rung and round, one record per process, appended as soon as it ends.
+"""Run a ladder: one fresh process per rung and round, and one record per process.
 
-The parent loads no torch and never opens the device; it meets the worker at a file only.
+The runner loads no torch and never opens the device.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from typing import Protocol, cast
 from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
 from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
 from bench.records.machine import Environment
 from bench.records.record import RUNGS, Record, append, read, reserved
 from bench.run.command import Options
-from bench.run.executor import Processes, Watcher
+from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import Team, described
 from bench.run.nodes.rendezvous import Rendezvous
 from bench.run.nodes.topology import PlaceError, nodes_for
 from bench.run.peers.checkout import why_missing
-from bench.run.probe import Answer, probe
+from bench.run.probe import ProbeResult, probe
 from bench.run.resume import repair, unfinished
 from bench.stats import MOST_ROUNDS_UNTIL, narrow_enough
 from gpt2.config.toggles import HOST, UnsupportedToggle
@@ -38,22 +39,18 @@ from gpt2.data.batches import Batches, DataError, open_corpus
 from gpt2.hardware.host import SPLITS_WORDS, temp_folder
 
 
-class RunError(Exception):
-    """A run that cannot start; the message says why and what to do."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """What came of a run."""
+    """Records and end of a run."""
 
     path: Path
     records: list[Record]
-    """With those of the run that was resumed."""
+    """Includes those of the run that was resumed."""
     interrupted: bool
     error: str | None = None
-    """Why it ended early, where it was not the user who ended it."""
+    """Why it ended early, other than by the user."""
     cut: Cut | None = None
-    """Where its time was over, if it had a limit and that was too short."""
+    """Where it ran out of time; None if it did not."""
 
     @property
     def has_rungs(self) -> bool:
@@ -61,11 +58,11 @@ class Run:
         return any(record.kind in RUNGS for record in self.records)
 
 
-class Plan(Protocol):
-    """Which processes a run consists of; it is told how each one ended."""
+class TaskSource(Protocol):
+    """Decides which processes a run consists of, by how earlier ones ended."""
 
     cut: Cut | None
-    """Where its time was over, if it has a limit."""
+    """Where it ran out of time; None if it did not."""
 
     @property
     def planned_rounds(self) -> int: ...
@@ -76,53 +73,49 @@ class Plan(Protocol):
 
 
 class Rounds(Schedule):
-    """A ladder's processes, in rounds until there are enough."""
+    """A ladder's tasks, in rounds until there are enough."""
 
     cut: Cut | None = None
 
     def tasks(self, records: list[Record], note: Callable[[str], None]) -> Iterator[Task]:
-        """All of them; `records` grows meanwhile."""
+        """Yield all tasks; the runner appends to `records` meanwhile."""
         protocol = self.ladder.protocol
         for repetition in count(1):
             yield from self.round(repetition)
             if repetition < self.planned_rounds:
                 continue
-            known = ratios(scoreboard(records)) if protocol.until is not None else []
-            # Of the ratios the widths only play a part, never the values.
-            if (
-                protocol.until is None
-                or repetition >= MOST_ROUNDS_UNTIL
-                or narrow_enough(known, protocol.until)
-            ):
+            until = protocol.until
+            known = ratios(scoreboard(records)) if until is not None else []
+            # Only the widths decide: stopping by the values would bias them.
+            if until is None or repetition >= MOST_ROUNDS_UNTIL or narrow_enough(known, until):
                 yield from self.closing(repetition)
                 return
             widest = max((ratio.half_width for ratio in known if ratio.half_width), default=None)
-            wide = (
-                f"the widest interval is ±{widest:.1%}" if widest is not None else "there is no interval yet"
-            )
-            note(f"{wide} and is to be ±{protocol.until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
+            width = "there is no interval yet" if widest is None else f"the widest interval is ±{widest:.1%}"
+            note(f"{width}, the limit is ±{until:.1%}: another round, of {MOST_ROUNDS_UNTIL} at most")
 
 
-def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], Plan] | None = None) -> Run:
+def run(
+    ladder: Ladder, options: Options, watcher: Watcher, source: Callable[[], TaskSource] | None = None
+) -> Run:
     """Run the ladder, appending each process's record to a results file as soon as it ends.
 
-    plan: makes what says which processes, where that is not each rung in rounds. Raises LadderError,
-    DataError, ProbeError, ResumeError, RecordError, PlaceError or RunError before anything is written. Ctrl-C
-    or SIGTERM ends the process that runs, records it as interrupted and returns what there is.
+    source: makes the source of tasks; by default each rung in rounds. Raises BenchError before anything is
+    written. Ctrl-C or SIGTERM ends the running process, records it as interrupted and returns.
     """
     rungs, watcher = ladder.chosen(options.rungs), unfailing(watcher)
     if options.ablate and options.rungs:
-        raise RunError("--ablate takes each rung out of the whole ladder; leave out --rungs")
+        raise BenchError("--ablate takes each rung out of the whole ladder; leave out --rungs")
     data_sha256 = check_data(ladder, rungs, options.data)
     if options.compile_cache:
         _check_compile_cache(options.compile_cache)
-    plan = plan or partial(Rounds, ladder, rungs, options.ablate)
-    schedule = plan()
-    swept = rungs[0].base is not None  # whose file knows nothing of these candidates
-    asked = probe(
+    source = source or partial(Rounds, ladder, rungs, options.ablate)
+    schedule = source()
+    swept = rungs[0].base is not None  # the ladder's file does not contain a sweep's candidates
+    probed = probe(
         rungs[-1].toggles.device, None if swept else ladder.path, options.overrides, ablate=options.ablate
     )
-    machine = asked.environment
+    machine = probed.environment
     if other := ladder.written_for_another(machine.chip):
         watcher.note(other)
     for name, reason in missing_peers(ladder, rungs):
@@ -138,7 +131,7 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
             data_sha256=data_sha256,
             peak_tflops=options.peak_tflops,
             ablate=options.ablate,
-            lacks=lambda records: lacks(plan(), records),
+            lacks=lambda records: lacks(source(), records),
         )
         _check_writable(path.parent)
     else:
@@ -148,24 +141,24 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
     with (
         stoppable() as stop,
         reserved(path),
-        _team(ladder, options, data_sha256, asked, stop, watcher) as team,
+        _team(ladder, options, data_sha256, probed, stop, watcher) as team,
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
     ):
         ending = team or stop
         if team:
-            team.gather(_most_nodes(rungs, team.place.nodes, asked))
+            team.gather(_most_nodes(rungs, team.place.nodes, probed))
         if options.resume:
             repair(path)
             records += [record for record in read(path)[0] if not record.cut_short]
             schedule.resume(records)
             watcher.note(f"going on with {path}, which holds {len(records)} processes")
-        standing = costly_page_faults() if any(_maps_anew(ladder, rung) for rung in rungs) else ()
-        one = Processes(
+        standing = costly_page_faults() if any(_faults_each_step(ladder, rung) for rung in rungs) else ()
+        executor = Executor(
             ladder,
             options,
             Path(scratch),
             path.stem,
-            asked,
+            probed,
             watcher,
             standing=standing,
             stop=ending,
@@ -173,62 +166,62 @@ def run(ladder: Ladder, options: Options, watcher: Watcher, plan: Callable[[], P
         )
         try:
             for task in schedule.tasks(records, watcher.note):
-                if ending.asked:  # a measurement that was complete by then stands
+                if ending.requested:  # a measurement that is complete by then counts
                     interrupted = True
                     break
                 rounds = max(schedule.planned_rounds, task.repetition)
                 watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
-                record = one.run(task)
+                record = executor.run(task)
                 records.append(record)
                 append(path, record)
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
                 interrupted = record.status == "interrupted"
-            if schedule.cut:  # or else nothing in the file would tell that there was to be more
-                records.append(one.not_begun(schedule.cut))
+            if schedule.cut:  # the file must say that the run is incomplete
+                records.append(executor.not_begun(schedule.cut))
                 append(path, records[-1])
         except OSError as problem:
+            place = problem.filename or path
             error = (
-                f"{problem.filename or path}: {problem.strerror}; what was measured before is kept, and "
-                "--resume goes on from there"
+                f"{place}: {problem.strerror}; the records before are kept, and --resume goes on from there"
             )
         if team:
-            team.send_home(*_farewell(interrupted, error))
+            team.send_home(*_end_for_other_nodes(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
 
 
 def unfailing(watcher: Watcher) -> Watcher:
-    """The same watcher, but that nothing which it cannot show, on a terminal that is gone, ends the run."""
+    """Wrap a watcher so that its errors, such as those of a closed terminal, do not end the run."""
 
     class Unfailing:
         def __getattr__(self, name: str) -> Callable[..., None]:
             tell = getattr(watcher, name)
 
-            def told(*facts: object) -> None:
+            def suppressed(*facts: object) -> None:
                 with contextlib.suppress(Exception):
                     tell(*facts)
 
-            return told
+            return suppressed
 
     return cast(Watcher, Unfailing())
 
 
-def lacks(plan: Plan, records: Sequence[Record]) -> bool:
-    """Whether something is left to do after what these records say was done."""
-    plan.resume(records)
-    return next(plan.tasks(list(records), lambda _: None), None) is not None
+def lacks(source: TaskSource, records: Sequence[Record]) -> bool:
+    """Whether tasks are left after those of these records."""
+    source.resume(records)
+    return next(source.tasks(list(records), lambda _: None), None) is not None
 
 
 @contextlib.contextmanager
 def _team(
-    ladder: Ladder, options: Options, data_sha256: str, asked: Answer, stop: Stop, watcher: Watcher
+    ladder: Ladder, options: Options, data_sha256: str, probed: ProbeResult, stop: Stop, watcher: Watcher
 ) -> Iterator[Team | None]:
-    """Where the other nodes, if there are any, find this one. Raises PlaceError."""
+    """Open the store in which other nodes find this one; None if there is one node. Raises PlaceError."""
     if options.place is None:
         yield None
         return
-    here = described(options.place, ladder, data_sha256, asked.environment)
+    here = described(options.place, ladder, data_sha256, probed.environment)
     with contextlib.closing(Rendezvous(options.place)) as store:
         team = Team(options.place, here, store, stop, watcher.note)
         try:
@@ -238,34 +231,34 @@ def _team(
             raise
 
 
-def _most_nodes(rungs: Sequence[Rung], nodes: int, asked: Answer) -> int:
-    """Nodes that some rung takes; what none takes need not be waited for."""
+def _most_nodes(rungs: Sequence[Rung], nodes: int, probed: ProbeResult) -> int:
+    """Return the most nodes that a rung takes: no others need be waited for."""
     most = 1
     for rung in rungs:
         with contextlib.suppress(UnsupportedToggle):
-            most = max(most, nodes_for(rung.toggles, nodes, asked.environment.device_count))
+            most = max(most, nodes_for(rung.toggles, nodes, probed.environment.device_count))
     return most
 
 
-def _farewell(interrupted: bool, error: str | None) -> tuple[int, str]:
-    """What the other nodes are told at the end, and the exit codes of their bench run."""
+def _end_for_other_nodes(interrupted: bool, error: str | None) -> tuple[int, str]:
+    """Return exit code and message of the other nodes' bench run."""
     if error:
         return 6, "node 0 could not go on; it says why"
     return (130, "the run was interrupted") if interrupted else (0, "the run is done; node 0 has its records")
 
 
 HEAP_BYTES = 32 * 2**20
-"""glibc never takes larger blocks from its heap but maps fresh pages for each (mallopt, M_MMAP_THRESHOLD)."""
+"""Largest block of glibc's heap; larger ones are mapped as fresh pages (mallopt, M_MMAP_THRESHOLD)."""
 
 
-def _maps_anew(ladder: Ladder, rung: Rung) -> bool:
-    """Whether a rung's steps on a CPU make tensors, of logits for one, that cost page faults each time."""
+def _faults_each_step(ladder: Ladder, rung: Rung) -> bool:
+    """Whether a rung on a CPU allocates logits so large that each step has page faults."""
     tokens = rung.toggles.micro_batch_size * ladder.workload.seq_len
     return rung.toggles.device == HOST and tokens * ladder.workload.config.vocab_size * 4 > HEAP_BYTES
 
 
 def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
-    """Find, tokenise and fingerprint the corpus before any process starts; its sha256. Raises DataError."""
+    """Open the corpus for all rungs before any process starts; return its sha256. Raises BenchError."""
     workload = ladder.workload
     where = f"{ladder.path}: workload.data"
     try:
@@ -273,35 +266,33 @@ def check_data(ladder: Ladder, rungs: Sequence[Rung], data: Path | None) -> str:
             workload.data, vocab_size=workload.config.vocab_size, seed=workload.seed, path=data
         )
         for rung in rungs:
-            if rung.external:  # which reads its own
+            if rung.external:  # reads its own data
                 continue
             where = f"{ladder.path}: rung {rung.name!r}"
             tokens = rung.toggles.tokens_per_step(workload.seq_len)
             Batches(corpus, seq_len=workload.seq_len, tokens_per_step=tokens, seed=workload.seed)
     except DataError as error:
-        raise DataError(f"{where}: {error}") from None
+        raise BenchError(f"{where}: {error}") from None
     return corpus.sha256
 
 
 def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, str]]:
-    """Of each external rung that will be unsupported, its name and why: told before the others take their
-    hours.
-    """
+    """Yield name and reason of each external rung that will be unsupported."""
     for rung in rungs:
         if rung.external and (reason := why_missing(rung.external, rung.toggles, ladder.path)):
             yield rung.name, reason
 
 
-def new_results(ladder: Ladder, out: Path, machine: Environment, kind: str = "{}.jsonl") -> Path:
-    """An empty file of this run's own: one that began in the same second has another. Raises RunError.
+def new_results(ladder: Ladder, out: Path, machine: Environment, name: str = "{}.jsonl") -> Path:
+    """Create an empty results file; one of the same second gets a later name. Raises BenchError.
 
-    kind: its name, where {} stands for ladder and time.
+    name: of the file, with {} for ladder and time.
     """
     folder = out / machine.machine
     _check_writable(folder)
     for seconds in count():
-        began = datetime.now(UTC) + timedelta(seconds=seconds)
-        path = folder / kind.format(f"{ladder.file_name}-{began:%Y%m%dT%H%M%SZ}")
+        time = datetime.now(UTC) + timedelta(seconds=seconds)
+        path = folder / name.format(f"{ladder.file_name}-{time:%Y%m%dT%H%M%SZ}")
         with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path
@@ -309,10 +300,10 @@ def new_results(ladder: Ladder, out: Path, machine: Environment, kind: str = "{}
 
 
 def _check_compile_cache(folder: Path) -> None:
-    """Raises RunError."""
+    """Check that torch.compile can use a folder. Raises BenchError."""
     if SPLITS_WORDS.search(str(folder.absolute())):
         where = f"torch.compile cannot compile in {str(folder.absolute())!r}"
-        raise RunError(f"{where}; choose a folder without blanks or quotes with --compile-cache")
+        raise BenchError(f"{where}; choose a folder without blanks or quotes with --compile-cache")
     _check_writable(folder, "--compile-cache")
 
 
@@ -322,6 +313,6 @@ def _check_writable(folder: Path, option: str = "--out") -> None:
         with tempfile.NamedTemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise RunError(
+        raise BenchError(
             f"cannot write to {folder} ({error.strerror}); choose another folder with {option}"
         ) from None

@@ -1,7 +1,6 @@
-"""Measure one rung in this process and write the Outcome to a file.
+"""Measure one rung in this process and write an Outcome.
 
-Run by bench.run.runner in a fresh process per repetition; alone too, under torchrun where the rung has
-several ranks:
+Run by bench.run.runner in a fresh process per repetition; alone too, with torchrun for several ranks:
     python -m bench.worker ladders/smoke.yaml baseline --out m.json
 """
 
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
 from bench.analysis.schedule import variant
+from bench.errors import BenchError
 from bench.host.standstill import pulse_beside, uneven
 from bench.host.telemetry import GpuMemory
 from bench.ladder.ladder import Ladder, LadderError, Rung, load
@@ -28,6 +28,8 @@ from bench.process.worker_side import (
     cause,
     compile_cache,
     compile_cache_filled,
+    exit_code,
+    failure,
     give_way,
     leave_with_runner,
     write,
@@ -52,7 +54,7 @@ T = TypeVar("T")
 
 
 def main() -> int:
-    """Returns 0 when the rung was measured, 1 when it could not be, 2 when the ladder is wrong."""
+    """Return 0 if the rung was measured, 1 if it could not be, 2 if the ladder is wrong."""
     arguments = _arguments()
     try:
         check_rank_variables()
@@ -60,7 +62,7 @@ def main() -> int:
         rung = variant(ladder, ladder.rung(arguments.rung), arguments.kind)
         if rung is None or rung.external:
             raise LadderError(f"{ladder.path}: rung {arguments.rung!r} has no {arguments.kind} process")
-    except (LadderError, ConfigError) as error:
+    except (BenchError, ConfigError) as error:
         print(error, file=sys.stderr)
         return 2
     enter_environment(rung.toggles, "bench.worker")
@@ -69,9 +71,7 @@ def main() -> int:
     give_way()
     leave_with_runner()
     outcome = _run(ladder, rung, arguments)
-    if outcome.error:
-        print(outcome.error, file=sys.stderr)
-    return 0 if outcome.status == "ok" else 1
+    return exit_code(outcome)
 
 
 def _arguments() -> argparse.Namespace:
@@ -85,7 +85,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--losses", action="store_true", help="take the first losses only, and time nothing")
     parser.add_argument(
-        "--gradients", action="store_true", help="hold gradients to those of torch's eager code"
+        "--gradients", action="store_true", help="compare gradients with those of torch's eager code"
     )
     parser.add_argument("--out", type=Path, required=True, help="file to write the outcome to")
     parser.add_argument("--data", type=Path, help="where the ladder's corpus lies")
@@ -98,14 +98,12 @@ def _arguments() -> argparse.Namespace:
 
 
 def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
-    """Measure, and write how that went; of several ranks, rank 0 tells of success and the first to fail of
-    failure.
-    """
+    """Measure, and write the outcome: on success rank 0, on failure the rank that fails first."""
     from gpt2.device import find
     from gpt2.training.distributed import process_group
 
     device: Device | None = None
-    # Before the device is opened, which takes memory.
+    # Made before the device is opened, which takes memory.
     gpu = GpuMemory(int(os.environ.get("LOCAL_RANK", "0"))) if rung.toggles.device != HOST else None
     try:
         device = find(rung.toggles)
@@ -116,16 +114,14 @@ def _run(ladder: Ladder, rung: Rung, arguments: argparse.Namespace) -> Outcome:
     except DataError as error:
         outcome = Outcome(status="failed", error=str(error))
     except Exception as error:
-        traceback.print_exc()
-        out_of_memory = device is not None and device.is_out_of_memory(error)
-        outcome = Outcome(status="out_of_memory" if out_of_memory else "failed", error=cause(error))
-    if not arguments.out.exists():  # the first failure is the cause of the others
+        outcome = failure(error, out_of_memory=device is not None and device.is_out_of_memory(error))
+    if not arguments.out.exists():  # the first failure causes the others
         write(arguments.out, outcome)
     return outcome
 
 
 PARITY_LOSSES = 5
-"""Steps of a process that exists for its losses alone."""
+"""Steps of a process that is run for its losses only."""
 
 
 def _measure(
@@ -158,7 +154,7 @@ def _measure(
     agree = _agreement(toggles.processes, device)
     cache = compile_cache()
     steps = train(workload, toggles, device, data)
-    if agree(float(cache == "cold")):  # on a node that came back later, and all ranks wait for the slowest
+    if agree(float(cache == "cold")):  # on any rank: all wait for the slowest
         cache = "cold"
     startup_seconds = age()
     progress = Progress(arguments.out) if os.environ.get("LOCAL_RANK", "0") == "0" else None
@@ -180,7 +176,7 @@ def _measure(
     warnings: list[str] = []
 
     def tell(window: Window) -> Outcome:
-        """Say, on rank 0, what is known by now."""
+        """Write, on rank 0, what is known so far."""
         facts["compile_cache"] = cache if device.compilations() else None
         compile_cache_filled()
         windows = gather(replace(window, history=[]), toggles.processes)
@@ -216,24 +212,20 @@ def _measure(
             pulse=pulse,
             gpu_memory=gpu.taken if gpu else lambda: None,
         )
-    tell(
-        window
-    )  # before all that follows, so that a time limit which ends it does not take the window with it
-    if device.lazy:  # whose proofs leave a step behind that was never run, so that no other may follow
+    tell(window)  # so that the window is kept if the time limit ends what follows
+    if device.lazy:  # proofs trace a step without running it, so that no step can follow them
         more_losses(window, steps, device, ladder.protocol.loss_steps, progress)
     if progress:
         progress("proofs", len(window.history), None)
-    if (
-        toggles.processes > 1 and not toggles.shards_gradients
-    ):  # no shard has a second rank that it could differ from
-        what = "whether all ranks hold the same weights could not be told"
+    if toggles.processes > 1 and not toggles.shards_gradients:  # shards have no copy to compare with
+        what = "the ranks' weights could not be compared"
         facts["ranks_agree"] = _optional(
             lambda: ranks_agree(steps.model, steps.toggles.processes), what, warnings
         )
     facts |= _optional(lambda: _proofs(steps, window), "no proof could be taken", warnings) or {}
     outcome = tell(window)
-    if arguments.gradients and not device.lazy:  # of which no step may follow the proofs
-        what = "gradients could not be held to those of torch's own functions in eager code"
+    if arguments.gradients and not device.lazy:
+        what = "gradients could not be compared with those of torch's own functions in eager code"
         facts["gradient_difference"] = _optional(lambda: _gradient_difference(steps), what, warnings)
         outcome = tell(window)
     if len(window.history) < ladder.protocol.loss_steps:
@@ -243,38 +235,34 @@ def _measure(
 
 
 def _unevenness(windows: list[Window]) -> list[str]:
-    """Why a window is a second one, and where some blocks of it lasted longer though all ranks ran throughout
-    it.
-    """
+    """Return warnings about a repeated window, and about long blocks in which no rank stood still."""
     from bench.run.aggregate import stood_still
 
-    found = []
+    warnings = []
     if first := stood_still([window.set_aside for window in windows]):
-        found.append(f"taken once more: within the first window the process stood still, {first.text}")
+        warnings.append(f"taken once more: within the first window the process stood still, {first.text}")
     if not stood_still([window.blocks for window in windows]):
         slowest = max((window.block_seconds for window in windows), key=sum)
-        found += uneven(slowest, "it ran meanwhile, and waited for data, the device, memory or the disk")
-    return found
+        warnings += uneven(slowest, "it ran meanwhile, and waited for data, the device, memory or the disk")
+    return warnings
 
 
 def _interruptions(window: Window) -> list[str]:
-    """What kept a device that compiles whole steps from running each as one program, the host being ahead of
-    it.
-    """
-    found = []
+    """Return warnings about a device that compiles whole steps, but ran one as several or waited."""
+    warnings = []
     if window.programs_per_step not in (None, 1):
-        found.append(
+        warnings.append(
             f"each step ran as {window.programs_per_step:.3g} programs instead of 1: something cuts its graph"
         )
     if window.host_reads:
-        found.append(
+        warnings.append(
             f"the host read {window.host_reads} values from the device within the window and waited for each"
         )
-    return found
+    return warnings
 
 
 def _proofs(steps: Training, window: Window) -> dict[str, Any]:
-    """Take one more step, under the profiler, and see in it what each toggle did."""
+    """Take one more step under the profiler, and find the effect of each toggle in it."""
     from gpt2.proofs.breakdown import breakdown
     from gpt2.proofs.profiler import attention_kernel, ops_of, profile, record
     from gpt2.proofs.prove import prove
@@ -282,7 +270,7 @@ def _proofs(steps: Training, window: Window) -> dict[str, Any]:
     seen: list[Step] = []
     recorded = record(lambda: seen.append(next(steps)), steps.device)
     ops = ops_of(recorded)
-    if steps.graph:  # a replay shows kernels but not the ops that they belong to
+    if steps.graph:  # a replay shows kernels, not ops
         steps.replay = False
         try:
             ops = profile(lambda: seen.append(next(steps)), steps.device)
@@ -309,7 +297,7 @@ def _gradient_difference(steps: Training) -> float:
 
 
 def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | None:
-    """What a check finds after the window; if it breaks, None and a warning: what was measured stands."""
+    """Return the result of a check after the window; if it fails, None, with a warning."""
     try:
         return check()
     except Exception as error:
@@ -319,7 +307,7 @@ def _optional(check: Callable[[], T], without: str, warnings: list[str]) -> T | 
 
 
 def _agreement(processes: int, device: Device) -> Callable[[float], float]:
-    """The largest of the ranks' values, on every rank."""
+    """Return a function that gives every rank the largest of the ranks' values."""
     if processes == 1:
         return lambda value: value
     import torch
@@ -335,7 +323,7 @@ def _agreement(processes: int, device: Device) -> Callable[[float], float]:
 def _peak_flops(
     machine: Environment, toggles: Toggles, device: Device, given_tflops: float | None
 ) -> dict[str, float | int | str | None]:
-    """The peaks of one device, their source, and how many devices add up: fields of Measurement."""
+    """Return the fields of Measurement about peaks: of one device, their source, and number of devices."""
     from gpt2.training.distributed import nodes
 
     number_format = toggles.product_format()

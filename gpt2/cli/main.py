@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from typer import Argument, Option
 
 from gpt2.cli.models import evaluate, export, import_, sample
 from gpt2.terminal import Version, denied, fail, finite, paragraphs, use_streams
@@ -25,52 +26,42 @@ app = typer.Typer(
 
 Overrides = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", metavar="PATH=VALUE", help="Override a key, such as toggles.device=cuda or steps=100."
-    ),
+    Option("--set", metavar="PATH=VALUE", help="Override a key, such as toggles.device=cuda or steps=100."),
 ]
 
 
 @app.callback()
-def options(
-    version: Version = False,
-) -> None:
+def options(version: Version = False) -> None:
     return
 
 
 def train(
-    config: Annotated[str, typer.Argument(help="A YAML file, or a configuration's name, such as tiny.")],
-    out: Annotated[Path | None, typer.Option(help="The run's folder; default: runs/NAME.")] = None,
+    config: Annotated[str, Argument(help="A YAML file, or a configuration's name, such as tiny.")],
+    out: Annotated[Path | None, Option(help="The run's folder; default: runs/NAME.")] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest checkpoint in the folder.")
+        bool, Option("--resume", help="Go on from the newest checkpoint in the folder.")
     ] = False,
-    init_from: Annotated[
-        Path | None, typer.Option(help="A run or checkpoint whose weights to begin with.")
-    ] = None,
+    init_from: Annotated[Path | None, Option(help="A run or checkpoint whose weights to begin with.")] = None,
     data: Annotated[
-        Path | None, typer.Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")
+        Path | None, Option(help="Where the corpus lies, if gpt2 prepare put it elsewhere.")
     ] = None,
-    stream: Annotated[
-        bool, typer.Option("--stream", help="Read the corpus as it comes, without shards.")
-    ] = False,
-    text_column: Annotated[
-        str | None, typer.Option(help="Of a stream's text, where it cannot be told.")
-    ] = None,
+    stream: Annotated[bool, Option("--stream", help="Read the corpus as it comes, without shards.")] = False,
+    text_column: Annotated[str | None, Option(help="Of a stream's text, where it cannot be told.")] = None,
     val_corpus: Annotated[
         str | None,
-        typer.Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it."),
+        Option(help="Validate on this corpus instead: a prepared one, or as gpt2 prepare takes it."),
     ] = None,
     max_hours: Annotated[
         float | None,
-        typer.Option(
+        Option(
             min=0.001, callback=finite, help="End in order, with a checkpoint, before so many hours are over."
         ),
     ] = None,
     peak_tflops: Annotated[
-        float | None, typer.Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device.")
+        float | None, Option(min=0.001, callback=finite, help="Dense bfloat16 peak of one device.")
     ] = None,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write RUN/tensorboard.")] = False,
-    wandb: Annotated[bool, typer.Option("--wandb", help="Also log to Weights & Biases.")] = False,
+    tensorboard: Annotated[bool, Option("--tensorboard", help="Also write RUN/tensorboard.")] = False,
+    wandb: Annotated[bool, Option("--wandb", help="Also log to Weights & Biases.")] = False,
     set_: Overrides = None,
 ) -> None:
     """Train by a CONFIG, from the start or from where an earlier leg of the run came to.
@@ -116,31 +107,19 @@ def train(
 def prepare(
     corpus: Annotated[
         str,
-        typer.Argument(
-            help="fineweb-edu, fineweb, openwebtext, tinystories, tinyshakespeare, a file, a folder."
-        ),
+        Argument(help="fineweb-edu, fineweb, openwebtext, tinystories, tinyshakespeare, a file, a folder."),
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder for the shards; default: where gpt2 train looks.")
+        Path | None, Option(help="Folder for the shards; default: where gpt2 train looks.")
     ] = None,
-    text_column: Annotated[
-        str | None, typer.Option(help="The column of text, where it cannot be told.")
-    ] = None,
-    val_corpus: Annotated[str | None, typer.Option(help="Take validation from this corpus instead.")] = None,
-    val_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of validation; default: a shard.")
-    ] = None,
-    shard_tokens: Annotated[int, typer.Option(min=1, help="Tokens of a shard.")] = 100_000_000,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Stop after so many tokens.")] = None,
-    revision: Annotated[
-        str | None, typer.Option(help="Of a repository of the hub; default: its newest.")
-    ] = None,
-    processes: Annotated[
-        int | None, typer.Option(min=1, help="That tokenise; default: one per processor.")
-    ] = None,
-    nanogpt: Annotated[
-        Path | None, typer.Option(help="Also write nanoGPT's train.bin and val.bin here.")
-    ] = None,
+    text_column: Annotated[str | None, Option(help="The column of text, where it cannot be told.")] = None,
+    val_corpus: Annotated[str | None, Option(help="Take validation from this corpus instead.")] = None,
+    val_tokens: Annotated[int | None, Option(min=1, help="Tokens of validation; default: a shard.")] = None,
+    shard_tokens: Annotated[int, Option(min=1, help="Tokens of a shard.")] = 100_000_000,
+    max_tokens: Annotated[int | None, Option(min=1, help="Stop after so many tokens.")] = None,
+    revision: Annotated[str | None, Option(help="Of a repository of the hub; default: its newest.")] = None,
+    processes: Annotated[int | None, Option(min=1, help="That tokenise; default: one per processor.")] = None,
+    nanogpt: Annotated[Path | None, Option(help="Also write nanoGPT's train.bin and val.bin here.")] = None,
 ) -> None:
     """Tokenise a CORPUS into shards of uint16, in llm.c's format, for training and validation.
 
@@ -159,22 +138,14 @@ def prepare(
     if other := shadowed_path(corpus):
         typer.echo(f"gpt2: {corpus} is the known corpus; for the one here, write ./{other}", err=True)
     folder = out or prepared_folder(corpus if not Path(corpus).exists() else stem_of(Path(corpus)))
+
+    def say(line: str) -> None:
+        typer.echo(f"gpt2: {line}", err=True)
+
+    settings = {"text_column": text_column, "revision": revision, "val_corpus": val_corpus}
+    settings |= {"val_tokens": val_tokens, "shard_tokens": shard_tokens, "max_tokens": max_tokens}
     try:
-        preparing(
-            prepare(
-                corpus,
-                folder,
-                processes=processes,
-                warn=lambda line: typer.echo(f"gpt2: {line}", err=True),
-                tell=lambda line: typer.echo(f"gpt2: {line}", err=True),
-                text_column=text_column,
-                revision=revision,
-                val_corpus=val_corpus,
-                val_tokens=val_tokens,
-                shard_tokens=shard_tokens,
-                max_tokens=max_tokens,
-            )
-        )
+        preparing(prepare(corpus, folder, processes=processes, warn=say, tell=say, **settings))
         if nanogpt:
             to_nanogpt(folder, nanogpt)
     except DataError as error:
@@ -183,23 +154,17 @@ def prepare(
         fail("interrupted; the same command goes on after the last whole shard", 130)
     index = read_index(folder)
     assert index
-    parts = {split: [each for each in index.shards if each["split"] == split] for split in ("train", "val")}
-    tokens = {split: sum(each["tokens"] for each in shards) for split, shards in parts.items()}
+    train = [each["tokens"] for each in index.shards if each["split"] == "train"]
     typer.echo(
-        f"{index.documents:,} documents: {tokens['train']:,} tokens in {len(parts['train']):,} shard(s) to "
-        f"train on, {tokens['val']:,} for validation"
+        f"{index.documents:,} documents: {sum(train):,} tokens in {len(train):,} shard(s) to train on, "
+        f"{index.tokens - sum(train):,} for validation"
     )
     typer.echo(f"{folder} is ready: gpt2 train CONFIG --data {folder}")
 
 
-for name, command in {
-    "prepare": prepare,
-    "train": train,
-    "eval": evaluate,
-    "sample": sample,
-    "import": import_,
-    "export": export,
-}.items():
+COMMANDS = {"prepare": prepare, "train": train, "eval": evaluate, "sample": sample}
+COMMANDS |= {"import": import_, "export": export}
+for name, command in COMMANDS.items():
     app.command(name, help=paragraphs(command.__doc__ or ""))(command)
 
 
@@ -213,9 +178,7 @@ def main() -> None:
         typer.echo(f"gpt2: {denied(error)}", err=True)
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1
-    if (
-        "pyarrow" in sys.modules
-    ):  # a thread of its own that has only just been started would abort the process now
+    if "pyarrow" in sys.modules:  # a thread of its own, only just started, would abort the process now
         with contextlib.suppress(OSError):  # nobody reads any more
             sys.stdout.flush()
             sys.stderr.flush()

@@ -11,8 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer import Argument, Option
 
+from gpt2.config.devices import DeviceName
 from gpt2.config.workload import TEXT_VOCABULARY
+from gpt2.errors import GPT2Error
 from gpt2.terminal import fail
 
 if TYPE_CHECKING:
@@ -23,31 +26,27 @@ if TYPE_CHECKING:
     from gpt2.model.model import GPT2
 
 Model = Annotated[
-    Path, typer.Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
+    Path, Argument(help="A run's folder, a checkpoint, or weights of transformers, nanoGPT or llm.c.")
 ]
-OnDevice = Annotated[Literal["cpu", "cuda", "mps", "xla"], typer.Option(help="Where the model runs.")]
-Products = Annotated[
-    Literal["float32", "bfloat16"], typer.Option(help="Number format of its matrix products.")
-]
+OnDevice = Annotated[DeviceName, Option(help="Where the model runs.")]
+Products = Annotated[Literal["float32", "bfloat16"], Option(help="Number format of its matrix products.")]
 
 
 def evaluate(
     model: Model,
     val_corpus: Annotated[
         str | None,
-        typer.Option(help="Validation loss on this corpus: a prepared one, or a folder of shards."),
+        Option(help="Validation loss on this corpus: a prepared one, or a folder of shards."),
     ] = None,
-    val_tokens: Annotated[int, typer.Option(min=1, help="From its beginning.")] = 1_048_576,
-    hellaswag: Annotated[
-        bool, typer.Option("--hellaswag", help="Score HellaSwag's validation examples.")
-    ] = False,
-    hellaswag_file: Annotated[Path | None, typer.Option(help="Where they lie, if not downloaded.")] = None,
+    val_tokens: Annotated[int, Option(min=1, help="From its beginning.")] = 1_048_576,
+    hellaswag: Annotated[bool, Option("--hellaswag", help="Score HellaSwag's validation examples.")] = False,
+    hellaswag_file: Annotated[Path | None, Option(help="Where they lie, if not downloaded.")] = None,
     style: Annotated[
         Literal["completion", "harness", "both"],
-        typer.Option(help="As llm.c scores it, or as lm-evaluation-harness does; these do not compare."),
+        Option(help="As llm.c scores it, or as lm-evaluation-harness does; these do not compare."),
     ] = "both",
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first examples.")] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sequences at once.")] = 8,
+    limit: Annotated[int | None, Option(min=1, help="Only the first examples.")] = None,
+    batch_size: Annotated[int, Option(min=1, help="Sequences at once.")] = 8,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:
@@ -57,7 +56,6 @@ def evaluate(
     """
     if val_corpus is None and not (hellaswag or hellaswag_file):
         fail("nothing to judge by: say --val-corpus CORPUS, --hellaswag, or both")
-    from gpt2.data.batches import DataError
     from gpt2.data.documents import FirstTokens
     from gpt2.evals import hellaswag as task
     from gpt2.evals.validation_loss import corpus_loss
@@ -66,63 +64,41 @@ def evaluate(
 
     try:
         config, plain, chip, casts = _open(model, device, autocast)
+        how: dict[str, Any] = {"device": chip, "autocast": casts, "batch_size": batch_size}
         learnt = _learnt_from(model)
         if hellaswag or hellaswag_file:
             _reads_text(model, config)
         if val_corpus is not None:
             corpus = validation_shards(val_corpus, config.vocab_size)
             loss, tokens = corpus_loss(
-                plain,
-                corpus,
-                tokens=val_tokens,
-                device=chip,
-                autocast=casts,
-                batch_size=batch_size,
-                progress=_progress("sequences"),
+                plain, corpus, tokens=val_tokens, progress=_progress("sequences"), **how
             )
-            files = (
-                f" ({listed([path.name for path in corpus.files])})"
-                if isinstance(corpus, FirstTokens)
-                else ""
-            )
-            cut = f"in sequences of {config.n_ctx:,}"
-            typer.echo(
-                f"validation loss {loss:.4f} on {tokens:,} tokens of {val_corpus} {cut}{files}{learnt}"
-            )
+            names = [path.name for path in corpus.files] if isinstance(corpus, FirstTokens) else []
+            files = f" ({listed(names)})" if names else ""
+            of = f"{tokens:,} tokens of {val_corpus} in sequences of {config.n_ctx:,}"
+            typer.echo(f"validation loss {loss:.4f} on {of}{files}{learnt}")
         if hellaswag or hellaswag_file:
             examples = task.load(hellaswag_file)[:limit]
             styles: tuple[Style, ...] = ("completion", "harness") if style == "both" else (style,)
             for each in styles:
-                score = task.evaluate(
-                    plain,
-                    examples,
-                    style=each,
-                    device=chip,
-                    autocast=casts,
-                    batch_size=batch_size,
-                    progress=_progress("endings"),
-                )
+                score = task.evaluate(plain, examples, style=each, progress=_progress("endings"), **how)
                 low, high = score.acc_norm_interval
                 typer.echo(
                     f"HellaSwag ({each}) acc {score.acc:.4f}, acc_norm {score.acc_norm:.4f} "
                     f"({low:.4f} to {high:.4f}, 95 %) of {score.examples:,} examples{learnt}"
                 )
-    except (DataError, task.ScoreError, *_refused()) as error:
+    except GPT2Error as error:
         fail(error)
 
 
 def sample(
     model: Model,
-    prompt: Annotated[
-        list[str] | None, typer.Option(help="What to continue; may be given several times.")
-    ] = None,
-    max_tokens: Annotated[int, typer.Option(min=1, help="Tokens to write.")] = 100,
-    temperature: Annotated[float, typer.Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(min=1, help="Choose among so many tokens.")] = 200,
-    top_p: Annotated[
-        float | None, typer.Option(help="Choose among the likeliest of this share together.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="The same seed writes the same text.")] = 1337,
+    prompt: Annotated[list[str] | None, Option(help="What to continue; may be given several times.")] = None,
+    max_tokens: Annotated[int, Option(min=1, help="Tokens to write.")] = 100,
+    temperature: Annotated[float, Option(min=0.0, help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, Option(min=1, help="Choose among so many tokens.")] = 200,
+    top_p: Annotated[float | None, Option(help="Choose among the likeliest of this share together.")] = None,
+    seed: Annotated[int, Option(min=0, help="The same seed writes the same text.")] = 1337,
     device: OnDevice = "cpu",
     autocast: Products = "float32",
 ) -> None:
@@ -132,7 +108,6 @@ def sample(
     """
     import torch
 
-    from gpt2.data.batches import DataError
     from gpt2.evals.generate import generate, stream_text
     from gpt2.pretrain.config import PROMPTS
     from gpt2.text import encoded
@@ -158,15 +133,15 @@ def sample(
                 sys.stdout.write(text)
                 sys.stdout.flush()
             sys.stdout.write("\n\n")
-    except (DataError, ValueError, *_refused()) as error:
+    except (GPT2Error, ValueError) as error:
         fail(error)
 
 
 def import_(
     source: Annotated[
-        Path, typer.Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")
+        Path, Argument(help="A folder or file of transformers, nanoGPT's ckpt.pt, llm.c's .bin.")
     ],
-    folder: Annotated[Path, typer.Argument(help="Where the checkpoint is to be.")],
+    folder: Annotated[Path, Argument(help="Where the checkpoint is to be.")],
 ) -> None:
     """Make a checkpoint of weights that others saved: to train on from, to judge, or to sample from.
 
@@ -185,20 +160,19 @@ def import_(
         with _said():
             config, weights = convert.read(source)
         checkpoint_tensors.save_weights(folder, config, weights)
-        if tokenizer := other_vocabulary(source if source.is_dir() else source.parent):
-            typer.echo(
-                f"gpt2: {tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other", err=True
-            )
-    except _refused() as error:
+        if tokenizer := other_vocabulary(_folder(source)):
+            other = f"{tokenizer} is not GPT-2's vocabulary, and a checkpoint knows no other"
+            typer.echo(f"gpt2: {other}", err=True)
+    except GPT2Error as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {folder}: gpt2 train CONFIG --init-from {folder}")
 
 
 def export(
     model: Model,
-    target: Annotated[Path, typer.Argument(help="A folder for transformers, a file for the others.")],
+    target: Annotated[Path, Argument(help="A folder for transformers, a file for the others.")],
     format: Annotated[
-        Literal["transformers", "nanogpt", "llmc", "llmc-bfloat16"], typer.Option(help="Who is to read it.")
+        Literal["transformers", "nanogpt", "llmc", "llmc-bfloat16"], Option(help="Who is to read it.")
     ] = "transformers",
 ) -> None:
     """Write a MODEL as others read it: a folder for transformers, nanoGPT's ckpt.pt, or llm.c's .bin.
@@ -221,18 +195,9 @@ def export(
                 convert.write_nanogpt(target, config, weights)
             else:
                 convert.write_llmc(target, config, weights, bfloat16=format == "llmc-bfloat16")
-    except _refused() as error:
+    except GPT2Error as error:
         fail(error)
     typer.echo(f"{config.parameters:,} parameters in {target}")
-
-
-def _refused() -> tuple[type[Exception], ...]:
-    from gpt2.config.toggles import UnsupportedToggle
-    from gpt2.device import DeviceError
-    from gpt2.interop.convert import ConvertError
-    from gpt2.pretrain.checkpoint import CheckpointError
-
-    return CheckpointError, ConvertError, DeviceError, UnsupportedToggle
 
 
 @contextlib.contextmanager
@@ -264,6 +229,10 @@ def _checkpoint(path: Path) -> Path | None:
     return found if (found / FACTS).exists() else None
 
 
+def _folder(path: Path) -> Path:
+    return path if path.is_dir() else path.parent
+
+
 def _reads_text(path: Path, config: GPT2Config) -> None:
     """Exit where the model's vocabulary is not the one that text is encoded with."""
     from gpt2.data.tokenizer_files import other_vocabulary
@@ -274,9 +243,7 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
             f"has a vocabulary of {config.vocab_size}, not GPT-2's {TEXT_VOCABULARY} (nanoGPT's characters, "
             "say, with a meta.pkl beside their data, or generated tokens)"
         )
-    elif _checkpoint(path) is None and (
-        tokenizer := other_vocabulary(path if path.is_dir() else path.parent)
-    ):
+    elif _checkpoint(path) is None and (tokenizer := other_vocabulary(_folder(path))):
         what = f"has a vocabulary that is not GPT-2's: see {tokenizer}"
     if what:
         fail(
@@ -286,9 +253,7 @@ def _reads_text(path: Path, config: GPT2Config) -> None:
 
 
 def _learnt_from(path: Path) -> str:
-    """Return the tokens and corpus that a checkpoint was trained on, as text; empty for models of other
-    projects.
-    """
+    """Return the tokens and corpus that a checkpoint learnt from, as text; empty for other models."""
     from gpt2.pretrain.checkpoint import read
 
     kept = _checkpoint(path)
@@ -297,7 +262,7 @@ def _learnt_from(path: Path) -> str:
 
 
 def _open(
-    path: Path, device: Literal["cpu", "cuda", "mps", "xla"], autocast: Literal["float32", "bfloat16"]
+    path: Path, device: DeviceName, autocast: Literal["float32", "bfloat16"]
 ) -> tuple[GPT2Config, GPT2, Device, Autocast]:
     from gpt2.config.toggles import Toggles
     from gpt2.device import find

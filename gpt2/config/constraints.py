@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 
-from gpt2.config.toggles import HOST, SCALED, Toggles, UnsupportedToggle
+from gpt2.config.devices import HOST
+from gpt2.config.toggles import SCALES_IN_ADAMW, Toggles, UnsupportedToggle
 
 
 def check(toggles: Toggles) -> None:
-    """Raise UnsupportedToggle where the kind of device does not support a toggle, or a toggle requires
-    another one.
+    """Raise UnsupportedToggle where the kind of device, or another toggle, does not allow a value.
 
     gpt2.device.check also asks the actual device.
     """
@@ -18,80 +19,62 @@ def check(toggles: Toggles) -> None:
         only = toggle.metadata["only"].get(value)
         if only and toggles.device not in only.devices:
             raise UnsupportedToggle(toggle.name, value, only.otherwise)
+    for name, reason in _problems(toggles):
+        raise UnsupportedToggle(name, getattr(toggles, name), reason)
+
+
+def _problems(toggles: Toggles) -> Iterator[tuple[str, str]]:
+    """Yield toggles that do nothing, or the wrong thing, beside the others, and what they require."""
     if toggles.threads != "default" and toggles.device != HOST:
-        raise UnsupportedToggle("threads", toggles.threads, "sets the threads of a CPU; leave it at default")
-    if reason := _unmet(toggles):
-        raise UnsupportedToggle(*reason)
-    narrow = toggles.attention in ("flash", "cudnn", "flash3", "flash4") and toggles.device != HOST
-    if narrow and toggles.autocast == "float32":
-        reason = "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
-        raise UnsupportedToggle("attention", toggles.attention, reason)
-    if toggles.sharding != "none" and toggles.world_size == 1:
-        reason = "one rank has nobody to share with; choose a world_size above 1, or none"
-        raise UnsupportedToggle("sharding", toggles.sharding, reason)
-    if toggles.cuda_graphs and toggles.shards_gradients:
-        # A graph replays with the addresses that it was recorded with; gathered weights have new ones each
-        # time.
-        reason = "CUDA graphs need weights that stay in place, and sharding moves them; choose default"
-        raise UnsupportedToggle("compile", toggles.compile, reason)
-    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
-        # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
-        reason = "CUDA graphs do not accumulate gradients; choose max-autotune-no-cudagraphs or a larger micro-batch"
-        raise UnsupportedToggle("compile", toggles.compile, reason)
-
-
-def _unmet(toggles: Toggles) -> tuple[str, object, str] | None:
-    """Return a toggle that does nothing, or the wrong thing, without another one: name, value and
-    requirement.
-    """
+        yield "threads", "sets the threads of a CPU; leave it at default"
     if toggles.adamw == "compiled" and toggles.sharding != "none":
-        return "adamw", toggles.adamw, "the compiled step knows no shards; choose fused"
-    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALED:
+        yield "adamw", "the compiled step knows no shards; choose fused"
+    if toggles.autocast == "float16" and toggles.adamw == "fused" and toggles.device not in SCALES_IN_ADAMW:
         # https://github.com/pytorch/pytorch/pull/186360
-        return "adamw", toggles.adamw, "this device's updates even where float16 overflowed; choose foreach"
+        yield "adamw", "this device's updates even where float16 overflowed; choose foreach"
     if toggles.clip == "in_step":
         if toggles.adamw not in ("fused", "compiled"):
-            return (
-                "clip",
-                toggles.clip,
-                "only these scale gradients as they read them: set adamw to fused or compiled",
-            )
+            yield "clip", "only these scale gradients as they read them: set adamw to fused or compiled"
         if toggles.autocast == "float16" or toggles.sharding != "none":
-            return (
-                "clip",
-                toggles.clip,
-                "float16's scaler and shards have gradients scaled apart; choose separate",
-            )
+            yield "clip", "float16's scaler and shards have gradients scaled apart; choose separate"
     needed = _needs(toggles)
     for name, others in needed.items():
         for other, value in others.items():
             if getattr(toggles, other) != value:
-                return name, getattr(toggles, name), f"it takes {other}: {value}"
+                yield name, f"it takes {other}: {value}"
     for name, otherwise in {"weights": "float32", "weight_casts": "forward"}.items():
         if name in needed and (toggles.grad_accum_steps > 1 or toggles.world_size > 1):
-            reason = f"gradients would be added up in bfloat16; choose {otherwise}, or one rank and a larger micro-batch"
-            return name, getattr(toggles, name), reason
+            other = f"choose {otherwise}, or one rank and a larger micro-batch"
+            yield name, f"gradients would be added up in bfloat16; {other}"
     if toggles.reductions == "apart" and toggles.compile == "eager":
-        return "reductions", toggles.reductions, "nothing is compiled; set compile"
-    if toggles.compile_region == "block":
-        if toggles.compile == "eager":
-            return "compile_region", toggles.compile_region, "nothing is compiled; set compile"
-        if toggles.world_size > 1:
-            reason = "several ranks cut the graph where they exchange; choose model"
-            return "compile_region", toggles.compile_region, reason
+        yield "reductions", "nothing is compiled; set compile"
+    if toggles.compile_region == "block" and toggles.compile == "eager":
+        yield "compile_region", "nothing is compiled; set compile"
+    if toggles.compile_region == "block" and toggles.world_size > 1:
+        yield "compile_region", "several ranks cut the graph where they exchange; choose model"
     if toggles.launch == "graph" and (reason := _why_not_one_graph(toggles)):
-        return "launch", toggles.launch, reason
+        yield "launch", reason
     if reason := _why_not_this_loss(toggles):
-        return "cross_entropy", toggles.cross_entropy, reason
+        yield "cross_entropy", reason
     if toggles.attention == "flex" and toggles.compile == "eager":
-        return (
-            "attention",
-            toggles.attention,
-            "uncompiled it materialises the scores; set compile, or choose sdpa",
-        )
+        yield "attention", "uncompiled it materialises the scores; set compile, or choose sdpa"
     if toggles.affinity == "pinned" and toggles.world_size > 1:
-        return "affinity", toggles.affinity, "all ranks would share the first cores; choose free"
-    return None
+        yield "affinity", "all ranks would share the first cores; choose free"
+    narrow = toggles.attention in ("flash", "cudnn", "flash3", "flash4") and toggles.device != HOST
+    if narrow and toggles.autocast == "float32":
+        yield "attention", "this kernel takes bfloat16 and float16 only; choose efficient, or set autocast"
+    if toggles.sharding != "none" and toggles.world_size == 1:
+        yield "sharding", "one rank has nobody to share with; choose a world_size above 1, or none"
+    if toggles.cuda_graphs and toggles.shards_gradients:
+        # A graph replays with the addresses that it was recorded with; gathered weights have new ones.
+        yield (
+            "compile",
+            "CUDA graphs need weights that stay in place, and sharding moves them; choose default",
+        )
+    if toggles.cuda_graphs and toggles.grad_accum_steps > 1:
+        # The next replay would overwrite the gradients that are being accumulated (pytorch issue 169545).
+        others = "choose max-autotune-no-cudagraphs or a larger micro-batch"
+        yield "compile", f"CUDA graphs do not accumulate gradients; {others}"
 
 
 def _why_not_one_graph(toggles: Toggles) -> str | None:
@@ -111,11 +94,11 @@ def _why_not_this_loss(toggles: Toggles) -> str | None:
     """Return why another project's kernel cannot compute the loss with these toggles; None if it can."""
     loss = toggles.cross_entropy
     if loss in ("liger", "quack") and toggles.autocast == "float16":
-        return "it writes the gradient of a sum over the batch, whose products overflow in float16; choose triton"
+        why = "it writes the gradient of a sum over the batch, whose products overflow in float16"
+        return f"{why}; choose triton"
     if loss == "quack" and toggles.vocab_multiple == 1:
-        return (
-            "it loads several numbers of a row at once, and rows of 50257 are not aligned; set vocab_multiple"
-        )
+        why = "it loads several numbers of a row at once, and rows of 50257 are not aligned"
+        return f"{why}; set vocab_multiple"
     if (loss == "liger" and toggles.cuda_graphs) or (loss in ("liger", "cut") and toggles.launch == "graph"):
         return "it asks the device about the targets, which a CUDA graph cannot record; choose triton"
     return None

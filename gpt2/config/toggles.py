@@ -1,7 +1,7 @@
 """The toggles: one field per optimisation, with its values and the devices that support them.
 
-A new optimisation is a field of Toggles, a branch in its stage in gpt2.training.stages, and a proof in gpt2.proofs.
-Importing this module loads no torch, so that ladders can be read without it.
+A new optimisation is a field of Toggles, a branch in its stage in gpt2.training.stages, and a proof in
+gpt2.proofs. Importing this module loads no torch, so that ladders can be read without it.
 """
 
 from __future__ import annotations
@@ -10,24 +10,18 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal
 
+from gpt2.config.devices import CUDA, DEVICES, HOST, XLA, DeviceName, devices
 from gpt2.config.tolerances import LOSS_TOLERANCE
 from gpt2.config.workload import STRICT, Workload
+from gpt2.errors import GPT2Error
 
-HOST = "cpu"
-"""The device whose memory and threads are the machine's own."""
-
-
-SPMD = frozenset({"xla"})
-"""Devices that are all fed by one process, with one program split over them; other devices have a process
-each.
-"""
-EAGER = frozenset({"cpu", "cuda", "mps"})
-"""Devices that run op by op, or code from torch.compile; XLA compiles each whole step by itself."""
-SCALED = frozenset({"cpu", "cuda"})
-"""Devices whose fused AdamW applies a gradient scale and skips the update on overflow."""
+EAGER = devices(lambda kind: kind.eager)
+COMPILES_ADAMW = devices(lambda kind: kind.compiles_adamw)
+SCALES_IN_ADAMW = devices(lambda kind: kind.scales_in_adamw)
+SHARDS = devices(lambda kind: kind.shards)
 
 
-class UnsupportedToggle(Exception):
+class UnsupportedToggle(GPT2Error):
     """A toggle that this device does not support; the message says why and what to choose instead."""
 
     def __init__(self, toggle: str, value: object, reason: str) -> None:
@@ -57,14 +51,19 @@ def choice(
     class (see LOSS_TOLERANCE). maths: values that differ from GPT-2's training by more than rounding, and
     why. note: returns what the scoreboard should say beside the value.
     """
-    metadata = {
-        "help": help,
-        "only": only or {},
-        "precision": precision or {},
-        "maths": maths or {},
-        "note": note,
-    }
-    return field(default=default, metadata=metadata)
+    facts = {"only": only or {}, "precision": precision or {}, "maths": maths or {}, "note": note}
+    return field(default=default, metadata={"help": help, **facts})
+
+
+FLOAT8 = ("tensorwise", "rowwise")
+"""Scalings of float8."""
+Attention = Literal[
+    "explicit", "sdpa", "flash", "efficient", "cudnn", "math", "blocks", "brgemm", "flash3", "flash4", "flex"
+]
+CompileMode = Literal[
+    "eager", "default", "reduce-overhead", "gemm", "coordinate-descent", "gemm+coordinate-descent",
+    "max-autotune", "max-autotune-no-cudagraphs",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +72,7 @@ class Toggles:
 
     __pydantic_config__: ClassVar = STRICT
 
-    device: Literal["cpu", "cuda", "mps", "xla"] = choice(
-        "cpu", "Where the model trains; xla is a TPU, or XLA's own CPU backend."
-    )
+    device: DeviceName = choice(HOST, "Where the model trains; xla is a TPU, or XLA's own CPU backend.")
     autocast: Literal["float32", "bfloat16", "float16"] = choice(
         "float32",
         "Number format of the matrix products; weights stay float32. float16 adds a gradient scaler.",
@@ -93,52 +90,31 @@ class Toggles:
         "How float32 products are computed: exactly, as TF32 (high, CUDA) or as bfloat16 (medium, CPU); "
         "on TPUs as six, three (high) or one (medium) of bfloat16.",
         only={
-            "high": Only({"cuda", "xla"}, "TF32 exists on CUDA only; on a CPU choose medium"),
+            "high": Only({CUDA, XLA}, "TF32 exists on CUDA only; on a CPU choose medium"),
             "medium": Only(
-                {"cpu", "xla"},
+                {HOST, XLA},
                 "bfloat16 products of float32 exist on CPUs and TPUs only; on CUDA choose high",
             ),
         },
         precision={"high": "tf32", "medium": "bfloat16"},
     )
-    attention: Literal[
-        "explicit",
-        "sdpa",
-        "flash",
-        "efficient",
-        "cudnn",
-        "math",
-        "blocks",
-        "brgemm",
-        "flash3",
-        "flash4",
-        "flex",
-    ] = choice(
+    attention: Attention = choice(
         "explicit",
         "Scores materialised, or scaled_dot_product_attention: torch's own choice of kernel, or the named "
         "one; blocks is flash with a backward pass by products of blocks, brgemm a kernel of ours for CPUs, "
         "flash3 FlashAttention-3, flash4 FlashAttention-4, flex FlexAttention.",
         only={
-            "flash4": Only({"cuda"}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
-            "flash3": Only({"cuda"}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
-            "flex": Only({"cuda"}, "FlexAttention trains on CUDA only; choose sdpa"),
-            "blocks": Only({"cpu"}, "only a CPU's library gains by it; choose flash"),
-            "brgemm": Only({"cpu"}, "it is a kernel for CPUs; choose flash"),
-            "flash": Only({"cpu", "cuda"}, "no such kernel on this device; choose sdpa"),
-            "efficient": Only({"cuda"}, "this kernel exists on CUDA only; choose sdpa"),
-            "cudnn": Only({"cuda"}, "cuDNN exists on CUDA only; choose sdpa"),
+            "flash4": Only({CUDA}, "FlashAttention-4 is for Hopper GPUs and later; choose sdpa"),
+            "flash3": Only({CUDA}, "FlashAttention-3 is for Hopper GPUs; choose sdpa"),
+            "flex": Only({CUDA}, "FlexAttention trains on CUDA only; choose sdpa"),
+            "blocks": Only({HOST}, "only a CPU's library gains by it; choose flash"),
+            "brgemm": Only({HOST}, "it is a kernel for CPUs; choose flash"),
+            "flash": Only({HOST, CUDA}, "no such kernel on this device; choose sdpa"),
+            "efficient": Only({CUDA}, "this kernel exists on CUDA only; choose sdpa"),
+            "cudnn": Only({CUDA}, "cuDNN exists on CUDA only; choose sdpa"),
         },
     )
-    compile: Literal[
-        "eager",
-        "default",
-        "reduce-overhead",
-        "gemm",
-        "coordinate-descent",
-        "gemm+coordinate-descent",
-        "max-autotune",
-        "max-autotune-no-cudagraphs",
-    ] = choice(
+    compile: CompileMode = choice(
         "eager",
         "Mode of torch.compile for the model's forward and backward pass. gemm chooses the kernel of each "
         "matmul by timing, long sums cut in parts where that is faster; coordinate-descent tunes the "
@@ -150,16 +126,16 @@ class Toggles:
         ),
         only={
             "default": Only(EAGER, "XLA compiles every step by itself; choose eager"),
-            "reduce-overhead": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose default"),
+            "reduce-overhead": Only({CUDA}, "CUDA graphs exist on CUDA only; choose default"),
             "max-autotune": Only(
-                {"cuda"}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
+                {CUDA}, "CUDA graphs exist on CUDA only; choose max-autotune-no-cudagraphs or default"
             ),
             **dict.fromkeys(
                 ("gemm", "coordinate-descent", "gemm+coordinate-descent"),
-                Only({"cuda"}, "it tunes Triton's kernels, which are CUDA's; choose default"),
+                Only({CUDA}, "it tunes Triton's kernels, which are CUDA's; choose default"),
             ),
             "max-autotune-no-cudagraphs": Only(
-                {"cpu", "cuda"}, "torch tunes nothing on this device; choose default, or eager on xla"
+                {HOST, CUDA}, "torch tunes nothing on this device; choose default, or eager on xla"
             ),
         },
     )
@@ -167,7 +143,7 @@ class Toggles:
         "mixed",
         "Sums over rows and over columns of one tensor, as in LayerNorm's backward pass, by one kernel where "
         "torch.compile can (Inductor's mix-order reduction, from torch 2.10 on), or by two.",
-        only={"apart": Only({"cuda"}, "torch.compile mixes them on CUDA only; choose mixed")},
+        only={"apart": Only({CUDA}, "torch.compile mixes them on CUDA only; choose mixed")},
     )
     compile_region: Literal["model", "block"] = choice(
         "model",
@@ -179,14 +155,14 @@ class Toggles:
         "ops",
         "How the host launches a step: op by op, or the whole step at once, as one CUDA graph recorded "
         "before.",
-        only={"graph": Only({"cuda"}, "CUDA graphs exist on CUDA only; choose ops")},
+        only={"graph": Only({CUDA}, "CUDA graphs exist on CUDA only; choose ops")},
     )
     adamw: Literal["for_loop", "foreach", "fused", "compiled"] = choice(
         "for_loop",
         "AdamW one tensor at a time, over lists of tensors (torch's default on CUDA), in one kernel, or "
         "compiled.",
         only={
-            "compiled": Only({"cpu", "cuda"}, "torch compiles no optimiser on this device; choose fused"),
+            "compiled": Only(COMPILES_ADAMW, "torch compiles no optimiser on this device; choose fused"),
             "foreach": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
             "fused": Only(EAGER, "XLA compiles the update with the whole step; choose for_loop"),
         },
@@ -197,7 +173,7 @@ class Toggles:
         "too.",
         only=dict.fromkeys(
             ("zero1", "zero2", "fsdp2"),
-            Only({"cpu", "cuda"}, "there is no such sharding on this device; choose none"),
+            Only(SHARDS, "there is no such sharding on this device; choose none"),
         ),
         note=lambda toggles, workload: {
             "zero1": "optimiser state, each tensor's on one rank",
@@ -230,9 +206,7 @@ class Toggles:
         note=lambda toggles, workload: (
             ""
             if toggles.world_size == 1 or toggles.shards_gradients
-            else "DDP"
-            if toggles.processes > 1
-            else "SPMD, one process"
+            else ("DDP" if toggles.processes > 1 else "SPMD, one process")
         ),
     )
     cross_entropy: Literal["torch", "closed_form", "linear", "triton", "liger", "quack", "cut"] = choice(
@@ -245,7 +219,7 @@ class Toggles:
         only={
             **dict.fromkeys(
                 ("triton", "liger", "quack", "cut"),
-                Only({"cuda"}, "it is a kernel for GPUs; choose closed_form"),
+                Only({CUDA}, "it is a kernel for GPUs; choose closed_form"),
             ),
             "closed_form": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
             "linear": Only(EAGER, "XLA fuses the loss by itself; choose torch"),
@@ -270,19 +244,19 @@ class Toggles:
     layer_norm: Literal["torch", "liger", "quack"] = choice(
         "torch",
         "LayerNorm by torch, compiled if the model is, or by the kernels of Liger Kernel or QuACK.",
-        only=dict.fromkeys(("liger", "quack"), Only({"cuda"}, "it is a kernel for GPUs; choose torch")),
+        only=dict.fromkeys(("liger", "quack"), Only({CUDA}, "it is a kernel for GPUs; choose torch")),
     )
     products: Literal["whole", "tuned"] = choice(
         "whole",
         "Matrix products each handed over whole, or shared out by rows or columns as is fastest for their "
         "shape here.",
-        only={"tuned": Only({"cpu"}, "only a CPU's library gains by it; choose whole")},
+        only={"tuned": Only({HOST}, "only a CPU's library gains by it; choose whole")},
     )
     bias_gradient: Literal["torch", "triton"] = choice(
         "torch",
         "Gradients of biases: summed in passes of their own, or by the kernels (Triton) that write the "
         "gradients they sum, of GELU's input and of q, k and v.",
-        only={"triton": Only({"cuda"}, "they are kernels for GPUs; choose torch")},
+        only={"triton": Only({CUDA}, "they are kernels for GPUs; choose torch")},
         note=lambda toggles, workload: (
             "same gradients, summed in another order" if toggles.bias_gradient == "triton" else ""
         ),
@@ -290,12 +264,12 @@ class Toggles:
     clip: Literal["separate", "in_step"] = choice(
         "separate",
         "Gradients clipped in a pass of their own, or by AdamW as it reads them.",
-        only={"in_step": Only(SCALED, "this device's AdamW scales no gradients; choose separate")},
+        only={"in_step": Only(SCALES_IN_ADAMW, "this device's AdamW scales no gradients; choose separate")},
     )
     weight_casts: Literal["forward", "optimizer"] = choice(
         "forward",
         "Who casts the weights for the products: autocast in each forward pass, or AdamW as it writes them.",
-        only={"optimizer": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose forward")},
+        only={"optimizer": Only(COMPILES_ADAMW, "AdamW is not compiled on this device; choose forward")},
     )
     residual: Literal["float32", "bfloat16"] = choice(
         "float32",
@@ -307,19 +281,15 @@ class Toggles:
         "Number format of the weight matrices; bfloat16 is rounded stochastically by AdamW and has no "
         "float32 master (weight_casts: optimizer has one).",
         maths={"bfloat16": "weights keep 8 of 24 bits, rounded at random"},
-        only={"bfloat16": Only({"cpu", "cuda"}, "AdamW is not compiled on this device; choose float32")},
+        only={"bfloat16": Only(COMPILES_ADAMW, "AdamW is not compiled on this device; choose float32")},
     )
     float8: Literal["none", "tensorwise", "rowwise"] = choice(
         "none",
         "The blocks' linear layers multiply in float8 by torchao, scaled by tensor or by row; the lm_head "
         "does not.",
-        maths=dict.fromkeys(
-            ("tensorwise", "rowwise"), "linear layers keep 3 or 4 bits of what they multiply"
-        ),
-        precision=dict.fromkeys(("tensorwise", "rowwise"), "float8"),
-        only=dict.fromkeys(
-            ("tensorwise", "rowwise"), Only({"cuda"}, "only newer GPUs have such units; choose none")
-        ),
+        maths=dict.fromkeys(FLOAT8, "linear layers keep 3 or 4 bits of what they multiply"),
+        precision=dict.fromkeys(FLOAT8, "float8"),
+        only=dict.fromkeys(FLOAT8, Only({CUDA}, "only newer GPUs have such units; choose none")),
         note=lambda toggles, workload: "" if toggles.float8 == "none" else "MFU is over bfloat16's peak",
     )
     int8: Literal["none", "rowwise"] = choice(
@@ -327,7 +297,7 @@ class Toggles:
         "The blocks' linear layers multiply 8-bit integers by torchao, scaled by row; the lm_head does not.",
         maths={"rowwise": "linear layers keep 8 bits of what they multiply"},
         precision={"rowwise": "float8"},  # float8's rounding is the coarser one
-        only={"rowwise": Only({"cuda"}, "torchao's kernel is for GPUs; choose none")},
+        only={"rowwise": Only({CUDA}, "torchao's kernel is for GPUs; choose none")},
         note=lambda toggles, workload: "" if toggles.int8 == "none" else "MFU is over bfloat16's peak",
     )
     allocator: Literal["system", "thp", "tcmalloc", "jemalloc", "expandable"] = choice(
@@ -337,15 +307,15 @@ class Toggles:
         only={
             **dict.fromkeys(
                 ("thp", "tcmalloc", "jemalloc"),
-                Only({"cpu"}, "this device has memory of its own; choose system"),
+                Only({HOST}, "this device has memory of its own; choose system"),
             ),
-            "expandable": Only({"cuda"}, "only CUDA's memory has segments; choose system"),
+            "expandable": Only({CUDA}, "only CUDA's memory has segments; choose system"),
         },
     )
     affinity: Literal["free", "pinned"] = choice(
         "free",
         "Threads of a CPU wander between cores as the system likes, or stay on one core each.",
-        only={"pinned": Only({"cpu"}, "the threads of a CPU are meant; choose free")},
+        only={"pinned": Only({HOST}, "the threads of a CPU are meant; choose free")},
     )
     threads: int | Literal["default"] = choice(
         "default",
@@ -356,19 +326,15 @@ class Toggles:
         for toggle in fields(self):
             value = getattr(self, toggle.name)
             if isinstance(value, bool):  # a bool is an int in Python
-                raise ValueError(
-                    f"{toggle.name}: YAML reads on, off, yes and no as true and false; none of them is a "
-                    "value"
-                )
+                words = "YAML reads on, off, yes and no as true and false"
+                raise ValueError(f"{toggle.name}: {words}; none of them is a value")
             if isinstance(value, int) and not 1 <= value < 2**31:
                 raise ValueError(f"{toggle.name} {value} is {'less than 1' if value < 1 else 'too large'}")
 
     @property
     def processes(self) -> int:
-        """Number of processes that train together: one per device, except where one process feeds all
-        devices.
-        """
-        return 1 if self.device in SPMD else self.world_size
+        """Processes that train together: one per device, unless one process feeds all devices."""
+        return 1 if DEVICES[self.device].one_process else self.world_size
 
     @property
     def sequences(self) -> int:
@@ -397,13 +363,11 @@ class Toggles:
         """Return the number format of the matmuls' inputs."""
         if self.autocast != "float32":
             return self.autocast
-        high = "float32" if self.device in SPMD else "tf32"  # a TPU sums three bfloat16 matmuls
+        high = DEVICES[self.device].high_precision
         return {"highest": "float32", "high": high, "medium": "bfloat16"}[self.matmul_precision]
 
     def maths(self) -> dict[str, str]:
-        """Return the toggles that change GPT-2's training by more than matmul rounding: "toggle=value", and
-        why.
-        """
+        """Return "toggle=value" and why, for toggles that change GPT-2's training by more than rounding."""
         return {
             f"{toggle.name}={value}": why
             for toggle in fields(self)
@@ -423,8 +387,9 @@ BASELINE = Toggles()
 
 
 def resolve(workload: Workload, toggles: Toggles) -> Toggles:
-    """Derive grad_accum_steps from the workload's tokens per step, if given. Raises ValueError where it
-    cannot.
+    """Derive grad_accum_steps from the workload's tokens per step, if given.
+
+    Raises ValueError where it cannot.
     """
     if workload.tokens_per_step is None:
         return toggles

@@ -33,8 +33,7 @@ steps), and more for float32, which other devices sum in other orders: float32 1
 
 
 GRADIENT_TOLERANCE = {"float32": 1e-4, "tf32": 1e-2, "float16": 1e-2, "bfloat16": 3e-2, "float8": 3e-1}
-"""Largest gpt2.proofs.gradients.gradient_difference() that another order of rounding explains, by class of
-arithmetic.
+"""Largest gradient_difference() that another order of rounding explains, by class of arithmetic.
 
 Measured on a CPU with torch 2.13, the largest for gpt2 (1 x 1024 tokens) and tiny (4 x 64) within their first
 steps: float32 9e-7, float16 5e-4, bfloat16 5e-3, float32 matmuls in bfloat16 3e-3. TF32 rounds like float16.

@@ -11,8 +11,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gpt2.errors import GPT2Error
 
-class ConfigError(Exception):
+
+class ConfigError(GPT2Error):
     """A configuration that cannot be run; the message names file and key, and what to do."""
 
 

@@ -10,15 +10,12 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 STRICT = {"extra": "forbid", "strict": True, "allow_inf_nan": False}
-"""pydantic settings for dataclasses that a user writes: unknown keys, wrong types and infinities are errors.
-"""
+"""pydantic settings for dataclasses that a user writes: unknown keys, wrong types, infinities are errors."""
 
 
 MOST_FLOAT32 = 3.4e38
 TEXT_VOCABULARY = 50257
-"""Size of GPT-2's vocabulary; a smaller model vocabulary is another one, such as generated tokens or
-characters.
-"""
+"""Size of GPT-2's vocabulary; a smaller one is another's: generated tokens, or characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,13 +30,9 @@ class GPT2Config:
     vocab_size: int = TEXT_VOCABULARY
     """Logical vocabulary size: the ids that text can contain."""
     padded_vocab_size: int = 0
-    """Rows of the embedding, at least vocab_size; 0 means vocab_size. Logits of the additional rows are
-    masked.
-    """
+    """Rows of the embedding, 0 for vocab_size; logits of rows beyond vocab_size are masked."""
     attention: str = "explicit"
-    """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's
-    scaled_dot_product_attention).
-    """
+    """A key of model.ATTENTION, such as explicit (materialised scores) or sdpa (torch's function)."""
     recompute: str = "none"
     """Activations that the backward pass recomputes instead of keeping: none, gelu or block."""
     cross_entropy: str = "torch"
@@ -72,17 +65,14 @@ class GPT2Config:
 
     @property
     def plain(self) -> GPT2Config:
-        """The same config with torch's own functions, the reference for ours; choices that change the maths
-        stay.
-        """
+        """The same config with torch's own functions, the reference for ours; the maths stay."""
         attention = "explicit" if self.attention == "explicit" else "sdpa"
         torchs = {"cross_entropy": "torch", "tied_gradient": "scatter", "gelu": "tanh", "layer_norm": "torch"}
         return replace(self, attention=attention, products="whole", bias_gradient="torch", **torchs)
 
 
-# Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini` are ours. `tiny` is for tests
-# and smoke ladders; its vocabulary is prime, so that padding it to a multiple of 64 has an effect. `mini`
-# takes text.
+# Sizes from the GPT-2 paper (Radford et al. 2019, table 2). `tiny` and `mini`, which takes text, are ours.
+# `tiny` is for tests and smoke ladders; its vocabulary is prime, so that padding it has an effect.
 PRESETS = {
     "tiny": GPT2Config(n_layer=2, n_head=2, n_embd=64, n_ctx=128, vocab_size=509),
     "mini": GPT2Config(n_layer=4, n_head=4, n_embd=128, n_ctx=256),
@@ -125,8 +115,7 @@ def flops_per_token(config: GPT2Config, seq_len: int) -> int:
 
 
 def hardware_flops_per_token(config: GPT2Config, seq_len: int, recompute: str) -> int:
-    """Return the floating-point operations of the matmuls that actually run for one token: the numerator of
-    HFU.
+    """Return the floating-point operations that actually run for one token: the numerator of HFU.
 
     To flops_per_token() it adds the padding columns of the lm_head and, where whole blocks are recomputed,
     their forward matmuls except the last: the MLP's output projection, whose result no gradient needs. The
@@ -158,9 +147,7 @@ class Workload:
     lr_warmup_steps: int = 0
     """Steps of linear warm-up to lr; 0 starts at lr."""
     lr_decay_steps: int = 0
-    """Step at which a cosine decay from lr reaches lr_final_fraction of it, which then stays; 0 keeps lr
-    constant.
-    """
+    """Step at which a cosine decay from lr reaches lr_final_fraction of it; 0 keeps lr constant."""
     lr_final_fraction: float = 0.1
     """Share of lr that remains after the decay."""
     beta1: float = 0.9
@@ -184,9 +171,8 @@ class Workload:
         if self.lr_warmup_steps < 0:
             raise ValueError(f"lr_warmup_steps {self.lr_warmup_steps} is negative")
         if self.lr_decay_steps and self.lr_decay_steps <= self.lr_warmup_steps:
-            raise ValueError(
-                f"lr_decay_steps {self.lr_decay_steps} is not beyond lr_warmup_steps {self.lr_warmup_steps}"
-            )
+            warmup = f"lr_warmup_steps {self.lr_warmup_steps}"
+            raise ValueError(f"lr_decay_steps {self.lr_decay_steps} is not beyond {warmup}")
         if not 0 <= self.lr_final_fraction <= 1:
             raise ValueError(f"lr_final_fraction {self.lr_final_fraction} is outside 0 to 1")
         if max(self.lr, self.weight_decay, self.eps) > MOST_FLOAT32:

@@ -61,9 +61,8 @@ class _Loader(yaml.SafeLoader):
                 raise _wrong(f"*{event.anchor} stands within what it names", event)
             self._values += self._sizes.get(event.anchor, 0)
         elif event.anchor in self.anchors:
-            raise _wrong(
-                f"anchor &{event.anchor} is given twice; every anchor needs a name of its own", event
-            )
+            twice = f"anchor &{event.anchor} is given twice"
+            raise _wrong(f"{twice}; every anchor needs a name of its own", event)
         self._values += 1
         if self._depth > DEEPEST:
             raise _wrong("is nested too deeply", event)
@@ -91,8 +90,9 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def flatten_mapping(self, node: yaml.MappingNode) -> None:
-        """Merge the mappings named by <<: own keys win, then the first of a list; PyYAML's releases differ in
-        this.
+        """Merge the mappings named by <<: own keys win, then the first of a list.
+
+        PyYAML's releases differ in this.
         """
         own = [pair for pair in node.value if pair[0].tag != MERGE]
         merges = [value for key, value in node.value if key.tag == MERGE]
@@ -107,9 +107,7 @@ class _Loader(yaml.SafeLoader):
         node.value = merged + own
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Construct as PyYAML does, with the position in errors about text that does not fit its tag (!!int
-        four).
-        """
+        """Construct as PyYAML does; an error about text that does not fit its tag has the position."""
         try:
             found = super().construct_object(node, deep)
         except (ValueError, KeyError, AttributeError, TypeError):
@@ -164,9 +162,8 @@ def mapping(path: Path, keys: str) -> dict[str, Any]:
     if content is None:
         raise ConfigError(f"{path}: is empty; {keys}")
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{path}: line 1: is {'a list' if isinstance(content, list) else 'one value'}; {keys}"
-        )
+        what = "a list" if isinstance(content, list) else "one value"
+        raise ConfigError(f"{path}: line 1: is {what}; {keys}")
     if odd := next((key for key in content if not isinstance(key, str)), None):
         raise ConfigError(f"{path}: unknown key {odd!r}; {keys}")
     return content

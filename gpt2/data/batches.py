@@ -7,9 +7,6 @@ x, y = batches.sequences(step=0, first=0, count=4)          # two (4, 1024) arra
 
 from __future__ import annotations
 
-import hashlib
-import os
-import urllib.request
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -20,7 +17,7 @@ import numpy as np
 from gpt2.data.shards import Shards, open_shards
 from gpt2.data.splits import open_split, split_of
 from gpt2.data.synthetic import Synthetic
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.cache import DataError, at_hand, cache_dir, download, readable
 from gpt2.text import end_of_text_written, tokenise
 
 __all__ = ["Batches", "Corpus", "DataError", "open_corpus"]
@@ -72,8 +69,8 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     synthetic needs no files. Any other name is looked for at `path`, then as
     $GPT2_DATA_DIR/NAME(.txt|.bin|/), then in the cache, and is downloaded where its address is known. A text
     file is tokenised once and cached by content; .bin shards of nanoGPT and llm.c are read as they are; a
-    folder stands for its training shards (see gpt2.data.splits). Raises DataError where nothing is found, or the
-    tokens do not fit the vocabulary.
+    folder stands for its training shards (see gpt2.data.splits). Raises DataError where nothing is found, or
+    the tokens do not fit the vocabulary.
     """
     if name == GENERATED:
         if path is not None:
@@ -83,12 +80,8 @@ def open_corpus(name: str, *, vocab_size: int, seed: int = 0, path: Path | None 
     if not (source.is_file() or source.is_dir()):
         what = "is no file and no folder" if source.exists() else "does not exist"
         raise DataError(f"corpus {name!r}: {source} {what}")
-    try:
+    with readable(f"corpus {name!r}", source):
         corpus = _open(name, source, vocab_size)
-    except OSError as error:
-        raise DataError(
-            f"corpus {name!r}: cannot read {error.filename or source} ({error.strerror})"
-        ) from None
     if name in KNOWN and source.is_file() and corpus.sha256 != KNOWN[name].tokens_sha256:
         corpus.warnings += (not_the_known(name),)
     return corpus
@@ -100,16 +93,18 @@ def not_the_known(name: str) -> str:
 
 
 def find(name: str) -> Path:
-    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError where it is not
-    found.
-    """
-    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
-        for suffix in (".txt", ".bin", ""):
-            if folder and (candidate := Path(folder) / f"{name}{suffix}").exists():
-                return candidate
+    """Return the path of a corpus, downloading it where it is not on disk. Raises DataError."""
+    if found := at_hand(f"{name}.txt", f"{name}.bin", name):
+        return found
     if name in KNOWN:
-        return download(name, KNOWN[name])
+        return download_text(name)
     raise DataError(f"corpus {name!r} is not at hand and has no known address; {_ways(name)}")
+
+
+def download_text(name: str) -> Path:
+    """Download a known corpus's text into the cache and return its path. Raises DataError."""
+    known = KNOWN[name]
+    return download(f"corpus {name!r}", known.url, f"{name}.txt", known.text_sha256, _ways(name))
 
 
 def _ways(name: str) -> str:
@@ -120,33 +115,14 @@ def _ways(name: str) -> str:
     )
 
 
-def download(name: str, known: KnownCorpus) -> Path:
-    """Download a known corpus's text into the cache and return its path. Raises DataError."""
-    try:
-        with urllib.request.urlopen(known.url, timeout=30) as response:
-            text = response.read()
-    except OSError as error:
-        raise DataError(
-            f"corpus {name!r} is not at hand and could not be downloaded "
-            f"({getattr(error, 'reason', error)}); {_ways(name)}"
-        ) from None
-    if hashlib.sha256(text).hexdigest() != known.text_sha256:
-        raise DataError(f"corpus {name!r}: {known.url} no longer gives the known text; {_ways(name)}")
-    target = cache_dir() / "corpora" / f"{name}.txt"
-    with replacing(target) as file:
-        file.write(text)
-    return target
-
-
 def _open(name: str, source: Path, vocab_size: int) -> Shards:
     """Open a folder's training shards, or a single file of tokens or text. Raises DataError or OSError."""
     if source.is_dir():
         return open_split(name, source, "train", vocab_size)
     is_tokens = source.suffix.lower() == ".bin"
     if not is_tokens and source.name.lower().endswith(DOCUMENTS):
-        raise DataError(
-            f"corpus {name!r}: {source} holds documents; gpt2 prepare {source} makes shards of them"
-        )
+        advice = f"gpt2 prepare {source} makes shards of them"
+        raise DataError(f"corpus {name!r}: {source} holds documents; {advice}")
     corpus = open_shards(name, [source if is_tokens else tokenise(source)], vocab_size)
     if not is_tokens and (written := end_of_text_written(source)):
         corpus.warnings += (written,)
@@ -156,9 +132,7 @@ def _open(name: str, source: Path, vocab_size: int) -> Shards:
 
 
 def sequence(corpus: Corpus, index: int, seq_len: int) -> np.ndarray:
-    """Return chunk `index` of a corpus cut into chunks of seq_len, with the token after it: int64 (seq_len +
-    1,).
-    """
+    """Return chunk `index` of a corpus cut into chunks of seq_len, and a token more: int64 (seq_len + 1,)."""
     return corpus.read(index * seq_len, seq_len + 1).astype(np.int64)
 
 
@@ -178,10 +152,8 @@ class Batches:
         self._chunks: int | None = None
         if corpus.tokens is not None:
             if corpus.tokens < seq_len + 1:
-                raise DataError(
-                    f"corpus {corpus.name!r} has {corpus.tokens} tokens, a sequence of {seq_len} needs "
-                    f"{seq_len + 1}"
-                )
+                needed = f"a sequence of {seq_len} needs {seq_len + 1}"
+                raise DataError(f"corpus {corpus.name!r} has {corpus.tokens} tokens, {needed}")
             self._chunks = (corpus.tokens - 1) // seq_len
             if self._chunks < self.sequences_per_step:
                 self.warnings += (

@@ -17,7 +17,8 @@ import numpy as np
 from gpt2.data.batches import Corpus
 from gpt2.data.shards import Shards
 from gpt2.data.splits import open_split
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import WRITABLE, DataError, cache_dir, readable
 
 SEPARATOR = 50256
 """Token id of <|endoftext|>, which precedes each document."""
@@ -28,8 +29,7 @@ SCANNED = 1 << 24
 
 
 def in_new_order(corpus: Corpus, seed: int) -> Corpus:
-    """Return the corpus with its documents shuffled anew each epoch, or itself where it is not several
-    documents.
+    """Return the corpus with its documents shuffled anew each epoch; itself where it is a single one.
 
     Batches reads a shuffled corpus in sequence; it cuts a single text into chunks and shuffles those.
     """
@@ -111,21 +111,19 @@ class ShuffledDocuments:
 
 
 def _bounds(corpus: Shards) -> np.ndarray:
-    """Return the start of each document and the end of the last: int64, mapped from a file that is written
-    once.
-    """
+    """Return the start of each document and the end of the last: int64, mapped from a cached file."""
     assert corpus.tokens
-    cached_facts = cache_dir() / "documents" / f"{corpus.sha256}.npy"
-    if (bounds := _kept(cached_facts)) is None:
+    cached = cache_dir() / "documents" / f"{corpus.sha256}.npy"
+    if (bounds := _kept(cached)) is None:
         found = [np.zeros(1, dtype=np.int64)]
         for start in range(0, corpus.tokens, SCANNED):
             part = corpus.read(start, min(SCANNED, corpus.tokens - start))
             places = start + np.flatnonzero(part == SEPARATOR)
             found.append(places[places > 0])
         found.append(np.array([corpus.tokens]))
-        with replacing(cached_facts) as file:
+        with atomic_write(cached, DataError, WRITABLE) as file:
             np.save(file, np.concatenate(found))
-        bounds = _kept(cached_facts)
+        bounds = _kept(cached)
     assert bounds is not None
     return bounds
 
@@ -163,14 +161,9 @@ class FirstTokens:
 
 
 def open_validation(name: str, folder: Path, *, vocab_size: int, tokens: int | None = None) -> FirstTokens:
-    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.data.splits); None takes all of
-    them.
+    """Open the first `tokens` tokens of a folder's validation shards (see gpt2.data.splits); None: all.
 
     Raises DataError where there are none, or one is damaged or exceeds the vocabulary.
     """
-    try:
+    with readable(f"corpus {name!r}", folder):
         return FirstTokens(open_split(name, folder, "val", vocab_size), tokens)
-    except OSError as error:
-        raise DataError(
-            f"corpus {name!r}: cannot read {error.filename or folder} ({error.strerror})"
-        ) from None

@@ -1,24 +1,21 @@
-"""The index.json of a folder of prepared shards: its contents, and the position to resume from. Imports no
-torch.
+"""The index.json of a folder of prepared shards: its contents, and the position to resume from.
 
 index = read_index(Path("data/fineweb-edu"))      # None where there is none
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from gpt2.files.atomic import atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN
-from gpt2.files.temporary import whole_file
 
 VERSION = 1
 AGAIN = "what is whole stays: run the same again to go on"
@@ -42,17 +39,13 @@ class Index:
     documents: int = 0
     """Number of documents that begin in the shards."""
     shards: list[dict[str, Any]] = field(default_factory=list)
-    """file, split (train or val), tokens, documents and sha256 of each shard, in the order in which they were
-    written.
-    """
+    """file, split (train or val), tokens, documents and sha256 of each shard, in the order of writing."""
     position: dict[str, Any] | None = None
     """Start of the next shard: a position in the corpus, and the number of tokens after it to skip."""
     version: int = VERSION
 
     def lacking(self, folder: Path) -> Path | None:
-        """Return the first shard that is missing or has the wrong length; contents are not read (see
-        damaged()).
-        """
+        """Return the first shard that is missing or of the wrong length; see damaged() for contents."""
         for entry in self.shards:
             path = folder / entry["file"]
             if not path.is_file() or path.stat().st_size != HEADER_BYTES + entry["tokens"] * TOKEN.itemsize:
@@ -61,14 +54,12 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's index.json atomically. Raises DataError."""
-        with writing(folder / "index.json") as file:
+        with atomic_write(folder / "index.json", DataError, AGAIN) as file:
             file.write(json.dumps(asdict(self), indent=1).encode())
 
 
 def read_index(folder: Path) -> Index | None:
-    """Return a folder's index, None where it has none. Raises DataError where it is damaged or of another
-    version.
-    """
+    """Return a folder's index, or None. Raises DataError where it is damaged or of another version."""
     path = folder / "index.json"
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -76,21 +67,15 @@ def read_index(folder: Path) -> Index | None:
         return None
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read ({error}); prepare the corpus into another folder") from None
-    if (
-        not isinstance(found, dict)
-        or found.get("version") != VERSION
-        or set(found) != {f.name for f in fields(Index)}
-    ):
-        raise DataError(
-            f"{path} is not an index of version {VERSION}; prepare the corpus into another folder"
-        )
+    known = isinstance(found, dict) and found.get("version") == VERSION
+    if not known or set(found) != {f.name for f in fields(Index)}:
+        other = f"{path} is not an index of version {VERSION}"
+        raise DataError(f"{other}; prepare the corpus into another folder")
     return Index(**found)
 
 
 def damaged(folder: Path) -> list[str]:
-    """Return the shards that are missing or fail their checksum, reading all. Raises DataError without an
-    index.
-    """
+    """Return the shards that are missing or fail their checksum. Raises DataError without an index."""
     index = read_index(folder)
     if index is None:
         raise DataError(f"{folder} holds no preparation")
@@ -106,19 +91,8 @@ def damaged(folder: Path) -> list[str]:
     return wrong
 
 
-@contextlib.contextmanager
-def writing(target: Path) -> Iterator[Any]:
-    """Open a temporary file for writing that becomes `target` once it is on disk. Raises DataError."""
-    try:
-        with whole_file(target) as file:
-            yield file
-    except OSError as error:
-        raise DataError(f"cannot write {target} ({error.strerror or error}); {AGAIN}") from None
-
-
 def to_nanogpt(folder: Path, target: Path) -> list[Path]:
-    """Write a finished preparation as nanoGPT's headerless train.bin and val.bin into `target`; returns their
-    paths.
+    """Write a preparation as nanoGPT's train.bin and val.bin, without headers; returns their paths.
 
     Raises DataError where the preparation is not finished, or the disk is full.
     """
@@ -131,7 +105,7 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
     written = []
     for split in ("train", "val"):
-        with writing(target / f"{split}.bin") as file:
+        with atomic_write(target / f"{split}.bin", DataError, AGAIN) as file:
             for entry in (entry for entry in index.shards if entry["split"] == split):
                 ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
                 for start in range(0, len(ids), 1 << 22):

@@ -1,4 +1,4 @@
-"""Token files: nanoGPT's and llm.c's are read as they are, ours are written like llm.c's. Imports no torch."""
+"""Token files: nanoGPT's and llm.c's are read as they are, ours are written like llm.c's."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from typing import Any
 import numpy as np
 
 from gpt2.config.workload import TEXT_VOCABULARY
-from gpt2.files.cache import DataError, cached_facts, sha256_of
+from gpt2.files.cache import DataError, cached_facts, fingerprint, sha256_of
 from gpt2.files.listing import kind_of
-from gpt2.files.shard_format import (
-    HEADER_BYTES,
-    MAGIC,
-    TOKEN,
-    VERSION,
-    first_bytes,
-)
+from gpt2.files.shard_format import HEADER_BYTES, MAGIC, TOKEN, VERSION, first_bytes
 
 LLAMA_MAGIC = 20240801
 SCANNED = 1 << 24
@@ -31,9 +25,7 @@ No GPT-2 text has token 0 (an exclamation mark) twice in a row, because two of t
 FEWEST_TO_TELL = 8
 """Smallest number of tokens for which zeros at every other position are no coincidence."""
 FEWEST_TO_COMPARE, FEWEST_KINDS, ALIKE = 1024, 3, 0.12
-"""Smallest number of bytes, and of distinct bytes, for comparing distributions, and the distance of similar
-ones.
-"""
+"""Fewest bytes and distinct bytes for comparing distributions, and the distance of similar ones."""
 
 
 class Shards:
@@ -47,7 +39,7 @@ class Shards:
         """sha256 of each file, header included; empty where the tokens are in memory."""
         self.warnings: tuple[str, ...] = ()
         self._arrays = arrays
-        self._looks: list[tuple[Path, tuple[int, ...]]] = []
+        self._looks: list[tuple[Path, dict[str, Any]]] = []
         self._vocab_size = vocab_size
         self._ends = np.cumsum([len(array) for array in arrays])
         self.tokens: int | None = int(self._ends[-1])
@@ -72,23 +64,19 @@ class Shards:
             )
         return found
 
-    def watch(self, files: dict[Path, str], looks: list[tuple[int, ...]]) -> None:
-        """Record the files behind the arrays, their sha256 and their current state, so that reads notice
-        changes.
-        """
+    def watch(self, files: dict[Path, str], looks: list[dict[str, Any]]) -> None:
+        """Record the files, their sha256 and their state, so that reads notice changes."""
         self.files = files
         self._looks = list(zip(files, looks, strict=True))
 
     def _check(self, shard: int) -> None:
-        """Raise DataError where a file was written to; a file that replaces it does not affect the mapped
-        tokens.
-        """
+        """Raise DataError where a file was written to; one that replaces it leaves the mapped tokens."""
         if not self._looks:
             return
         path, before = self._looks[shard]
         try:
-            now = _look(path)
-            if now == before or now[0] != before[0]:
+            now = fingerprint(path)
+            if now == before or now["inode"] != before["inode"]:
                 return
             same = sha256_of(path) == self.files[path]
         except OSError:  # the file was removed
@@ -107,7 +95,7 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     """
     for folder in {path.parent for path in paths}:
         _refuse_other_vocabulary(folder, vocab_size)
-    looks = [_look(path) for path in paths]
+    looks = [fingerprint(path) for path in paths]
     found = cached_facts(paths, "tokens 2", lambda: _read_all(paths))
     for path, largest, unwritten in zip(paths, found["largest"], found["unwritten"], strict=True):
         if unwritten is not None and vocab_size >= TEXT_VOCABULARY:
@@ -127,12 +115,6 @@ def open_shards(name: str, paths: list[Path], vocab_size: int) -> Shards:
     return corpus
 
 
-def _look(path: Path) -> tuple[int, ...]:
-    """Return a file's identity, size and modification time, which reveal a change."""
-    found = path.stat()
-    return found.st_ino, found.st_size, found.st_mtime_ns
-
-
 def _map_shard(path: Path) -> np.memmap:
     """Memory-map one .bin file: llm.c's by its header, else nanoGPT's, which has none. Raises DataError."""
     size, begins = path.stat().st_size, first_bytes(path)
@@ -146,18 +128,16 @@ def _map_shard(path: Path) -> np.memmap:
         # No text has 506 equal tokens after its first six, so zeros there are a header of some kind.
         if magic == MAGIC or not header[3:].any():
             if magic == LLAMA_MAGIC:
-                raise DataError(
-                    f"{path} holds Llama 3's uint32 tokens; prepare the text anew with GPT-2's vocabulary"
-                )
+                advice = "prepare the text anew with GPT-2's vocabulary"
+                raise DataError(f"{path} holds Llama 3's uint32 tokens; {advice}")
             if magic != MAGIC:
                 raise DataError(f"{path}: header magic {magic} is not {MAGIC}, llm.c's GPT-2 token shards")
             if version != VERSION:
                 raise DataError(f"{path}: llm.c shard version {version} is not {VERSION}")
             if size != HEADER_BYTES + tokens * TOKEN.itemsize:
-                raise DataError(
-                    f"{path}: the header promises {tokens} tokens, the file holds "
-                    f"{(size - HEADER_BYTES) // TOKEN.itemsize}; it was cut off or damaged"
-                )
+                held = f"the file holds {(size - HEADER_BYTES) // TOKEN.itemsize}"
+                promise = f"{path}: the header promises {tokens} tokens, {held}"
+                raise DataError(f"{promise}; it was cut off or damaged")
             if not tokens:
                 raise DataError(f"{path}: holds no tokens")
             return np.memmap(path, dtype=TOKEN, mode="r", offset=HEADER_BYTES)
@@ -203,15 +183,11 @@ def _refuse_other_width(path: Path, array: np.ndarray, zeros: list[bool]) -> Non
     text has token 0, an exclamation mark, at every other position.
     """
     if any(zeros):
-        wide = (
-            "all its tokens are 0"
-            if all(zeros)
-            else "every other uint16 of it is 0: its ids have 4 or 8 bytes"
-        )
+        every_other = "every other uint16 of it is 0: its ids have 4 or 8 bytes"
+        wide = "all its tokens are 0" if all(zeros) else every_other
         raise DataError(f"{path} holds no uint16 tokens: {wide}; write them with numpy's .astype('<u2')")
-    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions; in uint16
-    # ids they do not: their distance is about 0.7 for GPT-2's tokens of English or code, and below 0.1 for
-    # bytes.
+    # In plain text and in one-byte ids, bytes at even and odd positions have similar distributions, at a
+    # distance below 0.1; in uint16 ids it is about 0.7, for GPT-2's tokens of English or code.
     places = array[:SCANNED].view(np.uint8).reshape(-1, 2)
     low, high = (np.bincount(places[:, place], minlength=256)[1:] for place in (0, 1))
     if min(low.sum(), high.sum()) < FEWEST_TO_COMPARE or np.count_nonzero(high) < FEWEST_KINDS:

@@ -1,5 +1,4 @@
-"""Decide which files of a folder are for training and which for validation, with one rule for tokens and
-texts.
+"""Decide which files of a folder are for training and which for validation, for tokens and texts alike.
 
 files_of_split("mine", folder, files, "train")     # Split(taken=[...], left_out=[...])
 corpus = open_split("mine", folder, "train", vocab_size=50257)
@@ -33,9 +32,7 @@ HELD_OUT = re.compile(r"h[eo]ld[-_ ]?out", re.IGNORECASE)
 WITH_SET = re.compile(r"(set|data|split)$")
 """Suffixes as in trainset and valdata."""
 WORD = re.compile(r"[A-Z]?[a-z\u00df-\uffff]+|[A-Z]+(?![a-z])")
-"""A word of a file name. Letters of other scripts belong to the word, so a text called médiéval is not for
-validation.
-"""
+"""A word of a file name, with all scripts' letters: a text called médiéval is not for validation."""
 
 
 class Split(NamedTuple):
@@ -47,9 +44,7 @@ class Split(NamedTuple):
 
 
 def split_of(path: PurePath) -> str | None:
-    """Return the split named by a file's path within its corpus: train, val or test; None where it names
-    none.
-    """
+    """Return the split that a file's path within its corpus names: train, val or test; else None."""
     for part in path.parts:
         words = [WITH_SET.sub("", word.lower()) for word in WORD.findall(HELD_OUT.sub("holdout", part))]
         said = [WORDS[word] for word in words if word in WORDS]
@@ -89,15 +84,13 @@ def open_split(name: str, folder: Path, split: Name, vocab_size: int) -> Shards:
     if index is not None:
         if not index.finished:
             raise DataError(f"{folder} is not prepared to its end; run the same gpt2 prepare again")
-        entries = {
-            folder / entry["file"]: entry["sha256"] for entry in index.shards if entry["split"] == split
-        }
+        ours = [entry for entry in index.shards if entry["split"] == split]
+        entries = {folder / entry["file"]: entry["sha256"] for entry in ours}
         if missing := [path for path in entries if not path.is_file()]:
             raise DataError(f"{missing[0]} is missing; put it back, or prepare anew into another folder")
         if not entries:
-            raise DataError(
-                f"{folder / 'index.json'} lists no {split} shard; prepare anew into another folder"
-            )
+            lacks = f"{folder / 'index.json'} lists no {split} shard"
+            raise DataError(f"{lacks}; prepare anew into another folder")
         corpus = open_shards(name, list(entries), vocab_size)
         for path, sha256 in corpus.files.items():
             if sha256 != entries[path]:

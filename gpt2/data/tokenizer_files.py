@@ -1,7 +1,6 @@
 """Write GPT-2's vocabulary as the files that transformers reads, from tiktoken's. Imports no torch.
 
-python -c "from pathlib import Path; from gpt2.data.tokenizer_files import write_tokenizer;
-write_tokenizer(Path('tok'))"
+from gpt2.data.tokenizer_files import write_tokenizer; write_tokenizer(Path("tokenizer"))
 """
 
 from __future__ import annotations
@@ -12,7 +11,8 @@ import math
 from itertools import pairwise
 from pathlib import Path
 
-from gpt2.files.cache import replacing
+from gpt2.files.atomic import atomic_write
+from gpt2.files.cache import DataError
 from gpt2.text import gpt2_encoding
 
 END_OF_TEXT = "<|endoftext|>"
@@ -23,14 +23,13 @@ SHA256 = "e35a33a0b2250c932ffdafc4c3a3552aef0cc7af7a11e9ebfddf1d2a6517371f"
 
 
 def write_tokenizer(folder: Path, n_ctx: int = 1024) -> None:
-    """Write the files with which `transformers.AutoTokenizer.from_pretrained(folder)` encodes as tiktoken
-    does.
+    """Write files from which transformers' AutoTokenizer.from_pretrained(folder) encodes as tiktoken does.
 
-    n_ctx: longest text in tokens that it accepts without a warning. Raises gpt2.files.cache.DataError where the
-    vocabulary is not available, or a file cannot be written.
+    n_ctx: longest text in tokens that it accepts without a warning. Raises DataError where the vocabulary is
+    not available, or a file cannot be written.
     """
     for name, text in tokenizer_files(n_ctx).items():
-        with replacing(folder / name) as file:
+        with atomic_write(folder / name, DataError) as file:
             file.write(text.encode())
 
 
@@ -54,8 +53,7 @@ def tokenizer_files(n_ctx: int = 1024) -> dict[str, str]:
 
 
 def other_vocabulary(folder: Path) -> Path | None:
-    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's; None where
-    none does.
+    """Return the file that shows that a transformers folder has another vocabulary than GPT-2's, or None.
 
     Tokens added to GPT-2's do not count as another vocabulary.
     """
@@ -68,12 +66,10 @@ def other_vocabulary(folder: Path) -> Path | None:
 def _is_gpt2(path: Path) -> bool:
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-        added = {
-            each["content"]: each["id"]
-            for each in content.get("added_tokens", ())
-            if path.stem == "tokenizer"
-        }
-        ranks = (content["model"]["vocab"] if path.stem == "tokenizer" else content) | added
+        ranks = content
+        if path.stem == "tokenizer":
+            added = {each["content"]: each["id"] for each in content.get("added_tokens", ())}
+            ranks = content["model"]["vocab"] | added
         tokens = {rank: token for token, rank in ranks.items()}
         found = "\n".join(tokens[rank] for rank in range(SIZE))
     except (OSError, ValueError, KeyError, TypeError, AttributeError):  # not GPT-2's in any case

@@ -1,6 +1,6 @@
 """The interface to accelerators: each kind of device is one class, with a method for everything that differs.
 
-A new device is a class in a module of its own, registered in DEVICES.
+A new device is a row of gpt2.config.devices.DEVICES and a class in a module of its own, listed in DEVICES.
 """
 
 from __future__ import annotations
@@ -17,37 +17,26 @@ from gpt2.device.mps import Mps
 from gpt2.device.xla import Xla
 
 __all__ = [
-    "DEVICES",
-    "ChipUse",
-    "Cpu",
-    "Cuda",
-    "Device",
-    "DeviceError",
-    "Launches",
-    "Mps",
-    "PeakMemory",
-    "Xla",
-    "check",
-    "find",
-]
+    "DEVICES", "ChipUse", "Cpu", "Cuda", "Device", "DeviceError", "Launches", "Mps", "PeakMemory", "Xla",
+    "check", "find",
+]  # fmt: skip
 
-DEVICES: dict[str, type[Device]] = {"cpu": Cpu, "cuda": Cuda, "mps": Mps, "xla": Xla}
+DEVICES: dict[str, type[Device]] = {each.kind: each for each in (Cpu, Cuda, Mps, Xla)}
 
 
 def find(toggles: Toggles) -> Device:
-    """Open this process's device (number LOCAL_RANK under torchrun). Raises UnsupportedToggle or DeviceError."""
+    """Open this process's device, number LOCAL_RANK. Raises UnsupportedToggle or DeviceError."""
     constraints.check(toggles)
     if toggles.device not in DEVICES:
-        raise UnsupportedToggle(
-            "device", toggles.device, f"is not one of {', '.join(DEVICES)}; choose one of them"
-        )
+        reason = f"is not one of {', '.join(DEVICES)}; choose one of them"
+        raise UnsupportedToggle("device", toggles.device, reason)
     device = DEVICES[toggles.device](toggles, int(os.environ.get("LOCAL_RANK", 0)))
     check(toggles, device)
     return device
 
 
 def check(toggles: Toggles, device: Device) -> None:
-    """Raise UnsupportedToggle where the kind of device, or this one in particular, does not support a toggle."""
+    """Raise UnsupportedToggle where the kind of device, or this one, does not support a toggle."""
     constraints.check(toggles)
     for toggle in fields(toggles):
         if reason := device.refuses(toggle.name, toggles):

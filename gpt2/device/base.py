@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity
 
+from gpt2.config.devices import DEVICES
 from gpt2.config.toggles import BASELINE, Toggles
+from gpt2.errors import GPT2Error
 from gpt2.hardware import peaks
 from gpt2.hardware.peaks import Chip
 
@@ -21,13 +23,13 @@ Batch = tuple[torch.Tensor, torch.Tensor]
 """Inputs and targets of one micro-batch, int64 (sequences, seq_len) each."""
 
 
-class DeviceError(RuntimeError):
+class DeviceError(GPT2Error):
     """A device that exists but cannot be opened; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PeakMemory:
-    """Peak memory in bytes, with the method of measuring it; figures of different methods are not comparable."""
+    """Peak memory in bytes, and the method of measuring it; methods do not compare."""
 
     bytes: int | None
     method: str
@@ -63,33 +65,30 @@ class Launches:
 
 
 class Device(ABC):
-    """One accelerator as the trainer sees it; the defaults suit a device that executes each call
-    synchronously.
-    """
+    """One accelerator as the trainer sees it; the defaults suit a device that runs each call at once."""
 
     kind: str
+    """A key of gpt2.config.devices.DEVICES."""
     ddp_backend = "gloo"
     ddp_device_ids: list[int] | None = None
     shared_by_ranks = False
     """True if all ranks of a machine share one device, whose peak FLOP/s then count once."""
-    lazy = False
-    """True if ops are recorded and run only as a whole program, so that tensors have no addresses of their
-    own.
-    """
     profiler_activities = (ProfilerActivity.CPU,)
     """Activities that torch's profiler must record to see everything that runs."""
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         self.torch_device = torch.device(self.kind)
 
+    @property
+    def lazy(self) -> bool:
+        """True if ops are recorded and run as a whole program: tensors have no addresses of their own."""
+        return not DEVICES[self.kind].eager
+
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
-        """Return why this device does not support the value of `toggle`, with an alternative; None if it
-        does.
-        """
+        """Return why this device does not support the value of `toggle`, with an alternative, or None."""
         value = getattr(toggles, toggle)
-        if (toggle, value) == ("cross_entropy", "linear") and not hasattr(
-            torch.nn.functional, "linear_cross_entropy"
-        ):
+        known = hasattr(torch.nn.functional, "linear_cross_entropy")
+        if (toggle, value) == ("cross_entropy", "linear") and not known:
             return f"torch {torch.__version__} has no linear_cross_entropy; take 2.13, or choose closed_form"
         return None
 
@@ -113,9 +112,7 @@ class Device(ABC):
         return iter(batches)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return a CPU tensor on this device; where one process feeds several devices, its rows are split
-        over all.
-        """
+        """Return a CPU tensor on this device; its rows are split where one process feeds several."""
         return tokens.to(self.torch_device)
 
     def spread(self, tensor: torch.Tensor) -> int:
@@ -136,7 +133,7 @@ class Device(ABC):
         torch.set_float32_matmul_precision(precision)
 
     def matmul_precision(self) -> str:
-        """Return the current setting of set_matmul_precision(), as reported by the library that applies it."""
+        """Return the setting of set_matmul_precision(), as the library that applies it reports it."""
         try:
             return torch.get_float32_matmul_precision()
         except RuntimeError:  # torch raises once the setting was changed through its newer API
@@ -147,7 +144,7 @@ class Device(ABC):
         return
 
     def segments(self) -> tuple[int, int] | None:
-        """Return the numbers of expandable and of all segments of torch's allocator; None where it has none."""
+        """Return the numbers of expandable and of all segments of torch's allocator; None without one."""
         return None
 
     def sample_memory(self) -> None:
@@ -155,9 +152,7 @@ class Device(ABC):
         return
 
     def compilations(self) -> int:
-        """Return how often torch has tried to compile a function or recorded a graph so far; constant once
-        warm.
-        """
+        """Return how often torch has compiled or recorded a graph so far; constant once warm."""
         dynamo = sys.modules.get("torch._dynamo.utils")  # if it is not imported, nothing was compiled
         return dynamo.counters["frames"]["total"] if dynamo else 0
 
@@ -170,8 +165,7 @@ class Device(ABC):
         return None
 
     def energy_joules(self) -> float | None:
-        """Return the energy used by this device since an arbitrary moment, in joules; None where it has no
-        counter.
+        """Return this device's energy counter in joules, of which differences count; None without one.
 
         Only the difference of two values is meaningful.
         """

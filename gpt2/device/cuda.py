@@ -28,11 +28,8 @@ class Cuda(Device):
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         if not torch.cuda.is_available():
-            raise UnsupportedToggle(
-                "device",
-                "cuda",
-                "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch",
-            )
+            reason = "torch finds no CUDA device here; choose cpu, or install a CUDA build of torch"
+            raise UnsupportedToggle("device", "cuda", reason)
         if local_rank >= torch.cuda.device_count():
             raise UnsupportedToggle("world_size", local_rank + 1, self._too_many_ranks())
         self.torch_device = torch.device("cuda", local_rank)
@@ -42,41 +39,37 @@ class Cuda(Device):
 
     def refuses(self, toggle: str, toggles: Toggles) -> str | None:
         value = getattr(toggles, toggle)
-        ampere = torch.cuda.get_device_capability(self.torch_device) >= (8, 0)
+        capability = torch.cuda.get_device_capability(self.torch_device)
+        ampere, hopper = capability >= (8, 0), capability >= (9, 0)
         if (toggle, value) == ("autocast", "bfloat16") and not ampere:
             return f"{self.chip()} has no bfloat16 units (Ampere and later have); choose float16"
         if (toggle, value) == ("matmul_precision", "high") and not ampere:
             return f"{self.chip()} has no TF32 units (Ampere and later have); choose highest"
         if toggle == "attention" and value in ("flash", "cudnn") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose efficient"
-        if (
-            toggle == "world_size"
-            and int(os.environ.get("LOCAL_WORLD_SIZE", str(value))) > torch.cuda.device_count()
-        ):
-            return self._too_many_ranks()  # only this machine's ranks count
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", toggles.world_size))  # only this machine's ranks count
+        if toggle == "world_size" and here > torch.cuda.device_count():
+            return self._too_many_ranks()
         if (toggle, value) == ("reductions", "apart"):
             from torch._inductor import config
 
             if not hasattr(config.triton, "mix_order_reduction"):
                 return f"torch {torch.__version__} mixes none; choose mixed, which is the same there"
         if toggle == "float8" and value != "none":
-            if torch.cuda.get_device_capability(self.torch_device) < (8, 9):
+            if capability < (8, 9):
                 return f"{self.chip()} has no float8 units (Ada and Hopper have); choose none"
             if not find_spec("torchao"):
                 return "torchao is not here; pip install torchao, or choose none"
         if (toggle, value) == ("int8", "rowwise") and not find_spec("torchao"):
             return "torchao is not here; pip install torchao, or choose none"
-        if (toggle, value) == ("cross_entropy", "triton") and not find_spec("triton"):
-            return "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose closed_form"
-        if (toggle, value) == ("bias_gradient", "triton") and not find_spec("triton"):
-            return (
-                "Triton is not here; pip install triton (torch's builds for GPUs bring it), or choose torch"
-            )
+        if toggle in ("cross_entropy", "bias_gradient") and value == "triton" and not find_spec("triton"):
+            other = "closed_form" if toggle == "cross_entropy" else "torch"
+            install = "pip install triton (torch's builds for GPUs bring it)"
+            return f"Triton is not here; {install}, or choose {other}"
         if toggle == "cross_entropy" and value in ("quack", "cut") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose triton"
         if (toggle, value) == ("layer_norm", "quack") and not ampere:
             return f"{self.chip()} is older than this kernel (Ampere and later); choose torch"
-        hopper = torch.cuda.get_device_capability(self.torch_device) >= (9, 0)
         if (toggle, value) == ("attention", "flash4") and not hopper:
             return f"{self.chip()} is older than this kernel (Hopper and later); choose cudnn or flash"
         if reason := missing(toggle, value):
@@ -84,10 +77,11 @@ class Cuda(Device):
         if (toggle, value) == ("attention", "flash3"):
             if not hasattr(torch.nn.attention, "activate_flash_attention_impl"):
                 return f"torch {torch.__version__} does not know FlashAttention-3; take 2.11, or choose cudnn"
-            if torch.cuda.get_device_capability(self.torch_device)[0] != 9:
+            if capability[0] != 9:
                 return f"{self.chip()} is no Hopper GPU; choose cudnn or flash"
             if not find_spec("flash_attn_interface"):
-                return "its package is not here; build hopper/ of github.com/Dao-AILab/flash-attention, or choose cudnn"
+                source = "build hopper/ of github.com/Dao-AILab/flash-attention"
+                return f"its package is not here; {source}, or choose cudnn"
         return super().refuses(toggle, toggles)
 
     def _too_many_ranks(self) -> str:
@@ -124,16 +118,13 @@ class Cuda(Device):
         torch.cuda.empty_cache()  # else autotuning's buffers stay reserved, in fragments
 
     def compilations(self) -> int:
-        # Recording a CUDA graph takes time as compiling does; Inductor does it anew where an input's address
-        # changes.
-        trees = sys.modules.get(
-            "torch._inductor.cudagraph_trees"
-        )  # if it is not imported, nothing was recorded
+        # Recording a CUDA graph takes time as compiling does; Inductor records anew where an input's address
+        # changes. Where its module is not imported, it recorded nothing.
+        trees = sys.modules.get("torch._inductor.cudagraph_trees")
         manager = trees.get_manager(self.torch_device.index, create_if_none_exists=False) if trees else None
         steps = sys.modules.get("gpt2.training.step_graph")
-        recordings = (manager.debug_fail_counter if manager else 0) + (
-            steps.StepGraph.recordings if steps else 0
-        )
+        recordings = manager.debug_fail_counter if manager else 0
+        recordings += steps.StepGraph.recordings if steps else 0
         return super().compilations() + recordings
 
     def reset_peak_memory(self) -> None:
@@ -145,8 +136,7 @@ class Cuda(Device):
         peak = torch.cuda.max_memory_allocated(self.torch_device)
         reserved = torch.cuda.max_memory_reserved(self.torch_device)
         return PeakMemory(
-            # A CUDA graph's memory pool does not count as allocated once it is recorded (pytorch issue
-            # 121932).
+            # A recorded CUDA graph's memory pool does not count as allocated (pytorch issue 121932).
             bytes=reserved if self._cuda_graphs else peak,
             method=f"{'reserved' if self._cuda_graphs else 'allocated'}, window (torch.cuda)",
             reserved_bytes=reserved,
@@ -169,10 +159,8 @@ class Cuda(Device):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         # Outside torch's allocator, the driver, cuBLAS and NCCL report it in words of their own.
-        text = str(error)
-        return (
-            super().is_out_of_memory(error) or "out of memory" in text or "CUBLAS_STATUS_ALLOC_FAILED" in text
-        )
+        said = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+        return super().is_out_of_memory(error) or any(each in str(error) for each in said)
 
     def memory_bytes(self) -> int | None:
         return torch.cuda.get_device_properties(self.torch_device).total_memory
@@ -180,8 +168,7 @@ class Cuda(Device):
     def energy_joules(self) -> float | None:
         import pynvml
 
-        # NVML numbers all devices of the machine, torch only those in CUDA_VISIBLE_DEVICES; both know the
-        # UUID.
+        # NVML numbers all devices of the machine, torch those in CUDA_VISIBLE_DEVICES; both know the UUID.
         uuid = f"GPU-{torch.cuda.get_device_properties(self.torch_device).uuid}"
         with contextlib.suppress(pynvml.NVMLError):  # no driver library, or older than Volta
             pynvml.nvmlInit()

@@ -35,9 +35,7 @@ class Mps(Device):
         torch.mps.synchronize()
 
     def mark(self) -> None:
-        # MPS events flush the queue each time, can be reordered and can hang when read (pytorch 162872,
-        # 196395).
-        return None
+        return None  # events flush the queue, can be reordered and can hang (pytorch 162872, 196395)
 
     def sample_memory(self) -> None:
         # There is no counter of the peak. This reads the allocator's current figure without waiting.
@@ -57,12 +55,8 @@ class Mps(Device):
 
     def is_out_of_memory(self, error: BaseException) -> bool:
         # Metal also refuses a single tensor above a size limit, however much memory is free.
-        text = str(error)
-        return (
-            super().is_out_of_memory(error)
-            or "MPS backend out of memory" in text
-            or "Invalid buffer size" in text
-        )
+        said = ("MPS backend out of memory", "Invalid buffer size")
+        return super().is_out_of_memory(error) or any(each in str(error) for each in said)
 
     def chip(self) -> str:
         return Cpu().chip()  # the GPU has no name of its own; the name is that of the whole chip

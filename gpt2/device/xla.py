@@ -25,9 +25,7 @@ from gpt2.device.cpu import Cpu
 from gpt2.hardware.peaks import Chip
 
 PRECISION = {"highest": "highest", "high": "high", "medium": "default"}
-"""torch_xla's names for the values of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul
-for each float32 one.
-"""
+"""torch_xla's names of Toggles.matmul_precision: on a TPU, six, three or one bfloat16 matmul for each."""
 
 
 INSTALL = (
@@ -39,7 +37,6 @@ class Xla(Device):
     """A TPU, or several under SPMD, or XLA's CPU backend."""
 
     kind = "xla"
-    lazy = True
 
     def __init__(self, toggles: Toggles = BASELINE, local_rank: int = 0) -> None:
         chosen = "PJRT_DEVICE" in os.environ  # checked before torch_xla sets it itself
@@ -81,9 +78,8 @@ class Xla(Device):
         value = getattr(toggles, toggle)
         # The CPU backend has as many devices as are asked for.
         if toggle == "world_size" and value not in (1, self._found) and not self._on_cpu:
-            return (
-                f"a batch is spread over all of the {self._found} device(s) here; choose 1 or {self._found}"
-            )
+            found = self._found
+            return f"a batch is spread over all of the {found} device(s) here; choose 1 or {found}"
         return super().refuses(toggle, toggles)
 
     def put(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -114,8 +110,7 @@ class Xla(Device):
         if self._only_records:
             return
         self._xla.sync()
-        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9, with SPMD and
-        # without.
+        # sync(wait=True) returns while the program still runs: seen with torch_xla 2.9.
         self._xla.core.xla_model.wait_device_ops()
 
     def mark(self) -> Any:
@@ -209,9 +204,7 @@ class Xla(Device):
 
 
 def _tpu_name() -> str:
-    """Return the TPU's name as gpt2.hardware.peaks knows it, such as "TPU v3"; "TPU" where its version cannot be found
-    out.
-    """
+    """Return the TPU's name as gpt2.hardware.peaks has it, such as "TPU v3"; "TPU" where not known."""
     with contextlib.suppress(Exception):
         from tpu_info import device
 

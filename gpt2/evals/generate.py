@@ -23,18 +23,11 @@ from gpt2.data.tokenizer_files import END_OF_TEXT
 from gpt2.model.model import GPT2, Attention
 from gpt2.text import gpt2_encoding
 
-KERNELS = [
-    SDPBackend.FLASH_ATTENTION,
-    SDPBackend.EFFICIENT_ATTENTION,
-    SDPBackend.CUDNN_ATTENTION,
-    SDPBackend.MATH,
-]
+KERNELS = ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH")
 """All attention kernels: the one that training is restricted to may not support a single query."""
 
 COLDEST = 1e-30
-"""Smallest temperature that float32 can divide by; at far larger ones only the likeliest token remains
-already.
-"""
+"""Smallest temperature that float32 can divide by; only the likeliest token remains at larger ones, too."""
 
 
 def generate(
@@ -52,8 +45,8 @@ def generate(
 
     tokens: (B, T) int64, T at least 1, on any device; beyond n_ctx only the last n_ctx tokens count. Items:
     (B,) int64 on the CPU. temperature: 0 takes the likeliest token. top_k, top_p: see probabilities().
-    autocast: entered around each forward pass, as gpt2.training.stages.precision gives it. Random numbers are drawn on
-    the CPU, so that a seed gives the same text on every device, up to rounding of the logits.
+    autocast: entered around each forward pass, as gpt2.training.stages.precision gives it. Random numbers are
+    drawn on the CPU, so that a seed gives the same text on every device, up to rounding of the logits.
 
     Once all n_ctx positions are used, the last half of the text is read again as a new beginning: from then
     on a token depends on the n_ctx / 2 to n_ctx tokens before it.
@@ -145,7 +138,7 @@ class Reader:
         assert not self.length or tokens.size(1) == 1
         model, config = self.model, self.model.config
         tokens = tokens.to(model.wte.weight.device)
-        with self.autocast(), sdpa_kernel(KERNELS):
+        with self.autocast(), sdpa_kernel([getattr(SDPBackend, name) for name in KERNELS]):
             positions = torch.arange(self.length, self.length + tokens.size(1), device=tokens.device)
             x = (model.wte(tokens) + model.wpe(positions)).to(getattr(torch, config.residual))
             layers: Any = model.h
@@ -159,9 +152,7 @@ class Reader:
         return logits[:, 0, : config.drawable]
 
     def _attend(self, number: int, layer: Attention, x: Tensor) -> Tensor:
-        """Attention.forward with the cached keys and values of earlier tokens. x: (B, T, d). Returns (B, T,
-        d).
-        """
+        """Do what Attention.forward does, with earlier tokens' keys and values cached: (B, T, d) each."""
         B, T, d = x.shape
         q, k, v = (t.view(B, T, layer.n_head, -1).transpose(1, 2) for t in layer.c_attn(x).split(d, dim=-1))
         if not self.length:

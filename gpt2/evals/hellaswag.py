@@ -11,11 +11,8 @@ acc_norm divides by the ending's characters.
 
 from __future__ import annotations
 
-import hashlib
 import math
-import os
 import re
-import urllib.request
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -27,7 +24,8 @@ import numpy as np
 from pydantic import Field, TypeAdapter, ValidationError
 
 from gpt2 import text
-from gpt2.files.cache import DataError, cache_dir, replacing
+from gpt2.errors import GPT2Error
+from gpt2.files.cache import DataError, at_hand, cache_dir, download
 from gpt2.files.shard_format import TOKEN
 
 if TYPE_CHECKING:
@@ -43,15 +41,13 @@ SHA256 = "0aa3b88843990f3f10a97b9575c94d7b71fb2205240ba04ae4884d9e9c992588"  # p
 END_OF_TEXT = 50256
 
 
-class ScoreError(Exception):
+class ScoreError(GPT2Error):
     """A model that cannot be scored; the message says why and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """One question: a context and four endings, one of them right. The fields are those of the original
-    files.
-    """
+    """One question: a context and four endings, one of them right, with the original files' fields."""
 
     activity_label: str
     """Subject of the text, such as "Roof shingle removal"."""
@@ -77,9 +73,8 @@ def load(path: Path | None = None) -> list[Example]:
         lines = source.read_bytes().split(b"\n")
     except OSError as error:
         raise DataError(f"HellaSwag: cannot read {source} ({error.strerror})") from None
-    examples = [
-        _parse(line, f"{source}:{number}") for number, line in enumerate(lines, start=1) if line.strip()
-    ]
+    numbered = enumerate(lines, start=1)
+    examples = [_parse(line, f"{source}:{number}") for number, line in numbered if line.strip()]
     if not examples:
         raise DataError(f"{source} holds no examples; it should be HellaSwag's {NAME}")
     return examples
@@ -90,12 +85,9 @@ def _parse(line: bytes, where: str) -> Example:
         return _reader().validate_json(line)
     except ValidationError as error:
         first = error.errors()[0]
-        what = ": ".join(
-            [".".join(str(part) for part in first["loc"]), first["msg"]] if first["loc"] else [first["msg"]]
-        )
-        raise DataError(
-            f"{where}: {what}; each line should be one example, as in HellaSwag's {NAME}"
-        ) from None
+        what = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        advice = f"each line should be one example, as in HellaSwag's {NAME}"
+        raise DataError(f"{where}: {what}; {advice}") from None
 
 
 @cache
@@ -104,24 +96,9 @@ def _reader() -> TypeAdapter[Example]:
 
 
 def _find() -> Path:
-    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
-        if folder and (candidate := Path(folder) / NAME).exists():
-            return candidate
-    ways = (
-        f"give its place (--hellaswag-file), or put {NAME} into $GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
-    )
-    try:
-        with urllib.request.urlopen(URL, timeout=30) as response:
-            content = response.read()
-    except OSError as error:
-        reason = getattr(error, "reason", error)
-        raise DataError(f"HellaSwag is not at hand and could not be downloaded ({reason}); {ways}") from None
-    if hashlib.sha256(content).hexdigest() != SHA256:
-        raise DataError(f"HellaSwag: {URL} does not give the known file; {ways}")
-    target = cache_dir() / "corpora" / NAME
-    with replacing(target) as file:
-        file.write(content)
-    return target
+    places = f"$GPT2_DATA_DIR or {cache_dir() / 'corpora'}"
+    ways = f"give its place (--hellaswag-file), or put {NAME} into {places}"
+    return at_hand(NAME) or download("HellaSwag", URL, NAME, SHA256, ways)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,9 +115,7 @@ class Choice:
 
 @cache  # needed at each evaluation; on a fast GPU tokenising would take about as long as scoring
 def choices(example: Example, style: Style) -> tuple[Choice, ...]:
-    """Return the four texts of an example in one style. Raises DataError where the vocabulary is not
-    available.
-    """
+    """Return the four texts of an example in one style. Raises DataError without the vocabulary."""
     return tuple(STYLES[style](example, lambda part: text.encode(part).tolist()))
 
 
@@ -164,7 +139,7 @@ def _harness(example: Example, encode: Callable[[str], list[int]]) -> list[Choic
 
 
 def _cleaned(raw: str) -> str:
-    """Remove the bracketed marks of the WikiHow part, in the harness's order, which may leave spaces behind."""
+    """Remove the bracketed marks of WikiHow as the harness does, which may leave spaces behind."""
     unmarked = re.sub(r"\[.*?\]", "", raw.strip().replace(" [title]", ". "))
     return unmarked.replace("  ", " ")
 
@@ -185,21 +160,6 @@ class Score:
     """The same, with the log-probability divided by the ending's length."""
     examples: int
     style: Style
-
-    @property
-    def acc_stderr(self) -> float:
-        """Binomial standard error of acc."""
-        return math.sqrt(self.acc * (1 - self.acc) / self.examples)
-
-    @property
-    def acc_norm_stderr(self) -> float:
-        """Binomial standard error of acc_norm."""
-        return math.sqrt(self.acc_norm * (1 - self.acc_norm) / self.examples)
-
-    @property
-    def acc_interval(self) -> tuple[float, float]:
-        """95 % interval of acc."""
-        return wilson(self.acc, self.examples)
 
     @property
     def acc_norm_interval(self) -> tuple[float, float]:
@@ -228,10 +188,10 @@ def evaluate(
 ) -> Score:
     """Score the model on all examples; returns the same score on every rank.
 
-    autocast: entered around each forward pass (see gpt2.training.stages.precision). batch_size: endings per forward
-    pass of this process; where it feeds several devices, a multiple of their number. Each rank takes every
-    processes-th example. progress: called with this rank's endings done and in total. Raises DataError where
-    an ending does not fit the model's context, ScoreError where the model gives NaN.
+    autocast: entered around each forward pass (see gpt2.training.stages.precision). batch_size: endings per
+    forward pass of this process; where it feeds several devices, a multiple of their number. Each rank takes
+    every processes-th example. progress: called with this rank's endings done and in total. Raises DataError
+    where an ending does not fit the model's context, ScoreError where the model gives NaN.
     """
     from gpt2.evals.log_likelihood import log_probabilities
     from gpt2.training.distributed import gather
@@ -252,16 +212,11 @@ def evaluate(
         by_length = sums / lengths
     labels = np.array([example.label for example in mine])
     counts = [int(np.sum(each.argmax(1) == labels)) for each in (sums, by_length)]
-    right, right_norm, asked_in_all, lost = np.sum(
-        gather([*counts, len(mine), int(np.isnan(sums).any(1).sum())], processes), axis=0
-    ).tolist()
+    counts += [len(mine), int(np.isnan(sums).any(1).sum())]
+    right, right_norm, count, lost = np.sum(gather(counts, processes), axis=0).tolist()
     if lost:  # raised on all ranks, so that none waits for another
-        raise ScoreError(
-            f"the model gives NaN for {lost} of {asked_in_all} examples; its weights are not finite"
-        )
-    return Score(
-        acc=right / asked_in_all, acc_norm=right_norm / asked_in_all, examples=asked_in_all, style=style
-    )
+        raise ScoreError(f"the model gives NaN for {lost} of {count} examples; its weights are not finite")
+    return Score(acc=right / count, acc_norm=right_norm / count, examples=count, style=style)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +227,7 @@ class PublishedScore:
     """A key of gpt2.config.workload.PRESETS."""
     corpus: str
     """Training corpus; webtext is OpenAI's own, which is not public."""
-    style: Style
+    style: Style = "completion"
     acc: float | None
     acc_norm: float | None
     source: str
@@ -281,7 +236,10 @@ class PublishedScore:
 
 
 LLMC = "https://github.com/karpathy/llm.c/blob/master/dev"
-POST = {"source": "jjschwartz-2024", "url": "https://jjschwartz.github.io/blog/scaling-gpt2.html"}
+POST: dict[str, Any] = {
+    "source": "jjschwartz-2024",
+    "url": "https://jjschwartz.github.io/blog/scaling-gpt2.html",
+}
 DRAWN = "a line in its plots, beside the share that its trainer counts: by the mean loss"
 
 
@@ -301,19 +259,12 @@ PUBLISHED = (
     _openai("gpt2-medium", "completion", None, 0.375224, "vislog.ipynb", DRAWN),
     _openai("gpt2-large", "completion", None, 0.431986, "vislog.ipynb", DRAWN),
     _openai("gpt2-xl", "completion", None, 0.488946, "vislog.ipynb", DRAWN),
-    PublishedScore(
-        model="gpt2", corpus="fineweb-edu", style="completion", acc=0.2886, acc_norm=0.3007, **POST
-    ),
-    PublishedScore(
-        model="gpt2-xl", corpus="fineweb-edu", style="completion", acc=0.3450, acc_norm=0.4122, **POST
-    ),
-    PublishedScore(
-        model="gpt2", corpus="tinystories", style="completion", acc=0.2669, acc_norm=0.2631, **POST
-    ),
+    PublishedScore(model="gpt2", corpus="fineweb-edu", acc=0.2886, acc_norm=0.3007, **POST),
+    PublishedScore(model="gpt2-xl", corpus="fineweb-edu", acc=0.3450, acc_norm=0.4122, **POST),
+    PublishedScore(model="gpt2", corpus="tinystories", acc=0.2669, acc_norm=0.2631, **POST),
     PublishedScore(
         model="gpt2",
         corpus="fineweb",
-        style="completion",
         acc=None,
         acc_norm=0.310,
         source="high-performance-gpt2-cuda",

@@ -2,8 +2,7 @@
 
 sums = log_probabilities(model, texts, device=device, autocast=contextlib.nullcontext, batch_size=32)
 
-Used by gpt2.evals.hellaswag. A text is any object with `tokens` and `scored`, the number of tokens at its end that
-count.
+Used by gpt2.evals.hellaswag.
 """
 
 from __future__ import annotations
@@ -97,9 +96,7 @@ def log_probabilities(
 
 
 def _plan(texts: Sequence[Text], n_ctx: int, batch_size: int) -> list[Batch]:
-    """Group texts of similar length into batches of one shape each, the longest first, as they need most
-    memory.
-    """
+    """Group texts of similar length into batches of one shape each, those that need most memory first."""
     widths: dict[int, list[int]] = defaultdict(list)
     for place, each in enumerate(texts):
         if each.scored > n_ctx:
@@ -117,8 +114,7 @@ def _filled_up(length: int, most: int) -> int:
 
 
 def _filled(texts: Sequence[Text], batch: Batch, rows: int) -> Iterator[Tensor]:
-    """Yield a batch's inputs (rows, T), and positions and targets of scored tokens (rows, K); int64, on the
-    CPU.
+    """Yield a batch's inputs (rows, T), and positions and targets of scored tokens (rows, K): int64, CPU.
 
     Rows are padded on the right, where causal attention ignores it.
     """
@@ -142,7 +138,6 @@ def _sums(logits: Tensor, places: Tensor, targets: Tensor) -> Tensor:
     """
     rows = torch.arange(len(places), device=places.device).unsqueeze(1)
     scored = logits[rows, places].float()
-    losses = F.cross_entropy(
-        scored.flatten(0, 1), targets.flatten(), ignore_index=IGNORE_INDEX, reduction="none"
-    )
+    flat = scored.flatten(0, 1), targets.flatten()
+    losses = F.cross_entropy(*flat, ignore_index=IGNORE_INDEX, reduction="none")
     return -losses.view(places.shape).sum(1)

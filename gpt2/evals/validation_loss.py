@@ -44,8 +44,7 @@ class Validation:
             )
 
     def loss(self, heed: Callable[[], None] = lambda: None) -> float:
-        """Return the mean cross-entropy in nats per token, the same on every rank; all ranks must call this
-        together.
+        """Return the mean cross-entropy in nats per token, the same on every rank; all call it together.
 
         heed: called before each forward pass; an exception that it raises ends the validation.
         """
@@ -56,9 +55,8 @@ class Validation:
             # Gradients stay enabled and DDP is used, so that this is the forward pass that trains. The loss
             # is detached at once: a graph kept alive would hold its activations during the next pass.
             with distributed.gradient_sync(training.wrapped, last=False), training.autocast():
-                losses.append(
-                    training.wrapped(training.device.put(x), training.device.put(y)).detach().clone()
-                )
+                x, y = training.device.put(x), training.device.put(y)
+                losses.append(training.wrapped(x, y).detach().clone())
             training.device.end_step()
         if training.toggles.shards_gradients:
             distributed.release(training.wrapped)
@@ -85,8 +83,7 @@ def corpus_loss(
     batch_size: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[float, int]:
-    """Return the mean cross-entropy over the first `tokens` of a corpus, in nats per token, and the tokens
-    scored.
+    """Return the mean cross-entropy over a corpus's first `tokens`, in nats per token, and their number.
 
     The corpus is cut into sequences of n_ctx. batch_size: sequences per forward pass. progress: called with
     sequences done and sequences in total. Raises DataError where there is not one whole sequence, ScoreError

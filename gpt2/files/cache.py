@@ -1,9 +1,7 @@
-"""The user's cache: where it is, how files are written into it, and when facts cached about other files are
-valid.
+"""The user's cache: where it is, and when facts kept there about other files are valid.
 
-with replacing(cache_dir() / "tokens" / "x.bin") as file: ...    # written whole or not at all
 sha256_of(Path("input.txt"))                       # of the whole file
-remembered([path], "tokens", lambda: {...})        # caches facts that take reading these files
+cached_facts([path], "tokens", lambda: {...})      # caches facts that take reading these files
 
 A file's name, size and modification time can all stay while its content changes. Cached facts are therefore
 used only while each file's size, times, inode and a sample of its bytes are unchanged. Imports no torch.
@@ -16,22 +14,24 @@ import hashlib
 import json
 import os
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from gpt2.files.temporary import whole_file
+from gpt2.errors import GPT2Error
+from gpt2.files.atomic import atomic_write
 
 SAMPLES = 16
-"""Number of places of a file that are sampled before its cached facts are used, the first and last bytes
-included.
-"""
+"""Places of a file that are sampled before its cached facts are used, the first and last bytes included."""
 SAMPLE_BYTES = 4096
+WRITABLE = "set GPT2_CACHE_DIR to a writable folder"
+"""Advice where a file of the cache cannot be written."""
 SETTLED_SECONDS = 2.0
 """Facts of a file changed more recently than this are not cached: a coarse clock may hide another change."""
 
 
-class DataError(Exception):
+class DataError(GPT2Error):
     """A corpus that cannot be used; the message says which, why and what to do."""
 
 
@@ -53,27 +53,44 @@ def cache_dir() -> Path:
 
 
 @contextlib.contextmanager
-def replacing(target: Path) -> Iterator[IO[bytes]]:
-    """Open a temporary file that replaces `target` once it is written, so that `target` is whole or
-    unchanged.
+def readable(what: str, path: Path) -> Iterator[None]:
+    """Raise an OSError within the block as a DataError; what: begins its message."""
+    try:
+        yield
+    except OSError as error:
+        raise DataError(f"{what}: cannot read {error.filename or path} ({error.strerror})") from None
 
-    Raises DataError where it cannot be written.
+
+def at_hand(*names: str) -> Path | None:
+    """Return the first of these files or folders in $GPT2_DATA_DIR, else in the cache; None without one."""
+    for folder in (os.environ.get("GPT2_DATA_DIR"), cache_dir() / "corpora"):
+        for name in names:
+            if folder and (candidate := Path(folder) / name).exists():
+                return candidate
+    return None
+
+
+def download(what: str, url: str, name: str, sha256: str, ways: str) -> Path:
+    """Download a file of known content into the cache and return its path. Raises DataError.
+
+    what: begins the message; ways: ends it, with other ways to get the file.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with whole_file(target) as file:
-            yield file
+        with urllib.request.urlopen(url, timeout=30) as response:
+            content = response.read()
     except OSError as error:
-        where = ""
-        with contextlib.suppress(DataError):
-            where = "; set GPT2_CACHE_DIR to a writable folder" if target.is_relative_to(cache_dir()) else ""
-        raise DataError(f"cannot write {target} ({error.strerror}){where}") from None
+        reason = getattr(error, "reason", error)
+        raise DataError(f"{what} is not at hand and could not be downloaded ({reason}); {ways}") from None
+    if hashlib.sha256(content).hexdigest() != sha256:
+        raise DataError(f"{what}: {url} does not give the known file; {ways}")
+    target = cache_dir() / "corpora" / name
+    with atomic_write(target, DataError, WRITABLE) as file:
+        file.write(content)
+    return target
 
 
 def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file's bytes, from the cache where it is still valid. Raises OSError, or
-    DataError.
-    """
+    """Return the sha256 of a file's bytes, cached while it is unchanged. Raises OSError or DataError."""
     return cached_facts([path], "bytes", lambda: {"sha256": _digest(path)})["sha256"]
 
 
@@ -85,45 +102,42 @@ def cached_facts(paths: Sequence[Path], what: str, read: Callable[[], dict[str, 
     """
     places = [str(path.resolve()) for path in paths]
     key = hashlib.sha256(json.dumps([what, *places]).encode()).hexdigest()
-    before = _look(paths)
+    before = [_sampled(path) for path in paths]
     with contextlib.suppress(DataError, OSError, ValueError, TypeError, KeyError):
-        kept = json.loads((cache_dir() / "fingerprints" / f"{key}.json").read_text(encoding="utf-8"))
+        kept = json.loads(_facts_file(key).read_text(encoding="utf-8"))
         if kept["files"] == before:
             return kept["facts"]
     facts = read()
-    if (after := _look(paths)) != before:
+    if (after := [_sampled(path) for path in paths]) != before:
         changed = next(path for path, one, two in zip(paths, before, after, strict=True) if one != two)
         raise DataError(f"{changed} changed while it was read; run again once nothing writes to it")
-    newest = max(
-        look["ctime_ns"] for look in before
-    )  # not mtime, which unpacking an archive may set to any time
+    newest = max(look["ctime_ns"] for look in before)  # not mtime, which archives set to any time
     if time.time_ns() - newest > SETTLED_SECONDS * 1e9:
-        with contextlib.suppress(DataError), replacing(cache_dir() / "fingerprints" / f"{key}.json") as file:
-            file.write(json.dumps({"files": before, "facts": facts}).encode())
+        kept = json.dumps({"files": before, "facts": facts}).encode()
+        with contextlib.suppress(DataError, OSError), atomic_write(_facts_file(key)) as file:
+            file.write(kept)
     return facts
 
 
+def _facts_file(key: str) -> Path:
+    return cache_dir() / "fingerprints" / f"{key}.json"
+
+
 def changed(files: dict[Path, str]) -> Path | None:
-    """Return the first file whose sha256 differs from the one given, or None. Raises OSError, or DataError."""
+    """Return the first file whose sha256 is not the given one, or None. Raises OSError or DataError."""
     return next((path for path, sha256 in files.items() if sha256_of(path) != sha256), None)
 
 
-def _look(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Return a JSON-able fingerprint of each file that can be taken without reading the whole file."""
-    looks = []
-    for path in paths:
-        stat = path.stat()
-        digest = hashlib.sha256(b"".join(samples(path)))
-        looks.append(
-            {
-                "size": stat.st_size,
-                "mtime_ns": stat.st_mtime_ns,
-                "ctime_ns": stat.st_ctime_ns,
-                "inode": [stat.st_dev, stat.st_ino],
-                "sample": digest.hexdigest(),
-            }
-        )
-    return looks
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Return a file's size, times and inode, JSON-able, which tell of most changes. Raises OSError."""
+    stat = path.stat()
+    times = {"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns}
+    return {"size": stat.st_size, **times, "inode": [stat.st_dev, stat.st_ino]}
+
+
+def _sampled(path: Path) -> dict[str, Any]:
+    """Return a file's fingerprint with a digest of samples of its bytes."""
+    return {**fingerprint(path), "sample": hashlib.sha256(b"".join(samples(path))).hexdigest()}
 
 
 def samples(path: Path) -> Iterator[bytes]:

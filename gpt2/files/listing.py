@@ -1,5 +1,4 @@
-"""Find the data files below a folder, and recognise other kinds of file by their first bytes. Imports no
-torch.
+"""Find the data files below a folder, and recognise other kinds of file by their first bytes.
 
 for path in files_below(Path("corpus")): ...
 """
@@ -85,9 +84,8 @@ def files_in(folder: Path) -> list[Path]:
     """Return the files of the folder itself, without subfolders, by the rules of files_below()."""
     seen: set[Path] = set()
     found = [path for path in sorted(folder.iterdir()) if not hidden(path.name) and is_file(path)]
-    own = {
-        path for path in sorted(found, key=Path.is_symlink) if _first(path, seen)
-    }  # a file before a link to it
+    files_first = sorted(found, key=Path.is_symlink)  # a file before a link to it
+    own = {path for path in files_first if _first(path, seen)}
     return [path for path in found if path in own]
 
 

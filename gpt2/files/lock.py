@@ -15,8 +15,7 @@ class Locked(Exception):
 
 @contextlib.contextmanager
 def exclusive(folder: Path) -> Iterator[None]:
-    """Hold an exclusive lock on a folder, where the file system supports locks; it ends with the process,
-    too.
+    """Hold an exclusive lock on a folder, where the file system has locks; it ends with the process.
 
     Raises Locked, or OSError where the folder is not writable.
     """
@@ -26,9 +25,7 @@ def exclusive(folder: Path) -> Iterator[None]:
 
 
 def lock(file: IO[Any]) -> None:
-    """Lock an open file until it is closed, where the file system can. Raises Locked where another process
-    has it.
-    """
+    """Lock an open file until it is closed, where the file system can. Raises Locked."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -8,17 +8,19 @@ import numpy as np
 
 TOKEN = np.dtype("<u2")
 # llm.c's shard header: int32 magic, version, number of tokens, zeros (dev/data/data_common.py)
-HEADER_INTS = 256
-HEADER_BYTES = 4 * HEADER_INTS
+HEADER_BYTES = 1024
 MAGIC = 20240520
 VERSION = 1
 
 
+def header(*numbers: int) -> bytes:
+    """Return the 1,024-byte header of a file of llm.c: these numbers as int32, then zeros."""
+    return np.array(numbers, dtype="<i4").tobytes().ljust(HEADER_BYTES, b"\0")
+
+
 def shard_header(tokens: int) -> bytes:
-    """Return the 1,024-byte header of an llm.c shard."""
-    header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:3] = MAGIC, VERSION, tokens
-    return header.tobytes()
+    """Return the header of an llm.c shard."""
+    return header(MAGIC, VERSION, tokens)
 
 
 def is_whole(path: Path) -> bool:

@@ -1,5 +1,4 @@
-"""Facts about this host that a training depends on: cores, allocators, compilers, and the CPU's name and
-flags.
+"""Facts about this host: cores, allocators, compilers, and the CPU's name and flags. Imports no torch.
 
 Imports no torch.
 """
@@ -27,9 +26,7 @@ import psutil
 def usable_cores() -> int:
     """Return the number of physical cores that this process may use."""
     places = os.environ.get(PLACES, "")
-    if re.fullmatch(
-        r"\{\d+\}(,\{\d+\})*", places
-    ):  # pinned: the affinity of this thread alone would give one core
+    if re.fullmatch(r"\{\d+\}(,\{\d+\})*", places):  # pinned: this thread's own affinity is one core
         return places.count("{")
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(psutil.cpu_count(logical=False) or allowed, allowed)
@@ -57,7 +54,7 @@ PACKAGES = {"tcmalloc": "libtcmalloc-minimal4", "jemalloc": "libjemalloc2"}
 
 
 def allocator_library(name: str) -> str | None:
-    """Return the file name of an allocator's shared library; None where it has none, or it is not installed."""
+    """Return the file name of an allocator's shared library; None where it is not installed."""
     return find_library(ALLOCATORS[name]) if name in ALLOCATORS else None
 
 
@@ -72,9 +69,7 @@ def missing_allocator(name: str) -> str | None:
 
 
 def huge_pages(root: Path = Path("/")) -> str | None:
-    """Return the system's huge-page setting: always, madvise (on request) or never; None where it is not
-    known.
-    """
+    """Return the system's setting of huge pages: always, madvise or never; None where not known."""
     with contextlib.suppress(OSError):
         told = (root / "sys/kernel/mm/transparent_hugepage/enabled").read_text()
         return told.partition("[")[2].partition("]")[0] or None
@@ -100,8 +95,7 @@ def replacement_temp_folder() -> Path | None:
 
 
 SPLITS_WORDS = re.compile(r"[\s'\"\\]")
-"""Characters that torch.compile's command lines cannot have in a path, because it does not quote all paths.
-"""
+"""Characters that no path may have in torch.compile's command lines, which do not quote all paths."""
 
 
 def missing_cxx() -> str | None:
@@ -111,27 +105,25 @@ def missing_cxx() -> str | None:
         return None
     if os.environ.get("CXX"):
         return f"CXX is {name!r}, and there is no such program; set it to a C++ compiler, without options"
-    return f"there is no C++ compiler {name} here; apt-get install g++ (on macOS xcode-select --install), or set CXX"
+    install = "apt-get install g++ (on macOS xcode-select --install)"
+    return f"there is no C++ compiler {name} here; {install}, or set CXX"
 
 
 def missing_compiler() -> str | None:
-    """Return why torch.compile cannot generate CPU code here (compiler, folders, Python's headers); None if
-    it can.
-    """
+    """Return why torch.compile cannot make CPU code here (compiler, folders, Python's headers), or None."""
     if missing := missing_cxx():
         return missing
+    plain = "a folder without blanks or quotes"
     if temp_folder() is None:
-        where = tempfile.gettempdir()
-        return f"torch.compile cannot compile in {where!r}; set TMPDIR to a folder without blanks or quotes"
+        return f"torch.compile cannot compile in {tempfile.gettempdir()!r}; set TMPDIR to {plain}"
     torch = importlib.util.find_spec("torch")
     if torch and torch.origin and SPLITS_WORDS.search(torch.origin):
-        return f"torch.compile cannot compile with {torch.origin!r}; install into a folder without blanks or quotes"
+        return f"torch.compile cannot compile with {torch.origin!r}; install into {plain}"
     headers = Path(sysconfig.get_path("include"))
-    framework = (
-        Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"
-    )  # for Python as a macOS framework
+    framework = Path(sysconfig.get_path("stdlib")).parent.parent / "Headers"  # of Python on macOS
     if not any((folder / "Python.h").exists() for folder in (headers, framework)):
-        return f"Python's headers are not in {headers}; apt-get install python3-dev, or take a Python that has them"
+        install = "apt-get install python3-dev, or take a Python that has them"
+        return f"Python's headers are not in {headers}; {install}"
     return None
 
 
@@ -191,9 +183,8 @@ def flags(root: Path = Path("/")) -> frozenset[str]:
 
 
 def _first_processor(cpuinfo: str) -> dict[str, str]:
-    return dict(
-        re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", cpuinfo.strip().partition("\n\n")[0], re.MULTILINE)
-    )
+    first, _, _ = cpuinfo.strip().partition("\n\n")
+    return dict(re.findall(r"^([^\t:]+?)\s*:[ \t]*(.*\S)", first, re.MULTILINE))
 
 
 @lru_cache(maxsize=1)
@@ -214,9 +205,8 @@ def memory_held(pid: int | Literal["self"] = "self") -> int | None:
 
 def _memory(name: str, pid: int | Literal["self"]) -> int | None:
     with contextlib.suppress(OSError):
-        if found := re.search(
-            rf"^{name}:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text(errors="replace"), re.MULTILINE
-        ):
+        status = Path(f"/proc/{pid}/status").read_text(errors="replace")
+        if found := re.search(rf"^{name}:\s+(\d+) kB", status, re.MULTILINE):
             return int(found[1]) * 1024
     return None
 
@@ -236,7 +226,9 @@ def missing_brgemm(number_format: str) -> str | None:
     if (sys.platform, platform.machine()) != ("linux", "x86_64"):
         return "torch has small products for x86 CPUs under Linux only; choose blocks"
     if number_format not in UNITS:
-        return f"there is no such kernel for {number_format}; choose sdpa, or set autocast to bfloat16 or float32"
+        other = "choose sdpa, or set autocast to bfloat16 or float32"
+        return f"there is no such kernel for {number_format}; {other}"
     if not cpu_flags().intersection(UNITS[number_format]):
-        return f"this CPU has no {' or '.join(UNITS[number_format])}, which its {number_format} needs; choose blocks"
+        units = " or ".join(UNITS[number_format])
+        return f"this CPU has no {units}, which its {number_format} needs; choose blocks"
     return missing_cxx()

@@ -1,4 +1,4 @@
-"""Packages of other projects with kernels for GPUs: which toggle needs which, and whether they are here. Torch-free."""
+"""Packages of other projects with kernels for GPUs: which toggle needs which. Imports no torch."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ PACKAGES = {
     ("layer_norm", "liger"): (*LIGER, "torch"),
     ("layer_norm", "quack"): (*QUACK, "torch"),
 }
-"""By toggle and value: the modules to import, how to install them, and another value of the toggle to choose.
-"""
+"""By toggle and value: modules to import, how to install them, and another value of the toggle."""
 
 
 def missing(toggle: str, value: object) -> str | None:
-    """Return why a package that this value of a toggle needs cannot be used here, and what to do; None if it
-    can.
-    """
+    """Return why a package that a toggle's value needs cannot be used here, and what to do; or None."""
     if (toggle, value) not in PACKAGES:
         return None
     names, install, other = PACKAGES[toggle, str(value)]

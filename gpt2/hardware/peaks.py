@@ -29,9 +29,7 @@ class Chip:
     tf32: float | None
     float32: float | None
     memory_bytes: int | None
-    """Marketed size with 1 GB = 2**30 bytes (torch reports slightly less); None where one name covers several
-    sizes.
-    """
+    """Marketed size with 1 GB = 2**30 bytes; None where one name covers several sizes."""
     bandwidth: float | None
     """Bytes per second between the device and its memory."""
     source: str
@@ -40,16 +38,10 @@ class Chip:
     """Whether the rates are arithmetic and no datasheet's."""
 
     def peak(self, number_format: str) -> float | None:
-        """Return FLOP/s, or None, for float32, tf32, bfloat16 or float16; raises KeyError for any other
-        format.
-        """
-        rates = {
-            "float32": self.float32,
-            "tf32": self.tf32,
-            "bfloat16": self.bfloat16,
-            "float16": self.float16,
-        }
-        return rates[number_format]
+        """Return FLOP/s in float32, tf32, bfloat16 or float16, or None. Raises KeyError for others."""
+        if number_format not in ("float32", "tf32", "bfloat16", "float16"):
+            raise KeyError(number_format)
+        return getattr(self, number_format)
 
     def lacks(self, number_format: str) -> bool:
         """Return whether the chip is known to have no units for this format.
@@ -109,7 +101,9 @@ MI250X = "AMD Instinct MI250X datasheet, half of the module"
 MI300X = "AMD Instinct MI300X datasheet, dense"
 TPU = "Google Cloud TPU documentation"
 TPU_HALF = f"{TPU}, half of the chip"
+TURING = "NVIDIA T4 datasheet; memory: Turing whitepaper"
 APPLE = "Apple's announcement of"
+M1_2020, M1_2021, M4_2024 = f"{APPLE} November 2020", f"{APPLE} October 2021", f"{APPLE} October 2024"
 MAC_2023 = "Apple's technical specifications of MacBook Pro (2023)"
 TENSOR_16 = "no bfloat16 or TF32 units"
 TPU_ONLY = "its matrix units take bfloat16 only"
@@ -120,14 +114,13 @@ SHADERS = f"{METAL}; float32: teraflops of the GPU, whose format Apple leaves un
 M1_BANDWIDTH = f"{SHADERS}; bandwidth: not published"
 
 CHIPS = (
-    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, memory in GB, GB/s, source,
-    # note
+    # name, end of the reported name, TFLOP/s in bfloat16, float16, TF32, float32, GB, GB/s, source, note
     _chip("V100 SXM2 16 GB", "V100-SXM2-16GB", None, 125, None, 15.7, 16, 900, VOLTA, TENSOR_16),
     _chip("V100 SXM2 32 GB", "V100-SXM2-32GB", None, 125, None, 15.7, 32, 900, VOLTA, TENSOR_16),
     _chip("V100 PCIe 16 GB", "V100-PCIE-16GB", None, 112, None, 14, 16, 900, VOLTA, TENSOR_16),
     _chip("V100 PCIe 32 GB", "V100-PCIE-32GB", None, 112, None, 14, 32, 900, VOLTA, TENSOR_16),
     _chip("V100S PCIe", "V100S-PCIE-32GB", None, 130, None, 16.4, 32, 1134, VOLTA, TENSOR_16),
-    _chip("T4", "T4", None, 65, None, 8.1, 16, 320, "NVIDIA T4 datasheet; memory: Turing whitepaper", TENSOR_16),
+    _chip("T4", "T4", None, 65, None, 8.1, 16, 320, TURING, TENSOR_16),
     _chip("A10", "A10", 125, 125, 62.5, 31.2, 24, 600, "NVIDIA A10 datasheet, dense"),
     _chip("A100 SXM 40 GB", "A100-SXM4?-40GB", 312, 312, 156, 19.5, 40, 1555, AMPERE_40),
     _chip("A100 SXM 80 GB", "A100-SXM4?-80GB", 312, 312, 156, 19.5, 80, 2039, AMPERE),
@@ -157,9 +150,9 @@ CHIPS = (
     _chip("TPU v5e", "TPU v5( lite|e)", 197, None, None, None, 16, 819, TPU, TPU_ONLY),
     _chip("TPU v5p", "TPU v5p?", 459, None, None, None, 95, 2765, TPU, TPU_ONLY),
     _chip("TPU v6e", "TPU v6( lite|e)", 918, None, None, None, 32, 1638, TPU, TPU_ONLY),
-    _chip("M1", "Apple M1", None, None, None, 2.6, None, None, f"{APPLE} November 2020: 8 GPU cores", M1_BANDWIDTH),
-    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, 200, f"{APPLE} October 2021: 16 GPU cores", SHADERS),
-    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, 400, f"{APPLE} October 2021: 32 GPU cores", SHADERS),
+    _chip("M1", "Apple M1", None, None, None, 2.6, None, None, f"{M1_2020}: 8 GPU cores", M1_BANDWIDTH),
+    _chip("M1 Pro", "Apple M1 Pro", None, None, None, 5.2, None, 200, f"{M1_2021}: 16 GPU cores", SHADERS),
+    _chip("M1 Max", "Apple M1 Max", None, None, None, 10.4, None, 400, f"{M1_2021}: 32 GPU cores", SHADERS),
     _chip("M1 Ultra", "Apple M1 Ultra", None, None, None, None, None, 800, f"{APPLE} March 2022", METAL),
     _chip("M2", "Apple M2", None, None, None, None, None, 100, f"{APPLE} June 2022", METAL),
     _chip("M2 Pro", "Apple M2 Pro", None, None, None, None, None, 200, f"{APPLE} January 2023", METAL),
@@ -170,8 +163,8 @@ CHIPS = (
     _chip("M3 Max", "Apple M3 Max", None, None, None, None, None, 400, f"{MAC_2023}: 40 GPU cores", METAL),
     _chip("M3 Ultra", "Apple M3 Ultra", None, None, None, None, None, 819, f"{APPLE} March 2025", METAL),
     _chip("M4", "Apple M4", None, None, None, None, None, 120, f"{APPLE} May 2024", METAL),
-    _chip("M4 Pro", "Apple M4 Pro", None, None, None, None, None, 273, f"{APPLE} October 2024", METAL),
-    _chip("M4 Max", "Apple M4 Max", None, None, None, None, None, 546, f"{APPLE} October 2024: 40 GPU cores", METAL),
+    _chip("M4 Pro", "Apple M4 Pro", None, None, None, None, None, 273, M4_2024, METAL),
+    _chip("M4 Max", "Apple M4 Max", None, None, None, None, None, 546, f"{M4_2024}: 40 GPU cores", METAL),
 )  # fmt: skip
 
 
@@ -181,7 +174,7 @@ def lookup(device_name: str) -> Chip | None:
 
 
 def named(name: str) -> Chip:
-    """Return the chip of this name in CHIPS, ignoring case and hyphens. Raises ValueError with suggestions."""
+    """Return the chip of this name, whatever its case and hyphens. Raises ValueError with suggestions."""
     words = re.sub(r"[\s_-]+", " ", name.lower()).strip()
     for chip in CHIPS:
         if chip.name.lower() in (words, name.lower()):
@@ -198,28 +191,25 @@ ZEN = {
     1: {23: (range(0x00, 0x30), range(0x50, 0x60))},
     4: {25: (range(0x10, 0x20), range(0x60, 0xB0))},
 }
-"""AMD's cores whose vector units are half as wide as their widest instructions: generation, family, ranges of
-models.
+"""AMD's cores with vector units half as wide as their instructions: generation, family, models.
 
 Source: Linux, arch/x86/kernel/cpu/amd.c. Generation 1 includes Zen+.
 """
 
 
 def _zen(identity: Mapping[str, str]) -> int | None:
-    """Return the generation in ZEN of a core, or None. identity: as gpt2.hardware.host.identity() gives it."""
+    """Return the generation in ZEN of a core with gpt2.hardware.host.identity() `identity`, or None."""
     if identity.get("vendor") != "AuthenticAMD":
         return None
     family, model = int(identity.get("family", -1)), int(identity.get("model", -1))
-    return next(
-        (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ()))), None
-    )
+    found = (zen for zen, of in ZEN.items() if any(model in models for models in of.get(family, ())))
+    return next(found, None)
 
 
 def derived_cpu(
     cores: int, mhz: float | None, flags: Collection[str], identity: Mapping[str, str] | None = None
 ) -> Chip | None:
-    """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where clock or vector units are
-    not known.
+    """Derive a CPU's peaks as cores x clock x FLOP per cycle and core; None where these are not known.
 
     `cores` are physical, `mhz` is in MHz, `flags` and `identity` are as Linux reports them. The units per
     core are assumed to be a server core's, since flags do not show them, and the clock is assumed to hold
@@ -256,6 +246,8 @@ def derived_cpu(
         lacking = "no bfloat16 units; "
     speed = f"{cores} cores x {mhz / 1e3:.3g} GHz"
     cycles = cores * mhz * 1e6
+    formats = f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else ""
+    unknown = "float16: not derived, its vector units sum in float16; memory: not told by flags"
     return Chip(
         name=f"CPU, {speed}",
         pattern="",
@@ -266,9 +258,6 @@ def derived_cpu(
         memory_bytes=None,
         bandwidth=None,
         derived=True,
-        source=f"derived: {speed} x "
-        + (f"{bfloat16} FLOP/cycle in bfloat16 ({tiles}), " if bfloat16 else "")
-        + f"{float32} FLOP/cycle in float32 ({vectors})",
-        note=lacking
-        + "no TF32 units; float16: not derived, its vector units sum in float16; memory: not told by flags",
+        source=f"derived: {speed} x {formats}{float32} FLOP/cycle in float32 ({vectors})",
+        note=f"{lacking}no TF32 units; {unknown}",
     )

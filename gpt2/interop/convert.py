@@ -3,9 +3,9 @@
 config, weights = read(Path("gpt2_124M.bin"))
 write_huggingface(Path("exported"), config, weights)
 
-Weights are a dict of float32 tensors, named and laid out as in gpt2.model.model.GPT2 without padding: (out, in) for
-linear layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left out. Loading
-runs no code.
+Weights are a dict of float32 tensors, named and laid out as in gpt2.model.model.GPT2 without padding:
+(out, in) for linear layers, wte.weight with the rows of the logical vocabulary only, the tied lm_head left
+out. Loading runs no code.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.data.tokenizer_files import SIZE, tokenizer_files
+from gpt2.files.atomic import atomic_folder, atomic_write
 from gpt2.files.cache import DataError
 from gpt2.files.listing import name_problem
-from gpt2.files.temporary import whole_folder
 from gpt2.interop.llmc import is_llmc, read_llmc, write_llmc
 from gpt2.interop.weight_files import (
+    MEND,
     SAVE_WEIGHTS,
     SIZES,
     ConvertError,
     StandIn,
     Weights,
     assert_fit,
-    atomic_write,
     config_of,
     content,
     float32,
@@ -48,20 +48,12 @@ from gpt2.interop.weight_files import (
 )
 
 __all__ = [
-    "ConvertError",
-    "ConvertWarning",
-    "Weights",
-    "read",
-    "write_huggingface",
-    "write_llmc",
-    "write_nanogpt",
-]
+    "ConvertError", "ConvertWarning", "Weights", "read", "write_huggingface", "write_llmc", "write_nanogpt",
+]  # fmt: skip
 
 HUGGINGFACE_FILES = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
+    *("model.safetensors", "model.safetensors.index.json"),
+    *("pytorch_model.bin", "pytorch_model.bin.index.json"),
 )
 HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "model_type": ("gpt2",),
@@ -72,9 +64,7 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "add_cross_attention": (False,),
     "position_embedding_type": ("absolute", None),
 }
-"""Keys of config.json that change the model's arithmetic, with the values accepted as GPT-2's, the default
-first.
-"""
+"""Keys of config.json that change the arithmetic, with the values taken as GPT-2's, the default first."""
 
 CONTEXTS = ("n_positions", "block_size", "n_ctx")
 """Names under which other formats store the context length."""
@@ -100,8 +90,7 @@ class ConvertWarning(UserWarning):
 
 
 def read(path: Path) -> tuple[GPT2Config, Weights]:
-    """Load a model from transformers' folder or file, nanoGPT's ckpt.pt or llm.c's .bin, as its content
-    shows.
+    """Load a model of transformers, nanoGPT or llm.c, which its content shows.
 
     Weights are float32 on the CPU, whatever the file's dtype. Raises ConvertError; warns with ConvertWarning.
     """
@@ -112,9 +101,8 @@ def read(path: Path) -> tuple[GPT2Config, Weights]:
         raise ConvertError(f"{path} cannot be read ({reason(error)})") from None
     for name, tensor in weights.items():
         if not tensor.isfinite().all():
-            raise ConvertError(
-                f"{file}: {name} is not finite; the model has diverged, or the file is damaged"
-            )
+            why = "the model has diverged, or the file is damaged"
+            raise ConvertError(f"{file}: {name} is not finite; {why}")
     return config, weights
 
 
@@ -123,31 +111,24 @@ def _within(folder: Path) -> Path:
         if (folder / name).is_file():
             return folder / name
     wanted = " or ".join(name for name in HUGGINGFACE_FILES if not name.endswith("json"))
-    raise ConvertError(
-        f"{folder} holds no {wanted}; give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
-    )
+    advice = "give transformers' folder, nanoGPT's ckpt.pt or llm.c's .bin"
+    raise ConvertError(f"{folder} holds no {wanted}; {advice}")
 
 
 def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]:
-    """Convert named tensors; the model's sizes are in the same file, as nanoGPT saves them, or in
-    config.json.
-    """
+    """Convert named tensors, with sizes from the same file, as nanoGPT saves them, or from config.json."""
     tensors = _named(path, saved)
     inside = _sizes_within(saved)
     described = path if inside is not None else path.with_name("config.json")
     given = inside if inside is not None else _described(described)
     for key, values in HUGGINGFACE_MATHS.items():
         if given.get(key, values[0]) not in values:
-            raise ConvertError(
-                f"{described}: {key} is {given[key]!r}; only GPT-2 is taken, which has {values[0]!r}"
-            )
-    config = config_of(
-        described, given, n_ctx=next((name for name in CONTEXTS if name in given), CONTEXTS[0])
-    )
-    if given.get("n_inner") not in (None, 4 * config.n_embd):
-        raise ConvertError(
-            f"{described}: n_inner is {given['n_inner']!r}; only GPT-2 is taken, which has 4 n_embd"
-        )
+            only = f"only GPT-2 is taken, which has {values[0]!r}"
+            raise ConvertError(f"{described}: {key} is {given[key]!r}; {only}")
+    n_ctx = next((name for name in CONTEXTS if name in given), CONTEXTS[0])
+    config = config_of(described, given, n_ctx=n_ctx)
+    if (inner := given.get("n_inner")) not in (None, 4 * config.n_embd):
+        raise ConvertError(f"{described}: n_inner is {inner!r}; only GPT-2 is taken, which has 4 n_embd")
     plain = _plain(path, tensors, config)
     linear = any(plain[name].shape == shape for name, shape in _oblong(config).items() if name in plain)
     if not linear:
@@ -155,9 +136,8 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
     if inside is None:
         return config, _weights(path, config, plain)
     if not given.get("bias", any(name.endswith("bias") for name in plain)):
-        plain = {
-            name: torch.zeros(shape) for name, shape in shapes(config).items() if name.endswith("bias")
-        } | plain
+        biases = {name: shape for name, shape in shapes(config).items() if name.endswith("bias")}
+        plain = {name: torch.zeros(shape) for name, shape in biases.items()} | plain
     weights = _weights(path, config, plain)
     if linear:
         gelu = NANOGPT_GELU if inside is saved.get("model_args") else UNSAID_GELU
@@ -171,9 +151,7 @@ def _read_named(path: Path, saved: dict[str, Any]) -> tuple[GPT2Config, Weights]
 
 
 def _sizes_within(saved: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the dict in a checkpoint that holds the model's sizes, under whatever key; None where there is
-    none.
-    """
+    """Return the dict in a checkpoint that holds the model's sizes, under whatever key, or None."""
     outer = [each for each in saved.values() if isinstance(each, dict)]
     inner = [each for one in outer for each in one.values() if isinstance(each, dict)]
     found = [each for each in (saved, *outer, *inner) if "n_head" in each]
@@ -236,10 +214,12 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
     model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}
     model["lm_head.weight"] = model["transformer.wte.weight"]
     arguments = {**sizes_of(config, n_ctx="block_size"), "bias": True, "dropout": 0.0}
-    with atomic_write(path) as file:
-        torch.save(
-            {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}, file
-        )
+    saved = {"model": model, "model_args": arguments, "iter_num": 0, "best_val_loss": 1e9, "config": {}}
+    with atomic_write(path, ConvertError, MEND) as file:
+        try:
+            torch.save(saved, file)
+        except RuntimeError as error:  # as torch raises it on a full disk
+            raise OSError(reason(error.__context__ or error)) from None
 
 
 def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
@@ -259,9 +239,8 @@ def _named(path: Path, saved: Mapping[str, Any]) -> dict[str, Any]:
         found[plain] = tensor
     if not any(GPT2_NAME.match(name) for name in found):
         if isinstance(saved, StandIn):
-            raise ConvertError(
-                f"{path} holds an object in place of weights, whose code is not run; {SAVE_WEIGHTS}"
-            )
+            what = f"{path} holds an object in place of weights, whose code is not run"
+            raise ConvertError(f"{what}; {SAVE_WEIGHTS}")
         held = ", ".join([*found][:3]) or "nothing"
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         known = "only GPT-2's own names are known, as transformers and nanoGPT have them"
@@ -291,9 +270,8 @@ def _plain(path: Path, tensors: Mapping[str, Any], config: GPT2Config) -> Weight
             raise ConvertError(f"{path}: its lm_head is not its embedding; in GPT-2 they are one matrix")
     layers = {match[1] for name in plain if (match := re.match(r"h\.(\d+)\.", name))}
     if len(layers) != config.n_layer:
-        raise ConvertError(
-            f"{path} has {len(layers)} layers of GPT-2, its configuration says {config.n_layer}"
-        )
+        said = f"its configuration says {config.n_layer}"
+        raise ConvertError(f"{path} has {len(layers)} layers of GPT-2, {said}")
     for name, rows in (("wte.weight", config.vocab_size), ("wpe.weight", config.n_ctx)):
         _assert_shape(path, name, plain, (rows, config.n_embd))
     return plain
@@ -306,9 +284,8 @@ def _weights(path: Path, config: GPT2Config, found: Mapping[str, Tensor]) -> Wei
     """
     wanted = shapes(config)
     if missing := sorted(wanted.keys() - found.keys()):
-        raise ConvertError(
-            f"{path} lacks {missing[0]}" + (f" and {len(missing) - 1} more" if missing[1:] else "")
-        )
+        others = f" and {len(missing) - 1} more" if missing[1:] else ""
+        raise ConvertError(f"{path} lacks {missing[0]}{others}")
     if more := sorted(found.keys() - wanted.keys()):
         raise ConvertError(f"{path} holds {more[0]}, which GPT-2 has not; it is another model")
     for name, shape in wanted.items():
@@ -323,12 +300,9 @@ def _assert_shape(path: Path, name: str, found: Mapping[str, Tensor], shape: Seq
 
 
 def _oblong(config: GPT2Config) -> dict[str, torch.Size]:
-    """Return the shapes of the non-square linear weights, from which the layout (out, in) or (in, out) can be
-    told.
-    """
-    return {
-        name: shape for name, shape in shapes(config).items() if _is_linear(name) and shape[0] != shape[1]
-    }
+    """Return the shapes of the non-square linear weights, which tell (out, in) from (in, out)."""
+    linear = {name: shape for name, shape in shapes(config).items() if _is_linear(name)}
+    return {name: shape for name, shape in linear.items() if shape[0] != shape[1]}
 
 
 def _is_mask(name: str) -> bool:
@@ -340,9 +314,7 @@ def _is_linear(name: str) -> bool:
 
 
 def _transposed(name: str, tensor: Tensor) -> Tensor:
-    """Convert a linear weight between (out, in) and the (in, out) of transformers' Conv1D, in either
-    direction.
-    """
+    """Convert a linear weight from (out, in) to (in, out) of transformers' Conv1D, or back."""
     return tensor.t() if _is_linear(name) and tensor.dim() == 2 else tensor
 
 
@@ -354,9 +326,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     if problem := name_problem(folder):
         raise ConvertError(problem)
     try:
-        with whole_folder(folder) as part:
+        with atomic_folder(folder) as part:
             yield part
     except (OSError, SafetensorError) as error:
-        raise ConvertError(
-            f"cannot write {folder} ({reason(error)}); choose another place, or make room"
-        ) from None
+        raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None

@@ -17,12 +17,13 @@ import torch
 from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
-from gpt2.files.shard_format import HEADER_BYTES, HEADER_INTS
+from gpt2.files.atomic import atomic_write
+from gpt2.files.shard_format import HEADER_BYTES, first_bytes, header
 from gpt2.interop.weight_files import (
+    MEND,
     ConvertError,
     Weights,
     assert_fit,
-    atomic_write,
     config_of,
     float32,
     shapes,
@@ -49,18 +50,16 @@ def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
     """
     _, version, *sizes, rows = _header(path)[:8]
     if version not in DTYPES:
-        raise ConvertError(
-            f"{path} is of llm.c's version {version}; only 3 (float32) and 5 (bfloat16) are read"
-        )
+        known = "only 3 (float32) and 5 (bfloat16) are read"
+        raise ConvertError(f"{path} is of llm.c's version {version}; {known}")
     dtype, config = DTYPES[version], config_of(path, dict(zip(HEADER, sizes, strict=True)), "n_ctx")
     if rows < config.vocab_size:
         raise ConvertError(f"{path}: {config.vocab_size} tokens do not fit in {rows} rows; it is damaged")
     count = config.parameters + (rows - config.vocab_size) * config.n_embd
     promised, size = HEADER_BYTES + count * dtype.itemsize, path.stat().st_size
     if size != promised:
-        raise ConvertError(
-            f"{path} has {size:,} bytes, its header promises {promised:,}; it was cut off or damaged"
-        )
+        differs = f"has {size:,} bytes, its header promises {promised:,}"
+        raise ConvertError(f"{path} {differs}; it was cut off or damaged")
     number = np.dtype("<f4" if dtype == torch.float32 else "<i2")
     weights, at = {}, HEADER_BYTES
     for name, shape in _order(replace(config, padded_vocab_size=rows)):
@@ -72,13 +71,11 @@ def read_llmc(path: Path) -> tuple[GPT2Config, Weights]:
 
 
 def _header(path: Path) -> list[int]:
-    with path.open("rb") as file:
-        return np.frombuffer(file.read(HEADER_BYTES).ljust(HEADER_BYTES, b"\0"), "<i4").tolist()
+    return np.frombuffer(first_bytes(path).ljust(HEADER_BYTES, b"\0"), "<i4").tolist()
 
 
 def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *, bfloat16: bool) -> None:
-    """Write a model file that llm.c starts from: float32 like gpt2_124M.bin, or bfloat16 like
-    gpt2_124M_bf16.bin.
+    """Write a model file that llm.c starts from, like gpt2_124M.bin or, in bfloat16, gpt2_124M_bf16.bin.
 
     Raises ConvertError where it cannot be written.
     """
@@ -86,10 +83,9 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
     padded = replace(config, padded_vocab_size=-(-config.vocab_size // MULTIPLE) * MULTIPLE)
     dtype = torch.bfloat16 if bfloat16 else torch.float32
     (version,) = (version for version, each in DTYPES.items() if each == dtype)
-    header = np.zeros(HEADER_INTS, dtype="<i4")
-    header[:8] = MAGIC, version, *(getattr(config, name) for name in HEADER), padded.padded_vocab_size
-    with atomic_write(path) as file:
-        file.write(header.tobytes())
+    sizes = (*(getattr(config, name) for name in HEADER), padded.padded_vocab_size)
+    with atomic_write(path, ConvertError, MEND) as file:
+        file.write(header(MAGIC, version, *sizes))
         for name, shape in _order(padded):
             numbers = float32(weights[name]).to(dtype).flatten().view(torch.uint8).numpy()
             file.write(numbers.data)
@@ -97,12 +93,9 @@ def write_llmc(path: Path, config: GPT2Config, weights: Mapping[str, Tensor], *,
 
 
 def _order(config: GPT2Config) -> Iterator[tuple[str, torch.Size]]:
-    """Return names and shapes in the file's order: layers grouped by kind of parameter; shapes include
-    padding.
-    """
+    """Return names and padded shapes in the file's order: layers grouped by kind of parameter."""
     all_shapes = shapes(config)
     kinds = [name.removeprefix("h.0.") for name in all_shapes if name.startswith("h.0.")]
     layers = [f"h.{number}.{kind}" for kind in kinds for number in range(config.n_layer)]
-    return (
-        (name, all_shapes[name]) for name in ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
-    )
+    names = ("wte.weight", "wpe.weight", *layers, "ln_f.weight", "ln_f.bias")
+    return ((name, all_shapes[name]) for name in names)

@@ -1,5 +1,4 @@
-"""Shared parts of gpt2.interop.convert's formats: read named tensors from files of other projects, write files
-atomically.
+"""Read named tensors from other projects' files of weights.
 
 content(Path("model.safetensors"))["wte.weight"]
 
@@ -8,13 +7,12 @@ A file's first bytes decide its format. No code in a file is run.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +21,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
-from gpt2.files.cache import DataError, replacing
+from gpt2.errors import GPT2Error
 from gpt2.files.listing import name_problem
 from gpt2.model.model import GPT2
 
@@ -31,13 +29,16 @@ Weights = dict[str, Tensor]
 """Float32 tensors, named and laid out as in gpt2.model.model.GPT2, without padding."""
 
 
-class ConvertError(Exception):
+MEND = "choose another place, or make room"
+"""Advice where a file cannot be written."""
+
+
+class ConvertError(GPT2Error):
     """A weight file that cannot be used or written; the message says which, why and what to do."""
 
 
 def content(path: Path, *, index: bool = True) -> dict[str, Any]:
-    """Return a file's contents by name; index: whether it may be an index of other files that hold the
-    tensors.
+    """Return a file's contents by name; index: whether it may name other files that hold the tensors.
 
     Tensors may be memory-mapped: copy those that you keep. Raises ConvertError, or OSError.
     """
@@ -58,9 +59,8 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
         return _indexed(path)
     if start.startswith(b"version https://git-lfs"):
         raise ConvertError(f"{path} only points to the weights, which Git LFS keeps; run git lfs pull there")
-    raise ConvertError(
-        f"{path} is no file of weights of transformers, nanoGPT or llm.c, or its beginning is damaged"
-    )
+    others = "of transformers, nanoGPT or llm.c, or its beginning is damaged"
+    raise ConvertError(f"{path} is no file of weights {others}")
 
 
 class StandIn(dict[str, Any]):
@@ -97,29 +97,29 @@ NUMPY = [
 
 SAVE_WEIGHTS = (
     'save its weights alone, where its code is: torch.save({"model": model.state_dict(), '
-    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, "bias": True}'
-    '}, "weights.pt")'
+    '"model_args": {"n_layer": 12, "n_head": 12, "n_embd": 768, "block_size": 1024, "vocab_size": 50257, '
+    '"bias": True}}, "weights.pt")'
 )
-"""Advice for a file that needs code, or lacks the model's sizes; the example has those of the smallest GPT-2.
-"""
+"""Advice for a file that needs code or lacks the model's sizes; those here are the smallest GPT-2's."""
 
 
 def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
-    """Load a file of torch.save(); objects of classes unknown to torch become StandIn. Raises ConvertError."""
+    """Load a file of torch.save(); objects of classes that torch does not know become StandIn.
+
+    Raises ConvertError.
+    """
     # Mapped, because most of a training checkpoint is optimiser state, which then is never read. Mapping
     # needs a path, and newer versions of torch decide by a path's suffix.
     mapped = zipped and path.suffix != ".safetensors"
     classes: list[str] = []
     while True:
         # torch's error message omits the module builtins
-        allowed: list[Any] = [
-            (StandIn, f"{module}{name}") for name in classes for module in ("", "builtins.")
-        ]
+        names = [f"{module}{name}" for name in classes for module in ("", "builtins.")]
+        allowed: list[Any] = [(StandIn, name) for name in names]
         try:
             with torch.serialization.safe_globals([*NUMPY, *allowed]), path.open("rb") as file:
-                saved = torch.load(
-                    path if mapped else file, map_location="cpu", weights_only=True, mmap=mapped
-                )
+                source = path if mapped else file
+                saved = torch.load(source, map_location="cpu", weights_only=True, mmap=mapped)
             break
         except OSError:
             raise
@@ -128,10 +128,11 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
             if asked and asked[1] not in classes:
                 classes.append(asked[1])
                 continue
+            what = "is damaged or was cut off, or torch.save did not write it by its own protocol"
+            why = f"{what}; copy it again"
             if classes:
-                why = f"asks for {asked[1] if asked else classes[-1]}, which is code and is not run; {SAVE_WEIGHTS}"
-            else:
-                why = "is damaged or was cut off, or torch.save did not write it by its own protocol; copy it again"
+                code = asked[1] if asked else classes[-1]
+                why = f"asks for {code}, which is code and is not run; {SAVE_WEIGHTS}"
             raise ConvertError(f"{path} {why}") from None
     if isinstance(saved, StandIn):
         raise ConvertError(f"{path} holds an object of {classes[0]}, whose code is not run; {SAVE_WEIGHTS}")
@@ -174,18 +175,14 @@ SIZES = ("n_layer", "n_head", "n_embd", "vocab_size")
 
 
 def config_of(path: Path, given: Mapping[str, Any], n_ctx: str) -> GPT2Config:
-    """Return the GPT2Config of these sizes. n_ctx: the file's name for the context length. Raises
-    ConvertError.
-    """
+    """Return the GPT2Config of these sizes; n_ctx: the context length's name. Raises ConvertError."""
     for name in (*SIZES, n_ctx):
         if type(given.get(name)) is not int or given[name] < 1:
-            raise ConvertError(
-                f"{path}: {name} is {given.get(name)!r}, no number above 0; it is damaged or no GPT-2"
-            )
-    if given["n_embd"] % given["n_head"]:
-        raise ConvertError(
-            f"{path}: {given['n_head']} heads cannot share a width of {given['n_embd']}; it is damaged"
-        )
+            wrong = f"{name} is {given.get(name)!r}, no number above 0"
+            raise ConvertError(f"{path}: {wrong}; it is damaged or no GPT-2")
+    heads, width = given["n_head"], given["n_embd"]
+    if width % heads:
+        raise ConvertError(f"{path}: {heads} heads cannot share a width of {width}; it is damaged")
     return GPT2Config(n_ctx=given[n_ctx], **{name: given[name] for name in SIZES})
 
 
@@ -209,19 +206,6 @@ def assert_fit(config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
 def float32(tensor: Tensor) -> Tensor:
     """Return the tensor as contiguous float32 on the CPU."""
     return tensor.detach().to("cpu", torch.float32).contiguous()
-
-
-@contextlib.contextmanager
-def atomic_write(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file that replaces `path` once it is complete. Raises ConvertError."""
-    try:
-        with replacing(path) as file:
-            yield file
-    except (DataError, RuntimeError) as error:  # torch.save raises RuntimeError on a full disk
-        cause = error.__context__ or error  # a DataError's advice is about the cache
-        raise ConvertError(
-            f"cannot write {path} ({reason(cause)}); choose another place, or make room"
-        ) from None
 
 
 def reason(error: BaseException) -> str:

@@ -56,9 +56,7 @@ BLOCK = 256
 
 
 class BlockAttention(Function):
-    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) with a blocked backward pass, for
-    CPUs.
-    """
+    """Causal scaled_dot_product_attention with a blocked backward pass, for CPUs."""
 
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ They compute the same functions and gradients by other means; torch.compile fuse
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -14,16 +15,29 @@ from torch import Tensor
 from torch.autograd import Function
 
 LIBRARY = torch.library.Library("gpt2", "FRAGMENT")
-"""Library of this project's operators, which torch.compile treats as opaque."""
+"""Library of this project's operators."""
+
+
+def operator(schema: str, shapes: Callable[..., Any], *, tags: Sequence[Any] = (), **kernels: Any) -> None:
+    """Define gpt2::NAME(...), opaque to torch.compile.
+
+    shapes: returns the results' shapes and dtypes in empty tensors. kernels: functions by dispatch key: CPU,
+    CUDA, or CompositeExplicitAutograd for any device.
+    """
+    name = schema.partition("(")[0]
+    LIBRARY.define(schema, tags=tags)
+    for key, kernel in kernels.items():
+        LIBRARY.impl(name, kernel, key)
+    torch.library.register_fake(f"gpt2::{name}", shapes, lib=LIBRARY)
+
 
 A = 2 * math.sqrt(2 / math.pi)
 B = 0.044715 * A
-"""Constants of GELU's tanh approximation: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3.
-"""
+"""GELU's tanh approximation is x (1 + tanh u) / 2 = x / (1 + exp(-2 u)), with 2 u = A x + B x^3."""
 
 
 def product_dtype(tensor: Tensor) -> torch.dtype:
-    """Return the dtype in which a matmul takes a tensor: autocast's where that is on, else the tensor's own."""
+    """Return the dtype in which a matmul takes a tensor: autocast's where that is on, else its own."""
     kind = tensor.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
 
@@ -55,14 +69,15 @@ def _sigmoid(x: Tensor) -> Tensor:
 
 
 CHUNK = 256
-"""Tokens per chunk of logits on a CPU. torch's own choice, 16 for GPT-2, accumulates the gradient of all
-weights so often that it takes four to five times as long.
+"""Tokens per chunk of logits on a CPU.
+
+torch's own choice, 16 for GPT-2, takes four to five times as long: it adds up the gradient of all weights as
+often.
 """
 
 
 def chunked_cross_entropy(x: Tensor, head: Tensor, targets: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the mean cross-entropy of x @ head.T + bias, in chunks, so that all logits are never in memory
-    at once.
+    """Return the mean cross-entropy of x @ head.T + bias, in chunks: all logits are never in memory at once.
 
     x: (N, d); head: (V, d); targets: (N,) int64; bias: (V,) or None. Returns nats, a float32 scalar. Uses
     torch.nn.functional.linear_cross_entropy.
@@ -104,15 +119,12 @@ class CrossEntropy(Function):
         share, at = gradient / len(targets), targets[:, None]
         chosen = (logits.gather(1, at).float() - log_sum[:, None]).exp()
         softmax = (logits.float() - log_sum[:, None]).exp()
-        return (softmax * share).to(logits.dtype).scatter(
-            1, at, ((chosen - 1) * share).to(logits.dtype)
-        ), None
+        of_target = ((chosen - 1) * share).to(logits.dtype)
+        return (softmax * share).to(logits.dtype).scatter(1, at, of_target), None
 
 
 class TiedEmbedding(Function):
-    """Embedding rows and the lm_head's weights in one function, so that both gradients accumulate in one
-    matrix.
-    """
+    """Embedding rows and the lm_head's weights in one function, whose gradients add up in one matrix."""
 
     @staticmethod
     def forward(ctx: Any, weight: Tensor, copy: Tensor | None, tokens: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,9 +147,6 @@ class TiedEmbedding(Function):
         return torch.ops.gpt2.add_rows(head, rows.flatten(0, 1), tokens.flatten()), None, None
 
 
-LIBRARY.define("add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor")
-
-
 def _add_rows(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     """Return matrix, (V, d), in rows' dtype with each of rows, (N, d), added at its index, (N,) int64."""
     return matrix.to(rows.dtype, copy=True).index_add_(0, index, rows)
@@ -147,5 +156,8 @@ def _add_rows_shape(matrix: Tensor, rows: Tensor, index: Tensor) -> Tensor:
     return matrix.new_empty(matrix.shape, dtype=rows.dtype)
 
 
-LIBRARY.impl("add_rows", _add_rows, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::add_rows", _add_rows_shape, lib=LIBRARY)
+operator(
+    "add_rows(Tensor matrix, Tensor rows, Tensor index) -> Tensor",
+    _add_rows_shape,
+    CompositeExplicitAutograd=_add_rows,
+)

@@ -2,7 +2,7 @@
 
 A layer's bias is added in the matmul, but gets no gradient there. It is also an input of the function that
 follows, whose backward pass returns its gradient beside that of the layer's result. The kernels are Triton's
-(gpt2.model.bias_kernels); on a CPU the same operators are made of torch's functions, which is for tests and
+(gpt2.model.triton_kernels); on a CPU the same operators are made of torch's functions, which is for tests and
 estimates alone.
 """
 
@@ -15,14 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY
+from gpt2.model.autograd import operator
 
 COLUMNS = 256
 """Columns that a program of a kernel takes: in bfloat16, 512 adjacent bytes of each row."""
 MOST_ROWS, LEAST_ROWS = 256, 16
-"""Rows that a program takes. It leaves one row of sums, which with MOST_ROWS is under one percent of what it
-reads and writes.
-"""
+"""Rows that a program takes; its one row of sums is under 1 % of what MOST_ROWS read and write."""
 PROGRAMS = 1056
 """Programs that should be left to share out: eight for each multiprocessor of an H100."""
 
@@ -31,7 +29,7 @@ _ANY_GAPS = (torch.Tag.needs_fixed_stride_order,)
 
 
 def rows_per_program(rows: int, columns: int) -> int:
-    """Return how many rows each program takes of a matrix: a power of two, fewer where programs would be few."""
+    """Return the rows that each program takes of a matrix: a power of two, fewer where programs are few."""
     taken = MOST_ROWS
     while taken > LEAST_ROWS and rows * columns < PROGRAMS * COLUMNS * taken:
         taken //= 2
@@ -51,26 +49,23 @@ def _sums(matrix: Tensor) -> Tensor:
     return torch.stack([part.sum(0, dtype=torch.float32) for part in matrix.split(rows)])
 
 
-LIBRARY.define("gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)", tags=_ANY_GAPS)
-
-
 def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     """Differentiate GELU's tanh approximation, and sum the result over blocks of rows before it is rounded.
 
     gradient: that of GELU of `wide`; both (..., n) and of one dtype. Returns the gradient of `wide`, in its
     shape and dtype, and the sums, (blocks, n) float32, which are to be summed over the blocks.
     """
-    from gpt2.model import bias_kernels
+    from gpt2.model import triton_kernels
 
     to_wide, sums = _gelu_shape(gradient, wide)
     columns = wide.size(-1)
     flat = [each.reshape(-1, columns) for each in (gradient, wide)]
     rows = len(flat[0])
-    kernel: Any = bias_kernels.gelu_backward
+    kernel: Any = triton_kernels.gelu_backward
     kernel[(_blocks(columns, COLUMNS), len(sums))](
         *(*flat, to_wide, sums, *flat[0].stride(), *flat[1].stride(), rows, columns, COLUMNS),
         ROWS=rows_per_program(rows, columns),
-        num_warps=bias_kernels.WARPS,
+        num_warps=triton_kernels.BIAS_WARPS,
     )
     return to_wide, sums
 
@@ -78,9 +73,8 @@ def _gelu_by_triton(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
 def _gelu_by_torch(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     """Do what _gelu_by_triton() does by torch's functions."""
     exact = torch.ops.aten.gelu_backward(gradient.float(), wide.float(), approximate="tanh")
-    return exact.to(wide.dtype, memory_format=torch.contiguous_format), _sums(
-        exact.reshape(-1, exact.size(-1))
-    )
+    to_wide = exact.to(wide.dtype, memory_format=torch.contiguous_format)
+    return to_wide, _sums(exact.reshape(-1, exact.size(-1)))
 
 
 def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
@@ -88,15 +82,12 @@ def _gelu_shape(gradient: Tensor, wide: Tensor) -> tuple[Tensor, Tensor]:
     return wide.new_empty(wide.shape), _sums_shape(wide, wide.numel() // columns, columns)
 
 
-LIBRARY.impl("gelu_backward", _gelu_by_triton, "CUDA")
-LIBRARY.impl("gelu_backward", _gelu_by_torch, "CPU")
-torch.library.register_fake("gpt2::gelu_backward", _gelu_shape, lib=LIBRARY)
+GELU = "gelu_backward(Tensor gradient, Tensor wide) -> (Tensor, Tensor)"
+operator(GELU, _gelu_shape, tags=_ANY_GAPS, CUDA=_gelu_by_triton, CPU=_gelu_by_torch)
 
 
 class BiasedGelu(Function):
-    """GELU's tanh approximation of a linear layer's result, whose backward pass sums the layer's bias
-    gradient too.
-    """
+    """GELU's tanh approximation of a linear layer's result; its backward pass sums the bias gradient too."""
 
     @staticmethod
     def forward(ctx: Any, wide: Tensor, bias: Tensor) -> Tensor:
@@ -114,26 +105,23 @@ class BiasedGelu(Function):
         return to_wide, sums.sum(0).to(ctx.of_bias)
 
 
-LIBRARY.define("join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)", tags=_ANY_GAPS)
-
-
 def _join_by_triton(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Write the gradients of q, k and v into one tensor, and sum them over blocks of rows.
 
     q, k, v: (B, T, n_head, head_dim) of one dtype and any strides. Returns (B, T, 3, n_head, head_dim), and
     the sums, (blocks, 3 n_head head_dim) float32, which are to be summed over the blocks.
     """
-    from gpt2.model import bias_kernels
+    from gpt2.model import triton_kernels
 
     joined, sums = _join_shape(q, k, v)
     B, T, n_head, head_dim = q.shape
     width, rows = n_head * head_dim, B * T
     strides = [stride for each in (q, k, v) for stride in each.stride()]
-    kernel: Any = bias_kernels.join_gradients
+    kernel: Any = triton_kernels.join_gradients
     kernel[(3 * _blocks(width, COLUMNS), len(sums))](
         *(q, k, v, joined, sums, *strides, rows, T, width, head_dim, COLUMNS),
         ROWS=rows_per_program(rows, 3 * width),
-        num_warps=bias_kernels.WARPS,
+        num_warps=triton_kernels.BIAS_WARPS,
     )
     return joined, sums
 
@@ -149,9 +137,8 @@ def _join_shape(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return q.new_empty(B, T, 3, n_head, head_dim), _sums_shape(q, B * T, 3 * n_head * head_dim)
 
 
-LIBRARY.impl("join_gradients", _join_by_triton, "CUDA")
-LIBRARY.impl("join_gradients", _join_by_torch, "CPU")
-torch.library.register_fake("gpt2::join_gradients", _join_shape, lib=LIBRARY)
+JOIN = "join_gradients(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)"
+operator(JOIN, _join_shape, tags=_ANY_GAPS, CUDA=_join_by_triton, CPU=_join_by_torch)
 
 
 class BiasedSplit(Function):

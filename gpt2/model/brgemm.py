@@ -1,6 +1,4 @@
-"""Causal attention by this project's C++ kernel for CPUs (gpt2/model/attention.cpp), as a differentiable torch
-operator.
-"""
+"""Causal attention by this project's C++ kernel for CPUs (attention.cpp), as an operator of torch."""
 
 from __future__ import annotations
 
@@ -11,11 +9,8 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY
+from gpt2.model.autograd import operator
 from gpt2.model.cpp_build import library
-
-LIBRARY.define("attention(Tensor qkv) -> (Tensor, Tensor)")
-LIBRARY.define("attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor")
 
 
 def _call(name: str, qkv: Tensor, *others: Tensor) -> None:
@@ -59,14 +54,13 @@ def _backward_shape(gradient: Tensor, qkv: Tensor, out: Tensor, log_sum: Tensor)
     return qkv.new_empty(qkv.shape)
 
 
-LIBRARY.impl("attention", _attention, "CPU")
-LIBRARY.impl("attention_backward", _backward, "CPU")
-torch.library.register_fake("gpt2::attention", _attention_shape, lib=LIBRARY)
-torch.library.register_fake("gpt2::attention_backward", _backward_shape, lib=LIBRARY)
+operator("attention(Tensor qkv) -> (Tensor, Tensor)", _attention_shape, CPU=_attention)
+BACKWARD = "attention_backward(Tensor gradient, Tensor qkv, Tensor out, Tensor log_sum) -> Tensor"
+operator(BACKWARD, _backward_shape, CPU=_backward)
 
 
 class BrgemmAttention(Function):
-    """Equivalent of scaled_dot_product_attention(q, k, v, is_causal=True) on one packed tensor of q, k and v."""
+    """Causal scaled_dot_product_attention of one packed tensor of q, k and v."""
 
     @staticmethod
     def forward(ctx: Any, qkv: Tensor) -> Tensor:

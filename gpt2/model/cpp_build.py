@@ -1,6 +1,4 @@
-"""Compile and load the project's C++ kernels for this CPU when they are first needed. Importing it loads no
-torch.
-"""
+"""Compile and load the project's C++ kernels for this CPU when they are first needed. Loads no torch."""
 
 from __future__ import annotations
 
@@ -18,19 +16,14 @@ from gpt2.hardware.host import cpu_flags
 SOURCE = Path(__file__).with_name("attention.cpp")
 FLAGS = (
     *("-shared", "-fPIC", "-std=c++20", "-O3", "-march=native", "-mprefer-vector-width=512", "-fopenmp"),
-    *(
-        "-fno-math-errno",
-        "-fno-trapping-math",
-        "-fno-strict-aliasing",
-    ),  # pairs of bfloat16 are moved as one integer
+    *("-fno-math-errno", "-fno-trapping-math"),
+    "-fno-strict-aliasing",  # pairs of bfloat16 are moved as one integer
 )
 
 
 @lru_cache(maxsize=1)
 def library() -> ctypes.CDLL:
-    """Return the shared library of kernels, compiling it unless it is cached. Raises UnsupportedToggle on
-    failure.
-    """
+    """Return the library of kernels, compiling it unless it is cached. Raises UnsupportedToggle."""
     import torch
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -47,21 +40,20 @@ def library() -> ctypes.CDLL:
     try:
         return ctypes.CDLL(str(folder / name))
     except OSError as error:  # built against another container's libraries, or on a noexec file system
-        mend = "delete it, or see that programs may run from its folder (TORCHINDUCTOR_CACHE_DIR, or below TMPDIR)"
+        where = "TORCHINDUCTOR_CACHE_DIR, or below TMPDIR"
+        mend = f"delete it, or see that programs may run from its folder ({where})"
         raise _unsupported(f"cannot load {folder / name}: {error}; {mend}") from None
 
 
 def _compile(command: list[str], target: Path) -> None:
-    """Compile into `target` atomically, since other ranks may do the same at once. Raises UnsupportedToggle."""
+    """Compile into `target` atomically, as other ranks may do at once. Raises UnsupportedToggle."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=target.parent) as folder:
             made = Path(folder) / target.name
-            # In a session of its own, so that Ctrl-C does not kill the compiler while the training shuts
-            # down.
-            compiled = subprocess.run(
-                [*command, "-o", made], capture_output=True, text=True, start_new_session=True
-            )
+            # In a session of its own: Ctrl-C must not kill the compiler while the training shuts down.
+            command = [*command, "-o", str(made)]
+            compiled = subprocess.run(command, capture_output=True, text=True, start_new_session=True)
             if compiled.returncode:
                 lines = [*compiled.stderr.splitlines(), f"it ended with exit code {compiled.returncode}"]
                 said = next((line for line in lines if "error" in line), lines[0])

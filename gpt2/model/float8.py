@@ -19,9 +19,8 @@ def to_float8(model: nn.Module, scaling: str, *, emulate: bool = False) -> None:
     """
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
-    convert_to_float8_training(
-        model, config=replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
-    )
+    config = replace(Float8LinearConfig.from_recipe_name(scaling), emulate=emulate)
+    convert_to_float8_training(model, config=config)
 
 
 def int8_multiplication() -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:

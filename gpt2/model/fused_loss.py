@@ -1,9 +1,8 @@
-"""The lm_head and the loss in one autograd function, whose forward pass computes the gradient of the logits
-already.
+"""The lm_head and the loss in one autograd function, whose forward pass computes the logits' gradient.
 
 The gradient takes the place of the logits, so that the backward pass consists of two matmuls. The kernel is
-Triton's (gpt2.model.loss_kernel), or another project's (gpt2.model.kernel_libraries); on a CPU the same operator is made
-of torch's functions, which is for tests and estimates alone.
+Triton's (gpt2.model.triton_kernels), or another project's (gpt2.model.kernel_libraries); on a CPU the same
+operator is made of torch's functions, which is for tests and estimates alone.
 """
 
 from __future__ import annotations
@@ -15,19 +14,14 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 HALF_SCALE = 2.0**13
-"""Factor on float16's gradient of the logits, which would be 0 without one: a probability of 1 in 50,000 over
-a batch of 65,536 is 3e-10. It is the scale that the trainer's gradient scaler starts with.
-"""
+"""Factor on float16's gradient of the logits, which would be 0 without one.
 
-# The row-major order of the logits must stay, but rows may have gaps: torch.compile need not copy a padded
-# matmul.
-LIBRARY.define(
-    "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
-    tags=(torch.Tag.needs_fixed_stride_order,),
-)
+A probability of 1 in 50,000 over a batch of 65,536 is 3e-10. The trainer's gradient scaler starts with it,
+too.
+"""
 
 
 def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
@@ -35,18 +29,17 @@ def _by_triton(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
 
     logits: (N, V), -inf where a class is impossible; targets: (N,) int64. Returns nats, (N,) float32.
     """
-    from gpt2.model import loss_kernel
+    from gpt2.model import triton_kernels
 
-    torch._check(
-        logits.stride(1) == 1, lambda: f"cross_entropy: triton: logits have strides {logits.stride()}"
-    )
+    strides = logits.stride()
+    torch._check(strides[1] == 1, lambda: f"cross_entropy: triton: logits have strides {strides}")
     losses = _losses(logits, targets, scale)
     N, V = logits.shape
-    kernel: Any = loss_kernel.cross_entropy
+    kernel: Any = triton_kernels.cross_entropy
     kernel[(N,)](
         *(logits, targets.contiguous(), losses, logits.stride(0), scale / N, V),
-        BLOCK=loss_kernel.BLOCK,
-        num_warps=loss_kernel.WARPS,
+        BLOCK=triton_kernels.LOSS_BLOCK,
+        num_warps=triton_kernels.LOSS_WARPS,
     )
     return losses
 
@@ -64,13 +57,18 @@ def _losses(logits: Tensor, targets: Tensor, scale: float) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float32)
 
 
-LIBRARY.impl("cross_entropy_", _by_triton, "CUDA")
-LIBRARY.impl("cross_entropy_", _by_torch, "CPU")
-torch.library.register_fake("gpt2::cross_entropy_", _losses, lib=LIBRARY)
+operator(
+    "cross_entropy_(Tensor(a!) logits, Tensor targets, float scale) -> Tensor",
+    _losses,
+    # The logits stay row-major, but rows may have gaps: torch.compile need not copy a padded matmul.
+    tags=(torch.Tag.needs_fixed_stride_order,),
+    CUDA=_by_triton,
+    CPU=_by_torch,
+)
 
 
 class FusedCrossEntropy(Function):
-    """Mean cross-entropy of x @ head.T + bias, which keeps the gradient of the logits in place of the logits."""
+    """Mean cross-entropy of x @ head.T + bias, which keeps the logits' gradient in their place."""
 
     @staticmethod
     def forward(
@@ -79,8 +77,8 @@ class FusedCrossEntropy(Function):
         """Return the mean cross-entropy in nats, a float32 scalar.
 
         x: (N, d); head: (V, d); bias: (V,) or None, which gets no gradient, -inf where a class is impossible;
-        targets: (N,) int64; kernel: triton, or an operator of gpt2.model.kernel_libraries: liger or quack, not for
-        float16.
+        targets: (N,) int64; kernel: triton, or an operator of gpt2.model.kernel_libraries: liger or quack,
+        not for float16.
         """
         dtype = product_dtype(x)
         ctx.dtypes = x.dtype, head.dtype
@@ -105,10 +103,5 @@ class FusedCrossEntropy(Function):
         x, head, to_logits = ctx.saved_tensors
         of_x, of_head = ctx.dtypes
         factor = gradient / ctx.scale
-        return (
-            (to_logits @ head).to(of_x) * factor,
-            (to_logits.t() @ x).to(of_head) * factor,
-            None,
-            None,
-            None,
-        )
+        to_x, to_head = (to_logits @ head).to(of_x), (to_logits.t() @ x).to(of_head)
+        return to_x * factor, to_head * factor, None, None, None

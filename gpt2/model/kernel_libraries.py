@@ -1,5 +1,4 @@
-"""Kernels of other projects for GPUs, by toggle; no other module imports these packages, which only a GPU
-needs.
+"""Kernels of other projects for GPUs, by toggle; no other module imports these packages.
 
 What torch.compile cannot look into is an operator of ours here, so that compiled code stays in one piece
 around it.
@@ -14,26 +13,21 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 
-def _operator(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
-    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of all rows'
-    losses.
+def _loss(name: str) -> Callable[[Callable[..., Tensor]], Callable[..., Tensor]]:
+    """Define gpt2::NAME_cross_entropy_, which overwrites logits with the gradient of the sum of losses.
 
     logits: (N, V), -inf where a class is impossible; targets: (N,) int64. It returns each row's loss in nats,
     (N,) float32.
     """
 
     def define(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        operator = f"{name}_cross_entropy_"
+        schema = f"{name}_cross_entropy_(Tensor(a!) logits, Tensor targets) -> Tensor"
         # Rows may have gaps, as where torch.compile pads a matmul: the libraries take a stride.
-        LIBRARY.define(
-            f"{operator}(Tensor(a!) logits, Tensor targets) -> Tensor",
-            tags=(torch.Tag.needs_fixed_stride_order,),
-        )
-        LIBRARY.impl(operator, function, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"gpt2::{operator}", _losses, lib=LIBRARY)
+        tags = (torch.Tag.needs_fixed_stride_order,)
+        operator(schema, _losses, tags=tags, CompositeExplicitAutograd=function)
         return function
 
     return define
@@ -43,7 +37,7 @@ def _losses(logits: Tensor, targets: Tensor) -> Tensor:
     return logits.new_empty(logits.size(0), dtype=torch.float32)
 
 
-@_operator("liger")
+@_loss("liger")
 def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     from liger_kernel.ops import cross_entropy_forward  # pyright: ignore[reportMissingImports]
 
@@ -54,7 +48,7 @@ def _by_liger(logits: Tensor, targets: Tensor) -> Tensor:
     return losses.float()
 
 
-@_operator("quack")
+@_loss("quack")
 def _by_quack(logits: Tensor, targets: Tensor) -> Tensor:
     from quack.cross_entropy import cross_entropy_fwd  # pyright: ignore[reportMissingImports]
 
@@ -71,8 +65,7 @@ def cut_cross_entropy(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     return _by_cut(x.to(dtype), head.to(dtype), targets)
 
 
-# Its autograd function asks the device for the targets to ignore. As the model's last step, it breaks little
-# off.
+# Its autograd function asks the device for targets to ignore. As the model's last step, it breaks little off.
 @torch.compiler.disable()
 def _by_cut(x: Tensor, head: Tensor, targets: Tensor) -> Tensor:
     from cut_cross_entropy import linear_cross_entropy  # pyright: ignore[reportMissingImports]
@@ -91,15 +84,6 @@ def layer_norm(name: str) -> Callable[[Tensor, Tensor, Tensor, float], Tensor]:
     from liger_kernel.ops.layer_norm import LigerLayerNormFunction  # pyright: ignore[reportMissingImports]
 
     return LigerLayerNormFunction.apply
-
-
-LIBRARY.define(
-    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)"
-)
-LIBRARY.define(
-    "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
-    "-> (Tensor, Tensor, Tensor)"
-)
 
 
 def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -127,10 +111,17 @@ def _layer_norm_backward_shapes(
     return x.new_empty(x.shape), weight.new_empty(weight.shape), weight.new_empty(weight.shape)
 
 
-LIBRARY.impl("quack_layer_norm", _layer_norm, "CompositeExplicitAutograd")
-LIBRARY.impl("quack_layer_norm_backward", _layer_norm_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::quack_layer_norm", _layer_norm_shapes, lib=LIBRARY)
-torch.library.register_fake("gpt2::quack_layer_norm_backward", _layer_norm_backward_shapes, lib=LIBRARY)
+operator(
+    "quack_layer_norm(Tensor x, Tensor weight, Tensor bias, float eps) -> (Tensor, Tensor, Tensor)",
+    _layer_norm_shapes,
+    CompositeExplicitAutograd=_layer_norm,
+)
+operator(
+    "quack_layer_norm_backward(Tensor gradient, Tensor x, Tensor weight, Tensor reciprocal, Tensor mean) "
+    "-> (Tensor, Tensor, Tensor)",
+    _layer_norm_backward_shapes,
+    CompositeExplicitAutograd=_layer_norm_backward,
+)
 
 
 class QuackLayerNorm(Function):
@@ -138,7 +129,7 @@ class QuackLayerNorm(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
-        """Normalise the last dimension. x: (..., d); weight, bias: (d,) float32. Returns x's shape and dtype."""
+        """Normalise the last dimension. x: (..., d); weight, bias: (d,) float32. Returns x's kind."""
         rows = x.flatten(0, -2)
         out, reciprocal, mean = torch.ops.gpt2.quack_layer_norm(rows, weight, bias, eps)
         ctx.save_for_backward(rows, weight, reciprocal, mean)
@@ -152,17 +143,8 @@ class QuackLayerNorm(Function):
         return to_x.view(gradient.shape), *others, None
 
 
-LIBRARY.define("flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)")
-LIBRARY.define(
-    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
-    "Tensor"
-)
-
-
 def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp of scores, (B, n_head, T)
-    float32.
-    """
+    """Return the output, (B, T, n_head, head_dim), and each row's log-sum-exp, (B, n_head, T) float32."""
     from flash_attn.cute.interface import _flash_attn_fwd  # pyright: ignore[reportMissingImports]
 
     out, log_sum, *_ = _flash_attn_fwd(q, k, v, causal=True, return_lse=True)
@@ -172,7 +154,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 def _attention_backward(
     gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor
 ) -> Tensor:
-    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim). The kernel writes each in its place."""
+    """Return the gradients of q, k and v, (B, T, 3, n_head, head_dim), each written in its place."""
     from flash_attn.cute.interface import _flash_attn_bwd  # pyright: ignore[reportMissingImports]
 
     to_qkv = _attention_backward_shape(gradient, q, k, v, out, log_sum)
@@ -193,10 +175,17 @@ def _attention_backward_shape(
     return q.new_empty(B, T, 3, n_head, head_dim)
 
 
-LIBRARY.impl("flash4_attention", _attention, "CompositeExplicitAutograd")
-LIBRARY.impl("flash4_attention_backward", _attention_backward, "CompositeExplicitAutograd")
-torch.library.register_fake("gpt2::flash4_attention", _attention_shapes, lib=LIBRARY)
-torch.library.register_fake("gpt2::flash4_attention_backward", _attention_backward_shape, lib=LIBRARY)
+operator(
+    "flash4_attention(Tensor q, Tensor k, Tensor v) -> (Tensor, Tensor)",
+    _attention_shapes,
+    CompositeExplicitAutograd=_attention,
+)
+operator(
+    "flash4_attention_backward(Tensor gradient, Tensor q, Tensor k, Tensor v, Tensor out, Tensor log_sum) -> "
+    "Tensor",
+    _attention_backward_shape,
+    CompositeExplicitAutograd=_attention_backward,
+)
 
 
 def flash4_attention(qkv: Tensor | tuple[Tensor, Tensor, Tensor]) -> Tensor:

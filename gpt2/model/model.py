@@ -46,10 +46,9 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, future: Tensor) -> Tensor:
 
 
 def recomputed(function: Callable[..., Tensor], *inputs: Tensor | BlockMask | None) -> Tensor:
-    """Return function(*inputs), keeping only the inputs; the backward pass recomputes intermediate results."""
-    return checkpoint(
-        function, *inputs, use_reentrant=False, preserve_rng_state=False
-    )  # nothing here is random
+    """Return function(*inputs), keeping only the inputs; the backward pass recomputes the rest."""
+    # Nothing here is random.
+    return checkpoint(function, *inputs, use_reentrant=False, preserve_rng_state=False)
 
 
 def multiplication(config: GPT2Config) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
@@ -97,7 +96,7 @@ class LayerNorm(nn.LayerNorm):
 
 
 def by_heads(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Adapt an attention function of separate q, k, v (B, n_head, T, head_dim) to the signature of ATTENTION."""
+    """Adapt a function of q, k, v, each (B, n_head, T, head_dim), to the signature of ATTENTION."""
 
     def attend(qkv: Tensor | tuple[Tensor, Tensor, Tensor], *mask: Tensor | BlockMask) -> Tensor:
         q, k, v = (each.transpose(1, 2) for each in (qkv.unbind(2) if isinstance(qkv, Tensor) else qkv))
@@ -133,9 +132,7 @@ class Attention(nn.Module):
         self.attend = ATTENTION[config.attention]
 
     def forward(self, x: Tensor, mask: Tensor | BlockMask | None) -> Tensor:
-        """Attend to earlier positions. x: (B, T, d); mask: where the attention needs one, else None. Returns
-        (B, T, d).
-        """
+        """Attend to earlier positions. x: (B, T, d); mask: what the attention needs, or None."""
         B, T, d = x.shape
         qkv = self.c_attn(x).view(B, T, 3, self.n_head, -1)
         if self.sums_bias:
@@ -210,16 +207,12 @@ class GPT2(nn.Module):
         self.register_buffer("pad_bias", pad_bias, persistent=False)
 
     def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats, a float32 scalar. tokens, targets: (B, T) int64 with T <=
-        n_ctx.
-        """
+        """Return the mean cross-entropy in nats, a float32 scalar. tokens, targets: (B, T) int64."""
         x, head = self.embed(tokens)
         return self.loss(self.layers(x), head, targets)
 
     def logits(self, tokens: Tensor) -> Tensor:
-        """Return the logits, (B, T, padded_vocab_size), padding columns -inf. tokens: (B, T) int64 with T <=
-        n_ctx.
-        """
+        """Return the logits, (B, T, padded_vocab_size), padding columns -inf. tokens: (B, T) int64."""
         x, head = self.embed(tokens)
         return self._scores(self.ln_f(self.layers(x)), head)
 
@@ -263,13 +256,11 @@ class GPT2(nn.Module):
 
     def _scores(self, x: Tensor, head: Tensor) -> Tensor:
         # As a bias, the padding mask is applied within the matmul. A logit of -inf has probability and
-        # gradient 0, so loss, gradients and the padding rows (zero from the start) are those of the unpadded
-        # model.
+        # gradient 0: loss, gradients and the padding rows, zero from the start, are the unpadded model's.
         return multiplication(self.config)(x, head, self.pad_bias)
 
     def keep_copies(self, dtype: torch.dtype) -> dict[Tensor, Tensor]:
-        """Use copies of the weight matrices in `dtype` for all matmuls from now on, and return each matrix's
-        copy.
+        """Use copies of the weight matrices in `dtype` for all matmuls from now on; returns them.
 
         Whoever changes a matrix must update its copy. A copy receives the gradient of its matrix, except the
         embedding's copy, whose gradient goes to the embedding itself.

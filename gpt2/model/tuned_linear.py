@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from gpt2.model.autograd import LIBRARY, product_dtype
+from gpt2.model.autograd import operator, product_dtype
 
 ROUNDS = 5
 """Timings of each split when a shape is first met; the median counts, because steps see typical times."""
@@ -25,13 +25,10 @@ LEAST_ROUNDS = 3
 ENOUGH_SECONDS = 0.5
 """Timing budget for one shape after LEAST_ROUNDS rounds; large shapes need fewer timings."""
 PLENTY_SECONDS = 5.0
-"""Timing budget for one shape after any round; a matmul that takes a second is hardly disturbed by the
-scheduler.
-"""
+"""Timing budget for one shape after any round; little disturbs a matmul that takes a second."""
 
 WORTH_CUTTING = 0.97
-"""A split must take less than this share of the whole matmul's time, as it adds calls and uses caches worse.
-"""
+"""A split must take less than this share of the whole matmul's time, as it adds calls."""
 
 Key = tuple[int, torch.Size, torch.Size, bool, bool, torch.dtype, bool]
 
@@ -44,23 +41,13 @@ def chosen() -> dict[str, int]:
     return {name: found.count(name) for name in sorted(set(found))}
 
 
-LIBRARY.define("product(Tensor a, Tensor b, Tensor? bias) -> Tensor")
-
-
 def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """Multiply with the fastest split for this shape, which is timed when the shape is first met.
 
     a: (m, k); b: (k, n), either possibly transposed; bias: (n,) or None. Returns (m, n).
     """
-    key = (
-        torch.get_num_threads(),
-        a.shape,
-        b.shape,
-        a.stride(-1) == 1,
-        b.stride(-1) == 1,
-        a.dtype,
-        bias is not None,
-    )
+    layouts = a.stride(-1) == 1, b.stride(-1) == 1
+    key = (torch.get_num_threads(), a.shape, b.shape, *layouts, a.dtype, bias is not None)
     name = _chosen.get(key)
     if name is None:
         name = _chosen[key] = _fastest(a, b, bias)
@@ -73,8 +60,7 @@ def _product_shape(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return a.new_empty(a.size(0), b.size(1))
 
 
-LIBRARY.impl("product", _product, "CPU")
-torch.library.register_fake("gpt2::product", _product_shape, lib=LIBRARY)
+operator("product(Tensor a, Tensor b, Tensor? bias) -> Tensor", _product_shape, CPU=_product)
 
 
 def _fastest(a: Tensor, b: Tensor, bias: Tensor | None) -> str:
@@ -124,7 +110,7 @@ def _multiply(a: Tensor, b: Tensor, bias: Tensor | None, out: Tensor) -> None:
 
 
 class TunedLinear(Function):
-    """A linear layer with tuned matmuls, forward and backward, in autocast's number format where that is on."""
+    """A linear layer with tuned matmuls, forward and backward, in autocast's number format if that is on."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -1,5 +1,4 @@
-"""Detect steps with a non-finite or outlying loss or gradient norm, and apply the run's policy. Imports no
-torch.
+"""Detect steps with a non-finite or outlying loss or gradient norm, and apply the run's policy.
 
 Such a step is reported, skipped, or ends the run; it never passes silently.
 """
@@ -32,9 +31,7 @@ class Policy:
     __pydantic_config__: ClassVar = STRICT
 
     not_finite: Literal["stop", "skip"] = "stop"
-    """Action for a loss or gradient norm that is infinite or NaN; float16's scaler always skips its own
-    overflows.
-    """
+    """Action for an infinite or NaN loss or gradient norm; float16's scaler skips its own overflows."""
     spike: Literal["report", "skip", "stop"] = "report"
     """Action for a loss or gradient norm far above those of the last 128 steps."""
     spike_deviations: float = 8.0
@@ -51,9 +48,7 @@ class Policy:
 
 
 class Guard:
-    """Applies a Policy; called once per step, in order, with values common to all ranks, so that all decide
-    alike.
-    """
+    """Applies a Policy, called once per step with values common to all ranks, so that all decide alike."""
 
     def __init__(self, policy: Policy, tell: Callable[[int, str], None], state_dict: dict[str, Any]) -> None:
         self.policy, self.tell = policy, tell
@@ -90,13 +85,13 @@ class Guard:
         mean, deviation = fmean(before), pstdev(before)
         if value <= mean + self.policy.spike_deviations * deviation:
             return None
-        return f"{name} {value:.6g}, where the last {WINDOW} steps had {mean:.6g} with a deviation of {deviation:.3g}"
+        usual = f"{mean:.6g} with a deviation of {deviation:.3g}"
+        return f"{name} {value:.6g}, where the last {WINDOW} steps had {usual}"
 
     def _act(self, step: int, seen: str, action: str) -> bool:
         if action == "stop":
-            raise TrainingStopped(
-                f"step {step}: {seen}; the policy is to stop (guard.not_finite, guard.spike)"
-            )
+            policy = "the policy is to stop (guard.not_finite, guard.spike)"
+            raise TrainingStopped(f"step {step}: {seen}; {policy}")
         if action == "skip":
             return self._pass_over(step, seen)
         self.tell(step, f"{seen}: trained on all the same")

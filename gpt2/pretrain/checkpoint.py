@@ -1,5 +1,4 @@
-"""Checkpoints as folders: safetensors for tensors (see gpt2.pretrain.checkpoint_tensors), checkpoint.json for the rest. Imports no
-torch.
+"""Checkpoints as folders: safetensors (see gpt2.pretrain.checkpoint_tensors) and checkpoint.json.
 
 for folder in folders(run / "checkpoints"): print(read(folder).step)
 """
@@ -17,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from gpt2.config.workload import GPT2Config
+from gpt2.errors import GPT2Error
+from gpt2.files.atomic import leftovers
 from gpt2.files.listing import hidden, name_problem, printable
 from gpt2.files.strict_json import dumps
-from gpt2.files.temporary import left_over
 
 FORMAT = "gpt2-bench checkpoint"
 VERSION = 1
@@ -28,13 +28,13 @@ WEIGHTS = ".safetensors"
 """Suffix of the files of tensors."""
 
 
-class CheckpointError(Exception):
+class CheckpointError(GPT2Error):
     """A checkpoint that cannot be used or written; the message says which, and what is wrong with it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The model sizes that must match for weights to fit: GPT2Config without the choices that toggles make."""
+    """The model sizes that must match for weights to fit: GPT2Config without its toggles."""
 
     n_layer: int
     n_head: int
@@ -79,9 +79,7 @@ class Saved:
     val_loss: float | None = None
     """Validation loss at this step, in nats per token; null where none was taken or it was not finite."""
     looking_seconds: float = 0.0
-    """Longest time that the evaluations of one step took, for planning a leg of limited time that has made
-    none yet.
-    """
+    """Longest time that one step's evaluations took, for a leg of limited time that has made none yet."""
     files: dict[str, int] = field(default_factory=dict)
     """Size in bytes of each of its files, by name."""
 
@@ -95,7 +93,7 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the complete checkpoints under `root`, ordered by step; copies under other names are left alone."""
+    """Return the complete checkpoints under `root` by step; other names are left alone."""
     steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
     return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
 
@@ -116,9 +114,7 @@ def read(folder: Path) -> Saved:
         raise CheckpointError(problem)
     path = folder / FACTS
     if not path.is_file():
-        what = (
-            "is no folder" if not folder.is_dir() else f"holds no {FACTS}: it is no checkpoint of gpt2 train"
-        )
+        what = f"holds no {FACTS}: it is no checkpoint of gpt2 train" if folder.is_dir() else "is no folder"
         raise CheckpointError(f"{folder} {what}; weights of others come in by: gpt2 import SOURCE FOLDER")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
@@ -134,18 +130,15 @@ def read(folder: Path) -> Saved:
         found = file.stat().st_size if file.is_file() else None
         if not os.access(file, os.R_OK) and found is not None:
             raise CheckpointError(f"{file} cannot be read (permission denied)")
+        if found is None:
+            raise CheckpointError(f"{file} is missing")
         if found != size:
-            how = (
-                "is missing"
-                if found is None
-                else f"has {found:,} bytes instead of {size:,}; it was cut off or changed"
-            )
-            raise CheckpointError(f"{file} {how}")
+            differs = f"has {found:,} bytes instead of {size:,}"
+            raise CheckpointError(f"{file} {differs}; it was cut off or changed")
     for file in sorted(folder.iterdir()):
         if file.suffix.lower() == WEIGHTS and not hidden(file.name) and file.name not in saved.files:
-            raise CheckpointError(
-                f"{printable(str(file))} is none of the files that {FACTS} lists; move it elsewhere"
-            )
+            unlisted = f"{printable(str(file))} is none of the files that {FACTS} lists"
+            raise CheckpointError(f"{unlisted}; move it elsewhere")
     return saved
 
 
@@ -185,5 +178,5 @@ def prune(root: Path, keep: int) -> None:
     for folder in found[:-keep]:
         if folder not in [each for _, each in best.values()]:
             shutil.rmtree(folder, ignore_errors=True)
-    for torn in left_over(root, STEP.pattern):
+    for torn in leftovers(root, STEP.pattern):
         shutil.rmtree(torn, ignore_errors=True)

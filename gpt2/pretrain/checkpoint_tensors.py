@@ -29,8 +29,8 @@ from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from gpt2.config.workload import GPT2Config
+from gpt2.files.atomic import new_folder
 from gpt2.files.listing import name_problem
-from gpt2.files.temporary import new_folder
 from gpt2.model.model import GPT2, build
 from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, read, seal
 from gpt2.training import distributed
@@ -45,8 +45,7 @@ FAILURES = (Exception, CheckpointException)
 
 
 def save(folder: Path, training: Training, saved: Saved) -> None:
-    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks must call this
-    together.
+    """Write the checkpoint `folder` atomically, replacing one of that name; all ranks call this together.
 
     Raises CheckpointError on every rank where it cannot be written.
     """
@@ -64,8 +63,7 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
 
 
 def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
-    """Write a checkpoint of weights only, from one process; they are named and shaped as weights() returns
-    them.
+    """Write a checkpoint of weights only, as weights() returns them, from one process.
 
     Raises CheckpointError, also where something is there already.
     """
@@ -99,7 +97,7 @@ def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
 
 @torch.no_grad()
 def load_weights(model: GPT2, weights: Mapping[str, Tensor]) -> None:
-    """Copy weights, as weights() returns them, into an unsharded model; its padding rows are left unchanged."""
+    """Copy weights, as weights() returns them, into an unsharded model, without its padding rows."""
     for name, parameter in model.named_parameters():
         parameter[: weights[name].size(0)].copy_(weights[name])
 
@@ -147,7 +145,7 @@ def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, 
 
 
 def plain(training: Training) -> GPT2:
-    """Return the unsharded model: the training's own, or a gathered copy; all ranks must call this together."""
+    """Return the unsharded model: the training's own, or a gathered copy; all ranks call this together."""
     if not training.toggles.shards_gradients:
         return training.model
     model = build(training.model.config, None, training.device.torch_device)
@@ -202,17 +200,13 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
             if not state:
                 device = parameter.device if group.get("fused") else "cpu"
                 state["step"] = torch.zeros((), dtype=torch.float32, device=device)
-                state |= {
-                    each: torch.zeros_like(parameter, memory_format=torch.preserve_format)
-                    for each in AVERAGES
-                }
+                for each in AVERAGES:
+                    state[each] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
             state["step"].fill_(updates)
 
 
 def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
-    """Write tensors as safetensors; model: that of a training, whose other ranks may have further tensors, or
-    None.
-    """
+    """Write tensors as safetensors; model: a training's, whose other ranks may have further tensors."""
     if model is None:
         names = list(tensors)
         sizes = [tensor.numel() * 4 for tensor in tensors.values()]

@@ -1,4 +1,4 @@
-"""Configuration of a long run: a YAML file, or one of those in gpt2/pretrain/configs by name. Imports no torch.
+"""Configuration of a long run: a YAML file, or the name of one in gpt2/pretrain/configs.
 
 name: gpt2-shakespeare
 steps: 1000
@@ -93,9 +93,8 @@ class Run:
         if not self.name or "/" in self.name or self.name.startswith("."):
             raise ValueError(f"name {self.name!r} is no name for a folder")
         if self.guard.skips and self.toggles.launch == "graph":
-            raise ValueError(
-                "launch: graph records whole steps, so that guard cannot skip one; choose stop or report"
-            )
+            reason = "launch: graph records whole steps, so that guard cannot skip one"
+            raise ValueError(f"{reason}; choose stop or report")
         object.__setattr__(self, "toggles", resolve(self.workload, self.toggles))
 
     @property
@@ -105,8 +104,7 @@ class Run:
 
 
 def load(config: str, overrides: Sequence[str] = ()) -> Run:
-    """Load a Run from a file, or by its name in gpt2/pretrain/configs; overrides are PATH=VALUE, such as
-    toggles.device=cuda.
+    """Load a Run by its file or name; overrides are PATH=VALUE, such as toggles.device=cuda.
 
     Raises ConfigError, which names file and key.
     """

@@ -1,5 +1,4 @@
-"""Open the training and validation data of a run, check them, and resume at a checkpoint's position. Imports
-no torch.
+"""Open a run's training and validation data, check them, and resume at a checkpoint's position.
 
 data = open_data(run, Source()); x, y = data.batches.sequences(step=0, first=0, count=4)
 """
@@ -54,9 +53,7 @@ class Data:
     """Messages for the user: the files trained and validated on, and warnings about them."""
 
     def check_unchanged(self) -> None:
-        """Raises DataError where a streamed file has changed since it was opened; shards tell as they are
-        read.
-        """
+        """Raise DataError where a streamed file changed since it was opened; shards tell as they are read."""
         if self.streamed:
             self.streamed.check_unchanged()
 
@@ -128,12 +125,8 @@ def _shards(run: Run, source: Source) -> Data:
             for path, sha256 in validation.files.items()
             if sha256 in trained
         ]
-    return Data(
-        batches=batches,
-        validation=validation,
-        facts={"name": name, "sha256": corpus.sha256},
-        notes=tuple(notes),
-    )
+    facts = {"name": name, "sha256": corpus.sha256}
+    return Data(batches=batches, validation=validation, facts=facts, notes=tuple(notes))
 
 
 def _taken(what: str, corpus: Corpus | None) -> str:
@@ -166,9 +159,8 @@ def _stream(run: Run, source: Source, place: dict[str, Any] | None) -> Data:
             held_out = hold_out(opened(), run.evaluation.val_tokens + 1)
             validation = held_out.corpus
     documents = opened()
-    apart = (
-        f", without its first {held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
-    )
+    first = f"{held_out.corpus.tokens:,} tokens, which are for validation" if held_out else ""
+    apart = f", without its first {first}" if first else ""
     streamed = StreamedBatches(
         documents,
         seq_len=workload.seq_len,
@@ -196,9 +188,8 @@ def validation_shards(name: str, vocab_size: int) -> Corpus:
         return open_corpus(name, vocab_size=vocab_size, seed=1)
     folder = _named(name)
     if folder is None and Path(os.path.expanduser(name)).exists():
-        raise DataError(
-            f"{name} is no folder of shards; make one by: gpt2 prepare {shlex.quote(name)} --out FOLDER"
-        )
+        way = f"gpt2 prepare {shlex.quote(name)} --out FOLDER"
+        raise DataError(f"{name} is no folder of shards; make one by: {way}")
     if folder is None:
         raise DataError(f"no prepared corpus {name!r}: gpt2 prepare {name}, or give a folder of shards")
     return open_validation(name, folder, vocab_size=vocab_size)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 from rich.console import Console
-from rich.live import Live
-from rich.markup import escape
 from rich.text import Text
 
 from gpt2.data.corpora.prepare import Progress as Prepared
 from gpt2.format import duration
 from gpt2.pretrain.metrics import Event
-from gpt2.terminal import stderr_console
+from gpt2.terminal import LiveLine
 
 PLAIN_SECONDS = 10.0
 """Seconds between lines where the output is not a terminal."""
@@ -22,34 +19,21 @@ SMOOTH = 20
 """Number of recent steps over which speed and remaining time are averaged."""
 
 
-class Display:
+class Display(LiveLine):
     """A metrics sink that prints events to the terminal; use it as a context manager."""
 
     def __init__(self, steps: int, console: Console | None = None) -> None:
         self.steps = steps
-        self._console = console or stderr_console()
         self._line = Text("starting")
         self._printed = 0.0
         self._recent: list[float] = []
-        self._live = Live(
-            console=self._console, refresh_per_second=2, transient=True, get_renderable=lambda: self._line
-        )
-
-    def __enter__(self) -> Display:
-        if self._console.is_terminal:
-            self._live.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._live.stop()
+        super().__init__(lambda: self._line, console)
 
     def write(self, event: Event) -> None:
         if event.kind == "step":
             self._step(event)
         else:
-            self._console.print(f"step {event.step}: {escape(_told(event))}", soft_wrap=True)
+            self.print(Text(f"step {event.step}: {_told(event)}"))
 
     def close(self, *, failed: bool = False) -> None:
         return
@@ -65,36 +49,31 @@ class Display:
             f"lr {values['lr']:.2e}",
             f"{values['tps'] * values['seconds'] / seconds:,.0f} tokens/s",
             f"MFU {values['mfu']:.1%}" if values["mfu"] is not None else "",
-            f"{values['peak_memory_bytes'] / 2**30:.2f} GiB"
-            if values["peak_memory_bytes"] is not None
-            else "",
+            f"{held / 2**30:.2f} GiB" if (held := values["peak_memory_bytes"]) is not None else "",
             f"{duration(seconds * (self.steps - event.step))} left",
         ]
         self._line = Text("  ".join(part for part in parts if part))
         now = time.monotonic()
         last = event.step == self.steps
-        if not self._console.is_terminal and (last or now - self._printed >= PLAIN_SECONDS):
+        if not self.is_drawn and (last or now - self._printed >= PLAIN_SECONDS):
             self._printed = now
-            self._console.print(self._line, soft_wrap=True)
+            self.print(self._line)
 
 
 def preparing(progress: Iterator[Prepared]) -> None:
     """Show the progress of gpt2.data.corpora.prepare.prepare() until it ends."""
-    console = stderr_console()
     printed = time.monotonic()
     line = Text("opening the corpus")
-    with Live(console=console, refresh_per_second=2, transient=True, get_renderable=lambda: line) as live:
-        if not console.is_terminal:
-            live.stop()
+    with LiveLine(lambda: line) as live:
         for each in progress:
             left = f"  {duration(each.remaining_seconds)} left" if each.remaining_seconds is not None else ""
             line = Text(
                 f"{each.file}  {each.documents:,} documents  {each.tokens:,} tokens  "
                 f"{each.tokens_per_second:,.0f} tokens/s{left}"
             )
-            if not console.is_terminal and time.monotonic() - printed >= PLAIN_SECONDS:
+            if not live.is_drawn and time.monotonic() - printed >= PLAIN_SECONDS:
                 printed = time.monotonic()
-                console.print(line, soft_wrap=True)
+                live.print(line)
 
 
 def _told(event: Event) -> str:

@@ -28,29 +28,22 @@ TOP_K = 50
 
 
 class Evaluations:
-    """All evaluations of a run; their inputs are loaded at construction, so that problems show before the
-    first step.
+    """All evaluations of a run; inputs are loaded at construction, so that problems show at the start.
 
     Raises ConfigError, DataError, and what gpt2.evals.hellaswag.load() raises.
     """
 
     def __init__(self, run: Run, training: Training, data: Data) -> None:
-        self.asked, self.steps, self.training, self.corpus = (
-            run.evaluation,
-            run.steps,
-            training,
-            data.facts["name"],
-        )
-        asked = self.asked
+        self.asked = asked = run.evaluation
+        self.steps, self.training, self.corpus = run.steps, training, data.facts["name"]
         held_out = data.validation
         self.validation = Validation(held_out, training, asked.val_tokens) if held_out else None
         self.judged_by = [held_out.sha256, self.validation.tokens] if held_out and self.validation else None
         """sha256 and number of the validation tokens; losses on other tokens are not comparable."""
         self.prompts: list[tuple[str, list[int]]] = []
         self.examples: list[Any] = []
-        if (
-            asked.sample_every or asked.hellaswag_every
-        ) and run.workload.config.vocab_size != TEXT_VOCABULARY:
+        reads_text = run.workload.config.vocab_size == TEXT_VOCABULARY
+        if (asked.sample_every or asked.hellaswag_every) and not reads_text:
             raise ConfigError(
                 f"model {run.workload.model} has no vocabulary for text; set evaluation.sample_every and "
                 "evaluation.hellaswag_every to 0"
@@ -65,8 +58,7 @@ class Evaluations:
             self.examples = hellaswag.load()
 
     def at(self, step: int, to_end: Callable[[], bool]) -> Iterator[Event]:
-        """Make the evaluations due before step `step` and yield their events; all ranks must call this
-        together.
+        """Make the evaluations due before step `step` and yield their events; all ranks call this together.
 
         to_end: returns whether this process was asked to end the run. A single process stops at once; several
         stop together between two evaluations. Either raises CutShort.
@@ -90,9 +82,8 @@ class Evaluations:
     def due(self, step: int) -> bool:
         """Return whether an evaluation is due before step `step`."""
         asked = self.asked
-        return any(
-            self._due(every, step) for every in (asked.val_every, asked.hellaswag_every, asked.sample_every)
-        )
+        intervals = (asked.val_every, asked.hellaswag_every, asked.sample_every)
+        return any(self._due(every, step) for every in intervals)
 
     def _due(self, every: int, step: int) -> bool:
         return bool(every) and (step % every == 0 or step >= self.steps)
@@ -101,13 +92,8 @@ class Evaluations:
         assert self.validation
         start = time.perf_counter()
         loss = self.validation.loss(heed)
-        corpus = self.validation.corpus
-        values = {
-            "loss": loss,
-            "tokens": self.validation.tokens,
-            "corpus": corpus.name,
-            "sha256": corpus.sha256,
-        }
+        corpus, tokens = self.validation.corpus, self.validation.tokens
+        values = {"loss": loss, "tokens": tokens, "corpus": corpus.name, "sha256": corpus.sha256}
         yield self._event("val", step, start, values)
 
     def _hellaswag(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:
@@ -125,12 +111,7 @@ class Evaluations:
             processes=training.toggles.processes,
             progress=heed,
         )
-        values = {
-            "style": score.style,
-            "acc": score.acc,
-            "acc_norm": score.acc_norm,
-            "examples": score.examples,
-        }
+        values = {name: getattr(score, name) for name in ("style", "acc", "acc_norm", "examples")}
         yield self._event("hellaswag", step, start, {**values, "corpus": self.corpus})
 
     def _samples(self, step: int, heed: Callable[..., None]) -> Iterator[Event]:

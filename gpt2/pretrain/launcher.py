@@ -47,7 +47,7 @@ def started() -> bool:
 
 
 def end_with_launcher() -> None:
-    """In a rank, exit as soon as its launcher is killed; otherwise the rank would keep its device for good."""
+    """In a rank, exit as soon as its launcher is killed, or the rank would keep its device for good."""
     if os.environ.get(HELD):
         threading.Thread(target=_wait_for_launcher, name="launcher", daemon=True).start()
 
@@ -65,14 +65,9 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
     their environment.
     """
     command = [*python(module), *sys.argv[1:]]
-    shared = {
-        **os.environ,
-        **own_variables(),
-        **variables,
-        "WORLD_SIZE": str(processes),
-        "LOCAL_WORLD_SIZE": str(processes),
-    }
-    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), HELD: "1"}
+    shared = {**os.environ, **own_variables(), **variables, HELD: "1"}
+    shared |= dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE"), str(processes))
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     ranks: list[subprocess.Popen[bytes]] = []
 
     def pass_on(number: int, frame: object) -> None:
@@ -85,22 +80,20 @@ def launch_ranks(module: str, processes: int, variables: Mapping[str, str]) -> i
         stack.callback(_end, ranks)  # in case not all could be started
         for rank in range(processes):
             said = stack.enter_context(_file(folder, rank).open("wb")) if rank else None
-            ranks.append(
-                subprocess.Popen(
-                    command,
-                    env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                    stdin=subprocess.PIPE,  # never written to; see end_with_launcher
-                    stdout=said,
-                    stderr=said,
-                    start_new_session=True,  # else they would receive Ctrl-C twice
-                )
+            process = subprocess.Popen(
+                command,
+                env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdin=subprocess.PIPE,  # never written to; see end_with_launcher
+                stdout=said,
+                stderr=said,
+                start_new_session=True,  # else they would receive Ctrl-C twice
             )
+            ranks.append(process)
         failed = _wait(ranks)
         if not failed:
             return max(rank.returncode for rank in ranks)
-        refused = (
-            ranks[0].returncode == REFUSED
-        )  # rank 0 has reported why; others may have failed only for lack of it
+        # Rank 0 has reported why; others may have failed only for lack of it.
+        refused = ranks[0].returncode == REFUSED
         for rank in failed:
             code = ranks[rank].returncode
             if not refused or code < 0 or (0 not in failed and code != REFUSED):
@@ -141,7 +134,7 @@ def _end(ranks: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 def _show(rank: int, code: int, said: Path) -> None:
-    """Print how a rank ended, where it did not say so itself on the terminal, and its last lines of output."""
+    """Print how a rank ended, where it did not say so on the terminal, and its last lines of output."""
     if code < 0 and -code not in ASKED:
         why = ", as the system does where memory is short" if -code == signal.SIGKILL else ""
         print(f"gpt2: rank {rank} was ended by {signal.Signals(-code).name}{why}", file=sys.stderr)

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol
 
+from gpt2.errors import GPT2Error
+from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
-from gpt2.files.temporary import whole_file
 
 Kind = Literal["step", "val", "hellaswag", "sample", "note", "leg"]
 EVALUATIONS: tuple[Kind, ...] = ("val", "hellaswag", "sample")
@@ -38,7 +39,7 @@ COLUMNS = (
 """Columns of metrics.csv; values that an event lacks stay empty."""
 
 
-class MetricsError(Exception):
+class MetricsError(GPT2Error):
     """Metrics that cannot be written or read; the message says what and where."""
 
 
@@ -74,12 +75,10 @@ class Files:
     def __init__(self, folder: Path, step: int = 0, *, looked: bool = True) -> None:
         self._jsonl_path, self._csv_path = folder / "metrics.jsonl", folder / "metrics.csv"
         self.set_aside: Path | None = None
-        """New path of metrics that could not be continued, because they have no checkpoint or are damaged;
-        else None.
-        """
+        """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
         kept = self._kept(step, looked)
         try:
-            with whole_file(self._jsonl_path) as file:
+            with atomic_write(self._jsonl_path, sync=False) as file:
                 file.write("".join(f"{_json(event)}\n" for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
@@ -121,9 +120,7 @@ class Files:
 
 
 class TensorBoard:
-    """The sink that writes numbers as scalars to the run's folder tensorboard/; a resumed run hides later
-    ones.
-    """
+    """The sink that writes numbers as scalars to RUN/tensorboard; a resumed run hides later ones."""
 
     def __init__(self, folder: Path, step: int) -> None:
         try:

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 
-from gpt2.config.toggles import UnsupportedToggle
-from gpt2.config.validation import ConfigError
-from gpt2.data.batches import DataError
-from gpt2.device import Device, DeviceError, find
-from gpt2.files.cache import replacing
+from gpt2.device import Device, find
+from gpt2.errors import GPT2Error
+from gpt2.evals.hellaswag import ScoreError
+from gpt2.files.atomic import atomic_write
 from gpt2.files.listing import name_problem
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
@@ -40,19 +39,7 @@ from gpt2.pretrain.session import Session, SessionOptions
 from gpt2.signals import ending
 from gpt2.terminal import denied
 from gpt2.training import distributed
-from gpt2.training.distributed import RanksError, process_group
-
-USER_ERRORS = (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    DeviceError,
-    MetricsError,
-    RanksError,
-    UnsupportedToggle,
-)
-"""Errors that the user can fix."""
-
+from gpt2.training.distributed import process_group
 
 ABOUT = "run.json"
 """File in the run's folder that holds its configuration and id."""
@@ -66,18 +53,18 @@ def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wa
         device = find(run.toggles)
         with process_group(run.toggles, device) as rank:
             return _run_rank(run, options, device, rank, tensorboard=tensorboard, wandb=wandb)
-    except USER_ERRORS as error:
-        return _say(str(error), REFUSED)
-    except PermissionError as error:
-        return _say(denied(error), REFUSED)
-    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
-        return _say("interrupted before the first step", 130)
-    except TrainingStopped as error:  # raised on all ranks alike
+    except (TrainingStopped, ScoreError) as error:  # raised on all ranks alike
         if distributed.rank():
             return FAILED
         found = folders(options.checkpoints)
         kept = f"{found[-1]} is the newest checkpoint" if found else "no checkpoint was kept yet"
         return _say(f"{error}; {kept}", FAILED)
+    except GPT2Error as error:
+        return _say(str(error), REFUSED)
+    except PermissionError as error:
+        return _say(denied(error), REFUSED)
+    except KeyboardInterrupt:  # before the leg's own signal handlers are in place
+        return _say("interrupted before the first step", 130)
     except Exception as error:
         if run.toggles.processes > 1 and _lost_a_rank(error):
             return _say(f"another rank is gone ({' '.join(str(error).split())[:200]})", FAILED)
@@ -89,7 +76,7 @@ def run_rank(run: Run, options: SessionOptions, *, tensorboard: bool = False, wa
 
 
 def _lost_a_rank(error: Exception) -> bool:
-    """Return whether a collective failed because another rank is gone; gloo has no exception type of its own."""
+    """Return whether a collective failed for want of another rank; gloo has no exception type for it."""
     return isinstance(error, torch.distributed.DistError) or "gloo" in str(error)
 
 
@@ -102,7 +89,7 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
         interrupted = _heed_signals(session)
         sinks: list[Sink] = []
         if rank == 0:
-            sinks = _sinks(run, options, session, **wanted)
+            sinks = _sinks(run, session, **wanted)
             sinks.append(stack.enter_context(Display(run.steps)))
             for sink in sinks:
                 stack.push(partial(_close, sink))
@@ -110,11 +97,8 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
         for event in session:
             if rank == 0 and not moved and _is_gone(options.folder / ABOUT):
                 moved = True
-                _say(
-                    f"{options.folder} was moved or removed: new checkpoints go there, metrics to where it is "
-                    "now",
-                    0,
-                )
+                gone = f"{options.folder} was moved or removed"
+                _say(f"{gone}: new checkpoints go there, metrics to where it is now", 0)
             for sink in list(sinks):
                 try:
                     sink.write(event)
@@ -122,12 +106,8 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
                     sinks.remove(sink)
                     failed |= _told_of(error, sink, session)
     if rank == 0:
-        end = (
-            f"{session.ended_early}; the same command with --resume goes on"
-            if session.ended_early
-            else _done(session)
-        )
-        _say(end, 0)
+        early = f"{session.ended_early}; the same command with --resume goes on"
+        _say(early if session.ended_early else _done(session), 0)
     if failed:
         return FAILED
     return 130 if interrupted() and session.ended_early else 0
@@ -135,21 +115,19 @@ def _run_rank(run: Run, options: SessionOptions, device: Device, rank: int, **wa
 
 def _is_gone(path: Path) -> bool:
     """Return whether the file does not exist; False where the file system does not answer."""
-    try:
-        path.stat()
-    except (FileNotFoundError, NotADirectoryError):
-        return True
-    except OSError:
-        return False
+    with contextlib.suppress(OSError):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return True
     return False
 
 
 def _done(session: Session) -> str:
     steps, wanted, kept = session.training.number, session.run.steps, newest(session.options.folder)
     if steps > wanted:
-        return (
-            f"nothing to do: the run is at step {steps:,}, beyond the {wanted:,} that are asked for: {kept}"
-        )
+        beyond = f"the run is at step {steps:,}, beyond the {wanted:,} that are asked for"
+        return f"nothing to do: {beyond}: {kept}"
     return f"all {wanted:,} steps are done: {kept}"
 
 
@@ -159,18 +137,13 @@ def _told_of(error: Exception, sink: Sink, session: Session) -> bool:
         _say(str(error), 0)
         session.end("the metrics could not be written")
         return True
-    _say(
-        f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())}); the run goes on "
-        "without",
-        0,
-    )
+    what = f"{type(sink).__name__} takes no more events ({' '.join(str(error).split())})"
+    _say(f"{what}; the run goes on without", 0)
     return False
 
 
 def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
-    """Close a sink and report an error, since writing what is left may find the disk full or the network
-    gone.
-    """
+    """Close a sink and report an error: the disk may be full, or the network gone."""
     try:
         sink.close(failed=kind is not None)
     except Exception as error:
@@ -189,20 +162,17 @@ def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
             stack.callback(_leave, folder)
         stack.enter_context(exclusive(folder))
         if options.checkpoints.exists() and not os.access(options.checkpoints, os.W_OK):
-            raise MetricsError(
-                f"cannot write into {options.checkpoints}; ask for access, or choose another --out"
-            )
+            denied_to = f"cannot write into {options.checkpoints}"
+            raise MetricsError(f"{denied_to}; ask for access, or choose another --out")
     except Locked:
-        raise MetricsError(
-            f"another gpt2 train is writing to {folder}; end it, or choose another --out"
-        ) from None
+        other = f"another gpt2 train is writing to {folder}"
+        raise MetricsError(f"{other}; end it, or choose another --out") from None
     except OSError as error:
         raise MetricsError(f"cannot write into {folder} ({error.strerror})") from None
     metrics = folder / "metrics.jsonl"
     if not options.resume and (folders(options.checkpoints) or (metrics.exists() and metrics.stat().st_size)):
-        raise MetricsError(
-            f"{folder} has a run already: --resume goes on with it, --out chooses another folder"
-        )
+        ways = "--resume goes on with it, --out chooses another folder"
+        raise MetricsError(f"{folder} has a run already: {ways}")
 
 
 def _leave(folder: Path) -> None:
@@ -213,9 +183,7 @@ def _leave(folder: Path) -> None:
 
 
 def _see_one_folder(run: Run, options: SessionOptions) -> None:
-    """Raise CheckpointError unless all ranks see the same folder: each writes a part of every checkpoint
-    there.
-    """
+    """Raise CheckpointError unless all ranks see the folder, to which each writes its part."""
     if run.toggles.processes == 1:
         return
     sign = options.folder / f".ranks-{distributed.gather(uuid.uuid4().hex, run.toggles.processes)[0]}"
@@ -227,25 +195,20 @@ def _see_one_folder(run: Run, options: SessionOptions) -> None:
         sign.unlink()
     if not all(seen):
         blind = ", ".join(str(rank) for rank, sees in enumerate(seen) if not sees)
-        raise CheckpointError(
-            f"{options.folder} of rank 0 is not seen by rank {blind}; let --out lie on a shared disk"
-        )
+        unseen = f"{options.folder} of rank 0 is not seen by rank {blind}"
+        raise CheckpointError(f"{unseen}; let --out lie on a shared disk")
 
 
-def _sinks(
-    run: Run, options: SessionOptions, session: Session, *, tensorboard: bool, wandb: bool
-) -> list[Sink]:
+def _sinks(run: Run, session: Session, *, tensorboard: bool, wandb: bool) -> list[Sink]:
+    options = session.options
     step, about = session.training.number, options.folder / ABOUT
     run_id = (_id(about) if step else None) or uuid.uuid4().hex
-    with replacing(about) as file:
+    with atomic_write(about, MetricsError) as file:
         file.write(dumps({"id": run_id, "run": asdict(run)}, indent=1).encode())
     files = Files(options.folder, step, looked=not session.look_first)
     if files.set_aside:
-        _say(
-            "the metrics that were there have no checkpoint to go on from, or are damaged: now "
-            f"{files.set_aside}",
-            0,
-        )
+        why = "have no checkpoint to go on from, or are damaged"
+        _say(f"the metrics that were there {why}: now {files.set_aside}", 0)
     sinks: list[Sink] = [files]
     if tensorboard:
         sinks.append(TensorBoard(options.folder, step))
@@ -255,9 +218,7 @@ def _sinks(
 
 
 def _id(about: Path) -> str | None:
-    """Return the id of the run's earlier legs, under which metrics sites know it; None where it is not
-    recorded.
-    """
+    """Return the id of the run's earlier legs, by which metrics sites know it; None where not recorded."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         found = json.loads(about.read_text(encoding="utf-8-sig")).get("id")
         return found if isinstance(found, str) else None
@@ -265,9 +226,7 @@ def _id(about: Path) -> str | None:
 
 
 def _heed_signals(session: Session) -> Callable[[], bool]:
-    """End the leg in order at the first signal, and exit at once at the second; returns whether there was
-    one.
-    """
+    """End the leg in order at the first signal, exit at the second; returns whether there was one."""
     seen: list[int] = []
 
     def heed(number: int, frame: FrameType | None) -> None:
@@ -283,8 +242,6 @@ def _heed_signals(session: Session) -> Callable[[], bool]:
 
 
 def _say(text: Any, code: int) -> int:
-    with contextlib.suppress(
-        OSError, RuntimeError
-    ):  # the terminal is gone, or a signal interrupted another print
+    with contextlib.suppress(OSError, RuntimeError):  # the terminal is gone, or a signal broke into a print
         print(f"gpt2: {text}", file=sys.stderr, flush=True)
     return code

@@ -3,8 +3,8 @@
 with process_group(run.toggles, device):
     for event in Session(run, SessionOptions(folder=Path("runs/mine")), device): print(event)
 
-The steps are those of gpt2.training.train, which the harness times. This module holds the clock, checkpoints and
-policies; the caller (gpt2.pretrain.rank_main) displays and records the events.
+The steps are those of gpt2.training.train, which the harness times. This module holds the clock, checkpoints
+and policies; the caller (gpt2.pretrain.rank_main) displays and records the events.
 """
 
 from __future__ import annotations
@@ -50,9 +50,7 @@ class SessionOptions:
     """A checkpoint whose weights the run begins with, at step 0."""
     source: Source = field(default_factory=Source)
     seconds: float | None = None
-    """Time limit of this leg; it ends in order before a step and the last checkpoint would exceed it. None:
-    no limit.
-    """
+    """Time limit of this leg, within which its last step and checkpoint must fit; None: no limit."""
     peak_flops: float | None = None
     """Dense bfloat16 peak of one device in FLOP/s, for MFU; None: the datasheet's figure, if known."""
 
@@ -110,9 +108,8 @@ class Session(Iterator[Event]):
         if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW
             self.training.accept = lambda loss, norm: self._accept(self.training.number + 1, loss, norm)
         elif run.guard.skips:
-            raise ConfigError(
-                f"{device.kind} runs a step as one program: guard cannot skip one; choose stop or report"
-            )
+            reason = f"{device.kind} runs a step as one program: guard cannot skip one"
+            raise ConfigError(f"{reason}; choose stop or report")
         self.evaluations = Evaluations(run, self.training, self.data)
         self._elapsed_before = saved.elapsed_seconds if saved else 0.0
         self.look_first = saved is None or not saved.looked
@@ -133,7 +130,7 @@ class Session(Iterator[Event]):
         return next(self._events)
 
     def end(self, why: str) -> None:
-        """Ask the leg to end after the current step, with a checkpoint. Safe in any thread or signal handler."""
+        """Ask the leg to end after the current step, with a checkpoint; safe in any signal handler."""
         self._asked_to_end = self._asked_to_end or why
 
     def _go(self) -> Iterator[Event]:
@@ -192,11 +189,7 @@ class Session(Iterator[Event]):
         # A leg's first step compiles, so its time does not predict later steps.
         self._longest = seconds if self._taken <= 2 else max(self._longest, seconds)
         tps = taken.tokens / seconds
-        mfu = (
-            tps * self.run.workload.flops_per_token / (self._peak * self.run.toggles.world_size)
-            if self._peak
-            else None
-        )
+        flops, peak = tps * self.run.workload.flops_per_token, self._peak
         return self._event(
             "step",
             tokens=training.number * taken.tokens,
@@ -206,15 +199,13 @@ class Session(Iterator[Event]):
             seconds=seconds,
             elapsed_seconds=self._elapsed(),
             tps=tps,
-            mfu=mfu,
+            mfu=flops / (peak * self.run.toggles.world_size) if peak else None,
             peak_memory_bytes=self.device.peak_memory().bytes,
             wait_seconds=self.waiting.seconds - waited,
         )
 
     def _accept(self, step: int, loss: Tensor, grad_norm: Tensor) -> bool:
-        """Return whether the guard accepts this step; shares the mean loss, and requests to end, among all
-        ranks.
-        """
+        """Return whether the guard accepts this step; ranks share the mean loss, and requests to end."""
         values = torch.stack([loss.float(), torch.tensor(float(self._should_end()), device=loss.device)])
         mean, ending = distributed.mean(values, self.run.toggles.processes).tolist()
         if ending:
@@ -226,10 +217,8 @@ class Session(Iterator[Event]):
         limit = self.options.seconds
         if limit is not None:
             spent = time.monotonic() - self._begun
-            following = (
-                self.training.number + 1,
-                self.training.number + 2,
-            )  # this step and the next must fit
+            step = self.training.number
+            following = (step + 1, step + 2)  # this step and the next must fit
             looking = self._looking_seconds if any(map(self.evaluations.due, following)) else 0.0
             keeping = self._keeping_seconds * (1 + any(map(self.run.checkpoints.due, following)))
             if spent + 2 * self._longest + 1.5 * (looking + keeping) > limit:
@@ -237,7 +226,7 @@ class Session(Iterator[Event]):
         return bool(self._asked_to_end)
 
     def _rescue(self) -> None:
-        """Write a checkpoint when the data fails; in a single process only, as other ranks may be mid-step."""
+        """Write a checkpoint when the data fails; of one process only, as other ranks may be mid-step."""
         already = newest(self.options.folder) == step_folder(self.options.checkpoints, self.training.number)
         if self.run.toggles.processes == 1 and self.training.number and not already:
             self._keep()
@@ -246,7 +235,7 @@ class Session(Iterator[Event]):
         start = time.monotonic()
         self.data.check_unchanged()  # or the checkpoint would hold what nobody can tell
         training = self.training
-        looked = self._looked == training.number
+        looked, place = self._looked == training.number, self.data.place(training.number)
         folder = step_folder(self.options.checkpoints, training.number)
         saved = Saved(
             shape=Shape.of(training.model.config),
@@ -255,11 +244,7 @@ class Session(Iterator[Event]):
             tokens=training.number * self.run.tokens_per_step,
             elapsed_seconds=self._elapsed(),
             run=asdict(self.run),
-            data={
-                **self.data.facts,
-                "stream": self.data.place(training.number),
-                "validation": self.evaluations.judged_by,
-            },
+            data=self.data.facts | {"stream": place, "validation": self.evaluations.judged_by},
             scaler=training.scaler.state_dict(),
             guard=self.guard.state_dict(),
             looked=looked,
@@ -298,8 +283,7 @@ class Session(Iterator[Event]):
 
 
 def _open_data(run: Run, source: Source, saved: dict[str, Any] | None) -> Data:
-    """Open the run's data on every rank; one rank of each machine goes first and fills the cache for the
-    others.
+    """Open the run's data on every rank; one rank of each machine fills the cache for the others.
 
     Raises DataError, or the rank's own exception, on all ranks where one fails or has data other than rank
     0's.
@@ -350,9 +334,7 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
 
 
 FIXED = ("model", "data", "seq_len", "seed", "tokens_per_step")
-"""Workload keys that must not change on resuming, because the data or model would no longer match earlier
-steps.
-"""
+"""Workload keys that must not change on resuming: earlier steps had other data, or another model."""
 
 
 def _comparable(folder: Path, saved: Saved, run: Run) -> None:

@@ -8,8 +8,7 @@ import torch
 
 from gpt2.config.toggles import Toggles
 from gpt2.model.attention import BLOCK
-from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.finding import Finding, built_for, counted
+from gpt2.proofs.evidence import Finding, StepEvidence, built_for, counted
 from gpt2.proofs.profiler import fused_attention
 
 EXACT_PRODUCT = 1.5e-6
@@ -23,15 +22,13 @@ def autocast(step: StepEvidence) -> Finding:
     wanted = step.toggles.autocast
     if step.formats:
         taken = sum(found == wanted or (wanted, found) == ("float32", "tf32") for found in step.formats)
-        return Finding(
-            taken == len(step.formats), f"{taken} of {len(step.formats)} linear products took {wanted} inputs"
-        )
+        evidence = f"{taken} of {len(step.formats)} linear products took {wanted} inputs"
+        return Finding(taken == len(step.formats), evidence)
     one = torch.ones(1, 1, device=step.training.device.torch_device)
     with step.training.autocast():
         given = str((one @ one).dtype).removeprefix("torch.")
-    return Finding(
-        given == wanted, f"generated kernels do not tell their format; a product in its place gave {given}"
-    )
+    evidence = f"generated kernels do not tell their format; a product in its place gave {given}"
+    return Finding(given == wanted, evidence)
 
 
 def matmul_precision(step: StepEvidence) -> Finding:
@@ -61,9 +58,7 @@ def attention(step: StepEvidence) -> Finding:
     if wanted == "math":
         if step.named("aten::_scaled_dot_product_attention_math"):
             return Finding(True, f"math kernel: {materialised}")
-        compiled = (
-            step.toggles.compile != "eager"
-        )  # compiled code contains the kernel's matmuls, but not its name
+        compiled = step.toggles.compile != "eager"  # its code has the kernel's matmuls, but not its name
         return Finding(compiled, f"{'compiled math kernel: ' if compiled else ''}{materialised}")
     if wanted == "blocks":
         backward = [op.name for op in step.ops if re.search("attention.*_backward", op.name)]
@@ -77,9 +72,8 @@ def attention(step: StepEvidence) -> Finding:
     if wanted == "flash4":
         forward, back = (len(step.named(f"gpt2::flash4_attention{which}")) for which in ("", "_backward"))
         if step.graph_launches:  # a CUDA graph's replay does not name its ops
-            return Finding(
-                set(fused) == {"flash"} and step.training.model.config.attention == wanted, f"ran {ran}"
-            )
+            built = step.training.model.config.attention
+            return Finding(set(fused) == {"flash"} and built == wanted, f"ran {ran}")
         ran = f"{counted(forward, 'call')} of it forward, {back} backward" if forward else ran or materialised
         return Finding(forward > 0 and back > 0, ran)
     if wanted == "flex":
@@ -87,15 +81,11 @@ def attention(step: StepEvidence) -> Finding:
         return Finding(kernels > 0 and not fused, f"{counted(kernels, 'kernel')} of FlexAttention ran")
     if wanted == "flash3":
         active = torch.nn.attention.current_flash_attention_impl()
-        return Finding(
-            set(fused) == {"flash"} and active == "FA3", f"{ran or materialised}, by {active or 'torch'}"
-        )
+        evidence = f"{ran or materialised}, by {active or 'torch'}"
+        return Finding(set(fused) == {"flash"} and active == "FA3", evidence)
     if wanted == "sdpa":
-        return (
-            Finding(True, f"ran {ran}")
-            if fused
-            else Finding(False, f"torch chose its math kernel: {materialised}")
-        )
+        chose = f"ran {ran}" if fused else f"torch chose its math kernel: {materialised}"
+        return Finding(bool(fused), chose)
     return Finding(set(fused) == {wanted}, f"ran {ran}" if fused else materialised)
 
 
@@ -127,6 +117,5 @@ def weight_casts(step: StepEvidence) -> Finding:
     right = sum(torch.equal(weight.to(copy.dtype), copy) for weight, copy in copies.items())
     if step.toggles.weight_casts == "forward":
         return Finding(not copies, f"{len(copies)} matrices have copies")
-    return Finding(
-        right == len(copies) > 0, f"{right} of {len(copies)} matrices lie as {step.toggles.autocast}, too"
-    )
+    evidence = f"{right} of {len(copies)} matrices lie as {step.toggles.autocast}, too"
+    return Finding(right == len(copies) > 0, evidence)

@@ -15,19 +15,9 @@ from gpt2.proofs.profiler import (
 )
 
 KINDS: tuple[str, ...] = (
-    "products",
-    "attention",
-    "compiled",
-    "optimizer",
-    "copies",
-    "exchange",
-    "other",
-    "rest",
-)
-"""Kinds of work: matmuls; attention; kernels that torch.compile generated, and ours in Triton; the
-optimiser's step; casts and copies; exchange between ranks; any other operation; and the rest, during which no
-operation ran (Python, launches, waiting).
-"""
+    "products", "attention", "compiled", "optimizer", "copies", "exchange", "other", "rest",
+)  # fmt: skip
+"""Kinds of work; compiled: kernels of torch.compile and ours in Triton; rest: no operation ran."""
 
 HOST_KINDS = {
     "attention": r"(aten|gpt2)::.*attention|aten::baddbmm|aten::bmm",
@@ -78,9 +68,8 @@ def _kernel_kind(name: str) -> str:
         return "attention"
     if is_matmul_kernel(name):
         return "products"
-    return next(
-        (kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE)), "other"
-    )
+    kinds = (kind for kind, pattern in DEVICE_KINDS.items() if re.search(pattern, name, re.IGNORECASE))
+    return next(kinds, "other")
 
 
 def _of_operations(events: Sequence[Any]) -> dict[str, float]:
@@ -89,9 +78,8 @@ def _of_operations(events: Sequence[Any]) -> dict[str, float]:
     events: in order of their start, an enclosing one before those within it.
     """
     seconds = dict.fromkeys(KINDS, 0.0)
-    stacks: dict[
-        int, list[tuple[Any, str, bool]]
-    ] = {}  # per thread: event, its kind, whether events nested in it count separately
+    # Per thread: event, its kind, whether events nested in it count separately.
+    stacks: dict[int, list[tuple[Any, str, bool]]] = {}
     for event in events:
         stack = stacks.setdefault(event.start_thread_id(), [])
         while stack and stack[-1][0].end_ns() <= event.start_ns():

@@ -1,4 +1,4 @@
-"""Evidence for the proofs of effect: a training, the ops of one of its steps, and facts derived from them."""
+"""Evidence for the proofs of effect: the ops of one step and facts derived from them; and their findings."""
 
 from __future__ import annotations
 
@@ -26,22 +26,28 @@ def loaded_libraries() -> str:
 
 
 def page_faults_of_a_tensor(size: int = 2**27) -> tuple[int, int]:
-    """Return the page faults caused by creating and filling a tensor of `size` bytes, and its number of
-    pages.
-    """
+    """Return the page faults of creating and filling a tensor of `size` bytes, and its pages."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     torch.empty(size, dtype=torch.uint8).fill_(1)
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before, size // resource.getpagesize()
 
 
 def cores_of_pinned_threads() -> set[int]:
-    """Return the logical processors to which a thread of this process is pinned; empty where that is unknown."""
+    """Return the logical processors to which a thread of this process is pinned; empty where not known."""
     found: set[int] = set()
     for thread in Path("/proc/self/task").glob("*"):
         with contextlib.suppress(OSError):  # the thread may have ended
             allowed = os.sched_getaffinity(int(thread.name))
             found |= allowed if len(allowed) == 1 else set()
     return found
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of a proof: whether a toggle's value, baseline or not, is in effect, and the evidence."""
+
+    took_effect: bool
+    evidence: str
 
 
 @dataclass(frozen=True)
@@ -77,9 +83,7 @@ class StepEvidence:
 
     @cached_property
     def heads(self) -> list[Matmul]:
-        """The lm_head's matmul of each forward pass, recognised by its many columns and short inner
-        dimension.
-        """
+        """The lm_head's matmul of each forward pass, told by its many columns and short inner dimension."""
         config = self.training.model.config
         return [p for p in self.linear if p.n >= config.vocab_size and p.k == config.n_embd]
 
@@ -88,16 +92,14 @@ class StepEvidence:
         """Tokens of each forward pass in the step."""
         if self.toggles.cross_entropy == "linear":  # the lm_head's matmul runs in chunks
             config = self.training.model.config
-            first = [
-                p.m for p in self.linear if (p.k, p.n) == (config.n_embd, 3 * config.n_embd)
-            ]  # of each layer
+            qkv = config.n_embd, 3 * config.n_embd  # the first matmul of each layer
+            first = [p.m for p in self.linear if (p.k, p.n) == qkv]
             return first[:: config.n_layer * (2 if config.recompute == "block" else 1)]
         if self.toggles.cross_entropy == "cut":  # the kernel that has the lm_head's matmul in it
             return [op.shapes[0][0] for op in self.named("LinearCrossEntropyFunction")]
         if self.heads:
             return [head.m for head in self.heads]
-        # A compiled graph's inputs are visible even where its kernels are not; tokens and targets are two of
-        # them.
+        # A compiled graph's inputs, with tokens and targets, are visible even where its kernels are not.
         whole = [
             torch.Size(shape).numel()
             for op in self.named("CompiledFunction")
@@ -116,7 +118,7 @@ class StepEvidence:
         return [op for op in self.ops if op.name == name]
 
     def exchanges(self, kind: str) -> int:
-        """Return the number of collectives of this kind on this rank: gather, reduce_scatter, broadcast, ..."""
+        """Return this rank's number of collectives of a kind: gather, reduce_scatter, broadcast, ..."""
         return sum(op.name.startswith("c10d::") and kind in op.name for op in self.ops)
 
     @property
@@ -140,9 +142,7 @@ class StepEvidence:
 
     @cached_property
     def wide_kept(self) -> int:
-        """Number of activations of the MLPs' inner width that one more forward pass keeps for its backward
-        pass.
-        """
+        """Number of activations of the MLPs' inner width that one more forward pass keeps."""
         assert self.training.micro_batch is not None
         wide, kept = 4 * self.training.model.config.n_embd, set()
         weights = {parameter.data_ptr() for parameter in self.training.model.parameters()}
@@ -158,11 +158,15 @@ class StepEvidence:
         del loss  # frees the kept activations, whose addresses had to stay distinct until now
         return len(kept - weights)
 
+    def _sequence(self) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.training.micro_batch is not None
+        x, y = self.training.micro_batch
+        return x[:1], y[:1]
+
     @cached_property
     def residual_dtype(self) -> torch.dtype:
-        """Dtype of the last layer's input, from one more eager forward pass, of one sequence to limit memory."""
-        assert self.training.micro_batch is not None
-        x, y = (tokens[:1] for tokens in self.training.micro_batch)
+        """Dtype of the last layer's input, from one more eager forward pass of one sequence."""
+        x, y = self._sequence()
         found: list[torch.dtype] = []
         model = self.training.model
         hook = model.h[-1].register_forward_pre_hook(lambda block, inputs: found.append(inputs[0].dtype))
@@ -177,13 +181,10 @@ class StepEvidence:
     @cached_property
     def functions(self) -> frozenset[str]:
         """Names of the autograd functions behind the eager loss of one sequence."""
-        assert self.training.micro_batch is not None
-        x, y = (tokens[:1] for tokens in self.training.micro_batch)
+        x, y = self._sequence()
         model = self.training.model
         with self.training.autocast(), torch.compiler.set_stance("force_eager"):
-            loss = model(
-                x, y
-            )  # kept, because a function written in Python tells nothing once its result is gone
+            loss = model(x, y)  # kept: a function written in Python tells nothing once its result is gone
         found, left = set(), [loss.grad_fn]
         while left:
             if (node := left.pop()) is not None and node not in found:
@@ -203,3 +204,14 @@ class StepEvidence:
         device = self.training.device.torch_device
         found = (a.to(device) @ b.to(device)).cpu().double()
         return ((found - exact).norm() / exact.norm()).item()
+
+
+def counted(number: int, what: str, plural: str = "s") -> str:
+    """Return a number with its noun in the right form: 1 kernel, 2 kernels."""
+    return f"{number:,} {what}{'' if number == 1 else plural}"
+
+
+def built_for(step: StepEvidence, name: str) -> Finding:
+    """Return whether the model was built with the toggle's value, for toggles that leave no other trace."""
+    built = getattr(step.training.model.config, name)
+    return Finding(built == getattr(step.toggles, name), f"the model is built for {built}")

@@ -1,6 +1,4 @@
-"""Compare the gradients of compiled code and this project's kernels with those of torch's functions in eager
-code.
-"""
+"""Compare the gradients of compiled code and this project's kernels with eager torch's."""
 
 from __future__ import annotations
 
@@ -16,9 +14,7 @@ from gpt2.training.distributed import full_tensor
 from gpt2.training.train import Training
 
 EAGER_SEQUENCES = 8
-"""Largest number of sequences that eager code takes at a time; it needs more memory for each than compiled
-code.
-"""
+"""Most sequences that eager code takes at a time; each needs more memory than in compiled code."""
 
 
 def _plain(training: Training) -> GPT2:
@@ -44,10 +40,9 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
 
     x, y: one micro-batch, int64 (micro_batch_size, seq_len), with the strides that training uses, such as its
     last micro_batch: other strides would not fit the compiled code. Per parameter, the difference is
-    ||trained - eager|| /
-    ||eager||, or relative to the norm of all gradients where its eager gradient is zero. Memory: two sets of gradients
-    beyond those of an eager step on at most EAGER_SEQUENCES sequences. Weights, their .grad and the optimiser
-    are left unchanged, and no torch mode stays set.
+    ||trained - eager|| / ||eager||, or relative to the norm of all gradients where its eager gradient is
+    zero. Memory: two sets of gradients beyond those of an eager step on at most EAGER_SEQUENCES sequences.
+    Weights, their .grad and the optimiser are left unchanged, and no torch mode stays set.
 
     Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each
     with a micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is
@@ -83,8 +78,7 @@ def _exact_sums() -> Iterator[None]:
 def gradients(
     training: Training, model: GPT2, x: Tensor, y: Tensor, stance: str, sequences: int
 ) -> Sequence[Tensor]:
-    """Return one gradient for each of training.leaves: of a micro-batch's mean loss, multiplied by the
-    scaler's scale.
+    """Return a gradient for each of training.leaves: of a micro-batch's mean loss times the scaler's scale.
 
     The `model` takes `sequences` of the micro-batch at a time. stance: that of torch.compiler.set_stance().
     """

@@ -6,12 +6,13 @@ import torch
 
 from gpt2.hardware.host import ALLOCATORS, huge_pages, usable_cores
 from gpt2.proofs.evidence import (
+    Finding,
     StepEvidence,
     cores_of_pinned_threads,
+    counted,
     loaded_libraries,
     page_faults_of_a_tensor,
 )
-from gpt2.proofs.finding import Finding, counted
 from gpt2.training.distributed import is_shard
 from gpt2.training.stages import threads as wanted_threads
 
@@ -23,9 +24,8 @@ def device(step: StepEvidence) -> Finding:
     ran = f"; {kernels:,} kernels ran there" if kernels else ""
     backend = step.training.device.versions().get("xla_backend")
     where = f"there, by XLA's backend for {backend}" if backend else "there"
-    return Finding(
-        there == len(parameters), f"{there} of {len(parameters)} tensors of weights lie {where}{ran}"
-    )
+    evidence = f"{there} of {len(parameters)} tensors of weights lie {where}{ran}"
+    return Finding(there == len(parameters), evidence)
 
 
 def world_size(step: StepEvidence) -> Finding:
@@ -39,10 +39,8 @@ def world_size(step: StepEvidence) -> Finding:
         return Finding(right, f"the rows of a batch lie on {counted(devices, 'device')}; {ran}")
     together = torch.distributed.is_available() and torch.distributed.is_initialized()
     ranks = torch.distributed.get_world_size() if together else 1
-    kind, name = (
-        ("reduce_scatter", "reduce-scatter") if step.toggles.shards_gradients else ("allreduce", "all-reduce")
-    )
-    exchanges = step.exchanges(kind)
+    name = "reduce-scatter" if step.toggles.shards_gradients else "all-reduce"
+    exchanges = step.exchanges("reduce_scatter" if step.toggles.shards_gradients else "allreduce")
     right = ranks == step.toggles.world_size and (ranks > 1) == (exchanges > 0)
     return Finding(right, f"{counted(ranks, 'rank')}, {counted(exchanges, name)} seen in the step")
 
@@ -61,15 +59,13 @@ def sharding(step: StepEvidence) -> Finding:
             f"{counted(gathers, 'all-gather')} for {forward} in the forward passes, "
             f"{counted(scatters, 'reduce-scatter')}"
         )
-        right = spread == len(parameters) and gathers == forward * (
-            2 if step.toggles.sharding == "fsdp2" else 1
-        )
+        wanted = forward * (2 if step.toggles.sharding == "fsdp2" else 1)
+        right = spread == len(parameters) and gathers == wanted
         return Finding(right and kept < elements and scatters > 0, ran)
     if step.toggles.sharding == "zero1":
         broadcasts = step.exchanges("broadcast")
-        return Finding(
-            kept < elements and broadcasts > 0, f"{ran}; {counted(broadcasts, 'broadcast')} of weights"
-        )
+        ran += f"; {counted(broadcasts, 'broadcast')} of weights"
+        return Finding(kept < elements and broadcasts > 0, ran)
     return Finding(kept == elements and not spread, f"{ran} and whole weights")
 
 
@@ -91,9 +87,8 @@ def allocator(step: StepEvidence) -> Finding:
 
 def affinity(step: StepEvidence) -> Finding:
     places, count = cores_of_pinned_threads(), torch.get_num_threads()
-    evidence = (
-        f"{counted(len(places), 'core')} with a thread that stays there, for {counted(count, 'thread')}"
-    )
+    there = f"{counted(len(places), 'core')} with a thread that stays there"
+    evidence = f"{there}, for {counted(count, 'thread')}"
     pinned = len(places) >= count
     return Finding(pinned == (step.toggles.affinity == "pinned") or usable_cores() == 1, evidence)
 

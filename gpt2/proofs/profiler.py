@@ -1,6 +1,4 @@
-"""The ops of one training step, as recorded by torch's profiler, and the matmuls and attention kernels among
-them.
-"""
+"""The ops of one training step as torch's profiler records them, with its matmuls and attention."""
 
 from __future__ import annotations
 
@@ -17,9 +15,7 @@ from gpt2.device import Device
 
 @dataclass(frozen=True)
 class Op:
-    """One op of the host as the profiler recorded it, or one kernel of an accelerator, without dtypes and
-    shapes.
-    """
+    """One op of the host as recorded, or an accelerator's kernel, without dtypes and shapes."""
 
     name: str
     dtypes: list[str]
@@ -85,9 +81,7 @@ def ops_of(recorded: Recorded) -> list[Op]:
             continue
         thread, end = event.start_thread_id(), event.end_ns()
         running = [each for each in within.get(thread, []) if each[0].end_ns() > event.start_ns()]
-        enclosing = [
-            each for each in running if each[0].end_ns() >= end
-        ]  # an exchange may outlast its caller
+        enclosing = [each for each in running if each[0].end_ns() >= end]  # exchanges outlast their callers
         outer.update(number for other, number in enclosing if other.name() == event.name())
         if any(other.name().startswith("gpt2::") for other, _ in enclosing):  # our operators count as a whole
             outer.add(index)
@@ -112,19 +106,13 @@ class Matmul:
 
 
 FIRST_FACTOR = {
-    "gpt2::product": 0,
-    "aten::mm": 0,
-    "aten::addmm": 1,
-    "aten::_addmm_activation": 1,
-    "aten::bmm": 0,
-    "aten::baddbmm": 1,
+    **dict.fromkeys(("gpt2::product", "aten::mm", "aten::bmm"), 0),
+    **dict.fromkeys(("aten::addmm", "aten::_addmm_activation", "aten::baddbmm"), 1),
 }
 """Index of the first factor among a matmul op's arguments; an argument before it is the bias."""
 NUMBER_FORMATS = {
-    "float": "float32",
-    "double": "float64",
-    "c10::BFloat16": "bfloat16",
-    "c10::Half": "float16",
+    **{"float": "float32", "double": "float64"},
+    **{"c10::BFloat16": "bfloat16", "c10::Half": "float16"},
 }
 
 
@@ -191,8 +179,7 @@ def attention_kernel(ops: Sequence[Op]) -> str | None:
 
 
 ATTENTION_KERNELS = {"cudnn": r"cudnn.*(sdpa|fmha|flash|fusion)", "flash": r"flash", "efficient": r"fmha"}
-"""Patterns of NVIDIA's attention kernels; the first match counts, because cuDNN's names contain the others'
-words too.
+"""Patterns of NVIDIA's attention kernels; the first counts, as cuDNN's names have the others' words.
 
 cuDNN's backward pass has helper kernels, such as cudnn::fusion::compute_dot_do_o_specialized,
 convert_dq_to_16bits and fmha_reduce_head.

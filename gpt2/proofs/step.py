@@ -7,8 +7,7 @@ import sys
 from collections import Counter
 
 from gpt2.model.tuned_linear import chosen as arrangements
-from gpt2.proofs.evidence import StepEvidence
-from gpt2.proofs.finding import Finding, built_for, counted
+from gpt2.proofs.evidence import Finding, StepEvidence, built_for, counted
 from gpt2.training.optimizer import CompiledAdamW
 
 
@@ -32,14 +31,9 @@ def compile(step: StepEvidence) -> Finding:
     if tuned := counters["inductor"]["select_algorithm_autotune"]:
         return Finding(True, f"{ran}, {counted(tuned, 'product')} autotuned")
     cached = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
-    if (
-        step.toggles.compile.startswith("max-autotune")
-        and not cached
-        and not any(op.on_device for op in step.ops)
-    ):
-        return Finding(
-            False, f"{ran}, but there was no product to autotune"
-        )  # on a GPU, other kernels are tuned too
+    on_device = any(op.on_device for op in step.ops)  # where other kernels are tuned too
+    if step.toggles.compile.startswith("max-autotune") and not cached and not on_device:
+        return Finding(False, f"{ran}, but there was no product to autotune")
     return Finding(True, ran)
 
 
@@ -57,12 +51,10 @@ def compile_region(step: StepEvidence) -> Finding:
 
 def reductions(step: StepEvidence) -> Finding:
     """A kernel that sums over columns alone is a loop over rows, which Inductor's name for it tells."""
-    apart = sum(
-        op.on_device and bool(re.match("triton_red.*layer_norm_backward", op.name)) for op in step.ops
-    )
-    wanted = step.toggles.reductions == "apart"
+    kernels = [op.name for op in step.ops if op.on_device]
+    apart = sum(bool(re.match("triton_red.*layer_norm_backward", name)) for name in kernels)
     evidence = f"{counted(apart, 'kernel')} of LayerNorms' backward pass only summed over columns"
-    return Finding(apart > 0 if wanted else True, evidence)
+    return Finding(apart > 0 or step.toggles.reductions == "mixed", evidence)
 
 
 def launch(step: StepEvidence) -> Finding:
@@ -76,17 +68,8 @@ def adamw(step: StepEvidence) -> Finding:
     foreach = len(step.named("aten::_foreach_addcdiv_"))  # clipping uses foreach ops too, but not this one
     single = len(step.named("aten::addcdiv_"))
     compiled = isinstance(step.training.optimizer, CompiledAdamW) and step.compiled_regions[1]
-    ran = (
-        "fused"
-        if fused
-        else "foreach"
-        if foreach
-        else "for_loop"
-        if single
-        else "compiled"
-        if compiled
-        else "none"
-    )
+    ops = {"fused": fused, "foreach": foreach, "for_loop": single, "compiled": compiled}
+    ran = next((name for name, count in ops.items() if count), "none")
     evidence = {
         "compiled": "a compiled function ran in the optimiser's step, no update was seen apart",
         "fused": f"{counted(fused, 'call')} of _fused_adamw_",
@@ -99,9 +82,8 @@ def adamw(step: StepEvidence) -> Finding:
 
 def clip(step: StepEvidence) -> Finding:
     given = getattr(step.training.optimizer, "grad_scale", None) is not None
-    evidence = (
-        "AdamW was given the scale of the gradients" if given else "gradients were scaled before AdamW's step"
-    )
+    apart = "gradients were scaled before AdamW's step"
+    evidence = "AdamW was given the scale of the gradients" if given else apart
     return Finding(given == (step.toggles.clip == "in_step"), evidence)
 
 
@@ -114,17 +96,15 @@ def vocab_multiple(step: StepEvidence) -> Finding:
         return Finding(padded == logical, f"{padded} rows{ran}")
     if padded == logical:
         return Finding(False, f"{logical} is already a multiple: nothing to pad")
-    right = (
-        padded % step.toggles.vocab_multiple == 0 and padded > logical and all(n == padded for n in columns)
-    )
-    return Finding(right, f"{padded} rows for {logical} tokens{ran}")
+    right = padded % step.toggles.vocab_multiple == 0 and all(n == padded for n in columns)
+    return Finding(right and padded > logical, f"{padded} rows for {logical} tokens{ran}")
 
 
 def recompute(step: StepEvidence) -> Finding:
     config = step.training.model.config
     wanted, layers = step.toggles.recompute, config.n_layer
     if step.training.device.lazy:
-        return Finding(config.recompute == wanted, f"the model is built for {config.recompute}")
+        return built_for(step, "recompute")
     if step.rows == config.n_embd and (step.toggles.autocast != "float32" or step.toggles.shards_gradients):
         evidence = f"the model is built for {config.recompute}; its activations look like copies of weights"
         return Finding(config.recompute == wanted, evidence)
@@ -145,9 +125,8 @@ def micro_batch_size(step: StepEvidence) -> Finding:
 
 def grad_accum_steps(step: StepEvidence) -> Finding:
     passes = len(step.forward_rows)
-    return Finding(
-        passes == step.toggles.grad_accum_steps, f"{counted(passes, 'forward pass', 'es')} in the step"
-    )
+    evidence = f"{counted(passes, 'forward pass', 'es')} in the step"
+    return Finding(passes == step.toggles.grad_accum_steps, evidence)
 
 
 LOSSES = {
@@ -163,9 +142,7 @@ LAYER_NORMS = {
     "liger": "LigerLayerNormFunctionBackward",
     "quack": "QuackLayerNormBackward",
 }
-"""Autograd's name of the backward function, by value of the toggle: cross_entropy; gelu; gelu where
-bias_gradient is triton; layer_norm.
-"""
+"""Autograd's backward function by value of cross_entropy, gelu (biased: by Triton) and layer_norm."""
 LOSS_OPS = {
     "triton": "gpt2::cross_entropy_",
     "liger": "gpt2::liger_cross_entropy_",
@@ -208,9 +185,8 @@ def tied_gradient(step: StepEvidence) -> Finding:
         return built_for(step, "tied_gradient")
     added = len(step.named("gpt2::add_rows"))
     evidence = f"rows added to the lm_head's gradient {counted(added, 'time')}"
-    return Finding(
-        added == (step.toggles.grad_accum_steps if step.toggles.tied_gradient == "rows" else 0), evidence
-    )
+    wanted = step.toggles.grad_accum_steps if step.toggles.tied_gradient == "rows" else 0
+    return Finding(added == wanted, evidence)
 
 
 def bias_gradient(step: StepEvidence) -> Finding:
@@ -219,9 +195,8 @@ def bias_gradient(step: StepEvidence) -> Finding:
     gelus, joins = (len(step.named(f"gpt2::{name}")) for name in ("gelu_backward", "join_gradients"))
     layers = step.training.model.config.n_layer * step.toggles.grad_accum_steps
     wanted = layers if step.toggles.bias_gradient == "triton" else 0
-    evidence = (
-        f"biases summed with GELU's gradient {counted(gelus, 'time')}, with those of q, k and v {joins}"
-    )
+    with_gelu = f"biases summed with GELU's gradient {counted(gelus, 'time')}"
+    evidence = f"{with_gelu}, with those of q, k and v {joins}"
     return Finding(gelus == joins == wanted, evidence)
 
 
@@ -231,6 +206,5 @@ def products(step: StepEvidence) -> Finding:
     if not tuned or (shared and set(arrangements()) == {"whole"}):  # whole may be the fastest for every shape
         return Finding(tuned or not shared, "each product was handed over whole")
     shapes = ", ".join(f"{number} {name}" for name, number in arrangements().items())
-    return Finding(
-        bool(shared), f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
-    )
+    ways = f"{counted(len(shared), 'product')}, the fastest way for their shapes: {shapes}"
+    return Finding(bool(shared), ways)

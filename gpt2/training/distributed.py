@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gpt2.config.toggles import Toggles
 from gpt2.device import Device
+from gpt2.errors import GPT2Error
 
 if TYPE_CHECKING:
     from gpt2.model.model import GPT2
@@ -28,7 +29,7 @@ def nodes() -> int:
     return int(os.environ.get("GROUP_WORLD_SIZE", 1))
 
 
-class RanksError(RuntimeError):
+class RanksError(GPT2Error):
     """The number of started ranks is not the one asked for; the message says how many, and what to do."""
 
 
@@ -52,16 +53,13 @@ def process_group(toggles: Toggles, device: Device) -> Iterator[int]:
     torch.distributed.init_process_group(device.ddp_backend, device_id=bound)
     yield torch.distributed.get_rank()
     # Not after an error, when other ranks may be waiting in a collective. DDP's reference cycles hold on to
-    # the group, whose threads are joined only when it is freed; a thread left over aborts the process at its
-    # exit.
+    # the group, whose threads are joined only when it is freed; one left over aborts the process at its exit.
     gc.collect()
     torch.distributed.destroy_process_group()
 
 
 def replicate(model: torch.nn.Module, device: Device, *, static_graph: bool) -> torch.nn.Module:
-    """Wrap the model in DistributedDataParallel, which averages gradients over the ranks during the backward
-    pass.
-    """
+    """Wrap the model in DistributedDataParallel, which averages gradients over the ranks."""
     with warnings.catch_warnings():
         # torch 2.13 renames broadcast_buffers to a name that 2.9 to 2.12 do not know.
         warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
@@ -98,7 +96,7 @@ def release(model: Any) -> None:
 
 
 def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.Optimizer:
-    """Return an AdamW that keeps the state of this rank's tensors only, and broadcasts their updated weights."""
+    """Return an AdamW that keeps the state of this rank's tensors, and broadcasts their weights."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     # One buffer per rank is broadcast as a whole, instead of each weight separately.
@@ -106,9 +104,7 @@ def sharded_adamw(groups: list[dict[str, Any]], **options: Any) -> torch.optim.O
 
 
 def gradient_sync(model: Any, *, last: bool) -> AbstractContextManager[None]:
-    """Return the context for a micro-step's forward and backward pass: only a step's last one exchanges
-    gradients.
-    """
+    """Return the context of a micro-step, of which only a step's last one exchanges gradients."""
     if hasattr(model, "set_requires_gradient_sync"):  # as fully_shard makes it
         model.set_requires_gradient_sync(last)
     elif hasattr(model, "no_sync") and not last:  # DistributedDataParallel
@@ -136,9 +132,7 @@ def is_shard(tensor: Tensor) -> bool:
 
 
 def fill(tensor: Any, rows: Tensor) -> None:
-    """Copy `rows`, which every rank has in full, into the first rows of a sharded tensor; all ranks must call
-    this.
-    """
+    """Copy `rows`, whole on every rank, into a sharded tensor's first rows; all ranks call this."""
     from torch.distributed.tensor import distribute_tensor
 
     full = torch.zeros(tensor.shape, dtype=tensor.dtype, device=rows.device)
@@ -173,7 +167,7 @@ def ranks_agree(model: torch.nn.Module, processes: int) -> bool:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Return a sha256 of all weights and masks; where ranks shard the weights, all must call this together."""
+    """Return a sha256 of all weights and masks; where weights are sharded, all ranks call this."""
     digest = hashlib.sha256()
     for tensor in (*model.parameters(), *model.buffers()):
         whole_here = full_tensor(tensor.detach()).cpu().contiguous()

@@ -42,9 +42,7 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     config = replace(config, layer_norm="torch", int8="none")
     if config.attention == "flex":  # FlexAttention takes no fake tensors; it keeps the same tensors as SDPA
         config = replace(config, attention="sdpa")
-    if (
-        config.cross_entropy == "cut"
-    ):  # without the library, the closest is a loss whose logits can be taken off
+    if config.cross_entropy == "cut":  # the closest loss here is one whose logits can be taken off
         config = replace(config, cross_entropy="triton")
     kept: dict[int, int] = {}
 
@@ -70,9 +68,8 @@ def estimate(workload: Workload, toggles: Toggles) -> MemoryEstimate:
     wide, narrow = elements * 4, elements * dtype.itemsize
     logits = {"torch": wide, "closed_form": narrow, "cut": -narrow}.get(toggles.cross_entropy, 0)
     if toggles.cross_entropy == "torch" and toggles.compile != "eager" and not toggles.shards_gradients:
-        # Eager code keeps log-probabilities in float32. Compiled code keeps the logits in the matmul's
-        # format, and their gradient has that format too. Where gradients are sharded, the lm_head is not
-        # compiled.
+        # Eager code keeps log-probabilities in float32. Compiled code keeps the logits and their gradient in
+        # the matmul's format. Where gradients are sharded, the lm_head is not compiled.
         logits -= 2 * elements * (4 - dtype.itemsize)
     state = _state(model, toggles)
     for weight, copy in copies.items():
@@ -92,9 +89,8 @@ def _state(model: GPT2, toggles: Toggles) -> dict[str, int]:
     if not toggles.shards_gradients:
         return {"weights": total, "gradients": total, "optimizer": 2 * total}
     share = sum(-(-len(p) // ranks) * p[0].numel() * 4 for p in model.parameters())
-    gathered = (
-        total if toggles.sharding == "zero2" else total - _bytes(model.h)
-    )  # blocks are freed one by one
+    # fsdp2 frees its blocks one by one.
+    gathered = total if toggles.sharding == "zero2" else total - _bytes(model.h)
     # Accumulated gradients stay whole until they are exchanged, once per step.
     gradients = total if toggles.grad_accum_steps > 1 else share
     return {"weights": share + gathered, "gradients": gradients, "optimizer": 2 * share}
@@ -105,7 +101,7 @@ def _bytes(module: torch.nn.Module) -> int:
 
 
 def _largest_share(model: GPT2, ranks: int) -> int:
-    """Return the bytes of the rank with most when ZeroRedundancyOptimizer assigns tensors, the largest first."""
+    """Return the most bytes that ZeroRedundancyOptimizer gives a rank: largest tensors first."""
     shares = [0] * ranks
     for matrices in (True, False):
         sizes = [p.numel() * 4 for p in model.parameters() if (p.dim() >= 2) == matrices]

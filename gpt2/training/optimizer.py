@@ -51,17 +51,15 @@ class CompiledAdamW(torch.optim.Optimizer):
         rows = [_views_of_one(part) for part, _ in self._parts]
         averages, squares = ([torch.zeros_like(row, dtype=torch.float32) for row in rows] for _ in range(2))
         self._rows = rows, averages, squares
-        self._copies = [
-            copies[part[0]].detach().view(-1) if part[0] in copies else None for part, _ in self._parts
-        ]
+        firsts = [copies.get(part[0]) for part, _ in self._parts]
+        self._copies = [None if copy is None else copy.detach().view(-1) for copy in firsts]
         self._steps = torch.zeros(len(self._weights))
         steps = dict(zip(self._weights, self._steps.unbind(), strict=True))
         for (part, _), average, square in zip(self._parts, averages, squares, strict=True):
             for weight, *views in zip(part, _parted(average, part), _parted(square, part), strict=True):
                 self.state[weight] = {"step": steps[weight], "exp_avg": views[0], "exp_avg_sq": views[1]}
         on_cuda = rows[0].is_cuda
-        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel of
-        # its own.
+        # Unless asked to, Inductor fuses nothing that shares no data: each row's update would be a kernel.
         options: Any = {"combo_kernels": True} if on_cuda else None
         self._update = torch.compile(_update, fullgraph=True, dynamic=False, options=options)
         self._norm = torch.compile(_norm, fullgraph=True, dynamic=False)
@@ -70,11 +68,9 @@ class CompiledAdamW(torch.optim.Optimizer):
 
     def norm(self) -> Tensor:
         """Return the norm of all gradients together, a float32 scalar."""
-        return (
-            self._norm(self._gradients())
-            if self.norm_is_compiled
-            else _norm_of_lists(_gradients(self.leaves))
-        )
+        if self.norm_is_compiled:
+            return self._norm(self._gradients())
+        return _norm_of_lists(_gradients(self.leaves))
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -95,10 +91,9 @@ class CompiledAdamW(torch.optim.Optimizer):
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Raise NotImplementedError: torch would put other tensors in place of views. gpt2.pretrain.checkpoint_tensors fills them."""
-        raise NotImplementedError(
-            "its averages are views; fill them in place, as gpt2.pretrain.checkpoint_tensors.restore() does"
-        )
+        """Refuse: torch would put tensors in place of views; checkpoint_tensors.restore() fills them."""
+        way = "fill them in place, as gpt2.pretrain.checkpoint_tensors.restore() does"
+        raise NotImplementedError(f"its averages are views; {way}")
 
     def _gradients(self) -> list[Tensor]:
         return [_joined(_gradients([self._leaf[weight] for weight in part])) for part, _ in self._parts]
@@ -147,9 +142,7 @@ def _scalars(*values: float) -> list[Tensor]:
 
 
 def _parts(groups: Sequence[dict[str, Any]]) -> Iterator[tuple[list[Tensor], int]]:
-    """Yield the weights that are updated together and their group: each matrix alone, a group's vectors at
-    once.
-    """
+    """Yield weights updated together and their group: each matrix alone, a group's vectors at once."""
     for index, group in enumerate(groups):
         yield from (([weight], index) for weight in group["params"] if weight.dim() > 1)
         if small := [weight for weight in group["params"] if weight.dim() <= 1]:

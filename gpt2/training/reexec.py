@@ -19,9 +19,7 @@ RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP
 
 
 def python(module: str) -> list[str]:
-    """Return the command that runs a module of this project, never a bench.py or torch.py of the working
-    directory.
-    """
+    """Return the command that runs a module of this project, never a file of the working directory."""
     return [sys.executable, "-P", "-m", module]
 
 
@@ -34,9 +32,7 @@ def own_variables() -> dict[str, str]:
 
 
 def own_path() -> dict[str, str]:
-    """Return the PYTHONPATH with which a child finds a checkout that is not installed; empty where not
-    needed.
-    """
+    """Return the PYTHONPATH by which a child finds a checkout that is not installed, else nothing."""
     if not sys.path or Path(sys.path[0] or ".").resolve() != ROOT:
         return {}
     return {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, _others_paths())])}
@@ -54,15 +50,12 @@ def _others_paths() -> list[str]:
 
 
 def enter_environment(toggles: Toggles, module: str) -> None:
-    """Restart this interpreter as `python -m module` where variables that must be set before start-up are
-    missing.
-    """
+    """Restart as `python -m module` where variables that must be set before start-up are missing."""
     wanted = environment(toggles)
     if any(os.environ.get(name) != value for name, value in wanted.items()):
         tell_unheeded_threads(toggles, module)
-        os.execve(
-            sys.executable, [*python(module), *sys.argv[1:]], {**os.environ, **own_variables(), **wanted}
-        )
+        variables = {**os.environ, **own_variables(), **wanted}
+        os.execve(sys.executable, [*python(module), *sys.argv[1:]], variables)
 
 
 def tell_unheeded_threads(toggles: Toggles, module: str) -> None:

@@ -1,6 +1,6 @@
 """The stages that apply the toggles, in order:
 
-    environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision -> step_graph
+environment -> configure_process -> model_config -> wrap_model -> make_optimizer -> precision -> step_graph
 
 Importing this module loads no torch, so that a process's environment can be set before torch is loaded.
 """
@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 
 
 def threads(toggles: Toggles, nodes: int = 1) -> int:
-    """Return the CPU threads of one rank: the toggle's, or the usable cores divided by the ranks on this
-    machine.
+    """Return a rank's CPU threads: the toggle's, or the usable cores divided by this machine's ranks.
 
     nodes: machines that the ranks are spread over, for a launcher; a rank reads LOCAL_WORLD_SIZE, which
     torchrun sets.
@@ -53,7 +52,7 @@ def unheeded_threads(toggles: Toggles, nodes: int = 1) -> str | None:
 
 
 def environment(toggles: Toggles, nodes: int = 1) -> dict[str, str]:
-    """Return environment variables that must be set before a training process starts. nodes: see threads()."""
+    """Return variables that must be set before a training process starts. nodes: see threads()."""
     # Set explicitly, because torchrun would otherwise set one thread per rank.
     count = str(threads(toggles, nodes))
     # CUDA would number unlike GPUs by speed, but the driver, whose counters are read, numbers them by bus id.
@@ -75,8 +74,7 @@ def _allocator(name: str) -> dict[str, str]:
     if name == "thp":
         return {"THP_MEM_ALLOC_ENABLE": "1"}  # read by torch, for blocks of 2 MiB and more
     if name == "expandable":
-        # torch reads only one of the two variables; a value that this function set before must not be added
-        # again.
+        # torch reads one of the two variables; a value that this function set before is not added again.
         given = os.environ.get(CUDA_ALLOCATOR) or os.environ.get("PYTORCH_ALLOC_CONF", "")
         others = [each for each in given.split(",") if each and not each.startswith("expandable_segments:")]
         return {CUDA_ALLOCATOR: ",".join([*others, "expandable_segments:True"])}
@@ -129,9 +127,7 @@ def model_config(toggles: Toggles, config: GPT2Config) -> GPT2Config:
 
 
 MODEL_ATTENTION = ("explicit", "blocks", "brgemm", "flash4", "flex")
-"""Attentions of the model's own; the others are kernels of scaled_dot_product_attention, which torch is told
-of.
-"""
+"""The model's own attentions; others are kernels of scaled_dot_product_attention, set in torch."""
 
 
 def compile_options(toggles: Toggles) -> dict[str, Any]:
@@ -162,9 +158,7 @@ TUNED: dict[str, dict[str, Any]] = {
     "gemm": {"max_autotune_gemm": True, "triton.decompose_k_threshold": 8},
     "coordinate-descent": {COORDINATE_DESCENT: True},
 }
-"""Values of the toggle `compile` that are options of Inductor and no mode of torch.compile, alone or joined
-by +.
-"""
+"""Values of `compile` that are options of Inductor and no mode of torch.compile; + joins them."""
 
 
 def wrap_model(toggles: Toggles, model: GPT2, device: Device) -> torch.nn.Module:
@@ -210,15 +204,11 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": workload.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    options: dict[str, Any] = {
-        "lr": workload.lr,
-        "betas": (workload.beta1, workload.beta2),
-        "eps": workload.eps,
-    }
+    betas = (workload.beta1, workload.beta2)
+    options: dict[str, Any] = {"lr": workload.lr, "betas": betas, "eps": workload.eps}
     if toggles.adamw == "compiled":
-        copies = (
-            model.keep_copies(getattr(torch, toggles.autocast)) if toggles.weight_casts == "optimizer" else {}
-        )
+        dtype, cast = getattr(torch, toggles.autocast), toggles.weight_casts == "optimizer"
+        copies = model.keep_copies(dtype) if cast else {}
         return CompiledAdamW(groups, **options, copies=copies)
     if toggles.launch == "graph":  # a recorded step finds the learning rate in memory
         options |= {"lr": torch.tensor(workload.lr, device=parameters[0].device), "capturable": True}
@@ -229,9 +219,7 @@ def make_optimizer(toggles: Toggles, workload: Workload, model: GPT2) -> torch.o
 def precision(
     toggles: Toggles, device: Device
 ) -> tuple[Callable[[], AbstractContextManager[Any]], torch.amp.GradScaler]:
-    """Return the context for each forward pass, and the gradient scaler, which is disabled except for
-    float16.
-    """
+    """Return each forward pass's context, and the gradient scaler, enabled only for float16."""
     import torch
 
     dtype = getattr(torch, toggles.autocast)

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-Batch = tuple[Tensor, Tensor]
+from gpt2.device.base import Batch
+
 Compute = Callable[[Iterator[Batch]], tuple[Tensor, Tensor]]
-"""Takes one optimiser step with micro-batches that lie on the device, and returns its loss and gradient norm.
-"""
+"""Takes one optimiser step with micro-batches on the device, and returns its loss and gradient norm."""
 
 EAGER_STEPS = 2
 """Steps that run before the recording: they compile, choose kernels and allocate what stays."""

@@ -17,6 +17,7 @@ from torch import Tensor
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.device import Device
+from gpt2.device.base import Batch
 from gpt2.model.model import build
 from gpt2.training import distributed, stages
 from gpt2.training.optimizer import clip_gradients, leaves
@@ -31,22 +32,17 @@ class Step:
     """One optimiser step. The tensors stay on the device; reading them waits for it."""
 
     loss: Tensor
-    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is that of the global
-    batch.
-    """
+    """Mean cross-entropy of this rank's micro-batches, in nats; its mean over ranks is the batch's."""
     grad_norm: Tensor
-    """Global gradient norm before clipping, equal on all ranks; not finite where float16's scaler skipped the
-    step.
-    """
+    """Global gradient norm before clipping, equal on all ranks; not finite where the step was skipped."""
     tokens: int
     """Tokens of this step over all ranks."""
 
 
 def micro_batches(
     batches: Batches | StreamedBatches, toggles: Toggles, *, rank: int = 0, first_step: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield this process's part of each global batch, in order: inputs and targets, int64 (sequences,
-    seq_len).
+) -> Iterator[Batch]:
+    """Yield this process's part of each global batch, in order: two int64 tensors (sequences, seq_len).
 
     Process `rank` of W takes, in micro-step m of a step, sequences (m W + rank) B to (m W + rank + 1) B.
     """
@@ -67,7 +63,7 @@ class Training(Iterator[Step]):
     """
 
     def __init__(
-        self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
+        self, workload: Workload, toggles: Toggles, device: Device, batches: Iterable[Batch]
     ) -> None:
         stages.configure_process(toggles, device)
         self.workload, self.toggles, self.device = workload, toggles, device
@@ -76,11 +72,9 @@ class Training(Iterator[Step]):
         self.optimizer = stages.make_optimizer(toggles, workload, self.model)
         self.leaves = leaves(self.optimizer)
         self.autocast, self.scaler = stages.precision(toggles, device)
-        device.end_step()  # a lazy device runs the set-up now, so that it is not part of the first step's program
-        self.micro_batch: tuple[Tensor, Tensor] | None = None
-        """The last micro-batch: inputs and targets on the device, with the strides that compiled code
-        expects.
-        """
+        device.end_step()  # a lazy device runs the set-up now, apart from the first step's program
+        self.micro_batch: Batch | None = None
+        """The last micro-batch, on the device, with the strides that compiled code expects."""
         self.number = 0
         """Steps taken so far, skipped ones included; this is the number of the next step."""
         self.accept: Callable[[Tensor, Tensor], bool] | None = None
@@ -90,8 +84,7 @@ class Training(Iterator[Step]):
         self.graph = stages.step_graph(toggles, device, self._compute)
         """The recording of a whole step; None where the host launches its ops one by one."""
         self.replay = True
-        """False takes the next steps op by op, where there is a recording, so that a profiler sees their ops.
-        """
+        """False takes the next steps op by op, so that a profiler sees what a recording hides."""
 
     def __next__(self) -> Step:
         for group in self.optimizer.param_groups:
@@ -104,20 +97,18 @@ class Training(Iterator[Step]):
             batches = [next(self._batches) for _ in range(self.toggles.grad_accum_steps)]
             loss, grad_norm = self.graph(batches, replay=self.replay)
         else:
-            loss, grad_norm = self._compute(
-                (self.device.put(x), self.device.put(y)) for x, y in self._batches
-            )
+            put = self.device.put
+            loss, grad_norm = self._compute((put(x), put(y)) for x, y in self._batches)
         if self._first and self.device.compilations():
             self.device.release_memory()
         self._first = False
         self.number += 1
         self.device.end_step()
-        return Step(
-            loss=loss, grad_norm=grad_norm, tokens=self.toggles.tokens_per_step(self.workload.seq_len)
-        )
+        tokens = self.toggles.tokens_per_step(self.workload.seq_len)
+        return Step(loss=loss, grad_norm=grad_norm, tokens=tokens)
 
-    def _compute(self, batches: Iterator[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-        """Train on the next micro-batches, as many as a step has; return the step's loss and gradient norm."""
+    def _compute(self, batches: Iterator[Batch]) -> tuple[Tensor, Tensor]:
+        """Train on a step's micro-batches; return the step's loss and gradient norm."""
         accumulated = self.toggles.grad_accum_steps
         losses = []
         for micro_step in range(accumulated):
@@ -141,9 +132,7 @@ class Training(Iterator[Step]):
         return loss, grad_norm
 
 
-def train(
-    workload: Workload, toggles: Toggles, device: Device, batches: Iterable[tuple[Tensor, Tensor]]
-) -> Training:
+def train(workload: Workload, toggles: Toggles, device: Device, batches: Iterable[Batch]) -> Training:
     """Return an endless iterator of optimiser steps; the caller decides when to stop.
 
     `batches` yields grad_accum_steps micro-batches per step (see micro_batches). With world_size > 1 the

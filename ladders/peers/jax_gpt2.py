@@ -1,5 +1,4 @@
-"""Train GPT-2 in plain JAX on random tokens, for the external rungs of peers-*.yaml: one jitted step, AdamW
-by hand.
+"""Train GPT-2 in plain JAX on random tokens, for external rungs: one jitted step, AdamW by hand.
 
 python jax_gpt2.py --model gpt2 --batch 1 --seq-len 1024 --bf16
 

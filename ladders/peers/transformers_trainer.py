@@ -58,7 +58,7 @@ def trainer(arguments: argparse.Namespace):
     import transformers
 
     class Random(torch.utils.data.Dataset):
-        """Uniform over the vocabulary; the same at each start, and drawn before it: no step waits for that."""
+        """Uniform over the vocabulary; the same at each start, and drawn before: no step waits for it."""
 
         def __init__(self, vocab_size: int) -> None:
             shape = DIFFERENT, arguments.seq_len

@@ -1,6 +1,6 @@
-"""Losses: by step they must lie on one another, by time the faster one is ahead.
+"""Curves of losses: by step they must coincide, by time the faster one leads.
 
-Of the rungs of a run, of its numbers of devices, and of runs.
+A picture compares the rungs of a run, its numbers of devices, or several runs.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from itertools import combinations
 from matplotlib.figure import Figure
 
 from bench.analysis.row import Row
-from bench.analysis.run_records import measured
+from bench.analysis.run_records import group_by, measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import labelled, look
+from bench.report.plots.style import colour_and_marker, legend_label
 
 CLOSE = 1.03
-"""Speeds that are no further apart draw one curve."""
+"""Ratio of speeds below which curves by time coincide."""
 NARROW = 30
-"""Letters of a label that leave room for another beside it."""
+"""Longest label that leaves room for another beside it, in characters."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,87 +31,56 @@ class Curve:
     """The losses of one rung from its first step on."""
 
     label: str
-    found: Measurement
+    measurement: Measurement
     tokens_per_second: float
 
 
-def loss_by_step(board: Scoreboard) -> Figure | None:
-    """Rungs that take steps of another size see other tokens: dashed."""
-    return _of_rungs(board, by_time=False)
-
-
-def loss_by_time(board: Scoreboard) -> Figure | None:
-    """At the speed of the timed window, start-up and compilation left out."""
-    return _of_rungs(board, by_time=True)
-
-
-def devices_by_step(board: Scoreboard) -> Figure | None:
-    """The fastest sound rung on each number of devices."""
-    return _of_devices(board, by_time=False)
-
-
-def devices_by_time(board: Scoreboard) -> Figure | None:
-    """The same, by the time that the steps take."""
-    return _of_devices(board, by_time=True)
-
-
-def machines_by_step(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The fastest sound rung of each run that computes the same."""
-    return _of_machines(boards, by_time=False)
-
-
-def machines_by_time(boards: Sequence[Scoreboard]) -> Figure | None:
-    """The same, by the time that the steps take."""
-    return _of_machines(boards, by_time=True)
-
-
-def _of_rungs(board: Scoreboard, *, by_time: bool) -> Figure | None:
+def rung_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
+    """The losses of each rung, by step or by training time at the speed of the timed window."""
     curves = _curves((board, row, row.rung) for row in board.rows)
-    if not curves:
-        return None
-    return _drawn(
-        curves, f"{board.ladder}: loss by {_axis(by_time)}\n{about(board, intervals=False)}", by_time=by_time
-    )
+    title = f"{board.ladder}: loss by {_axis(by_time)}\n{about(board, intervals=False)}"
+    return _draw(curves, title, by_time=by_time) if curves else None
 
 
-def _of_devices(board: Scoreboard, *, by_time: bool) -> Figure | None:
-    by_size: dict[int, list[Row]] = {}
-    for row in board.rows:
-        by_size.setdefault(row.toggles.world_size, []).append(row)
-    best = [(size, board.fastest_of(rows)) for size, rows in sorted(by_size.items())]
-    curves = _curves((board, row, f"{size} x: {row.rung}") for size, row in best if row)
+def device_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
+    """The losses of the fastest sound rung on each number of devices; None for one number."""
+    by_devices = group_by(board.rows, lambda row: row.toggles.world_size)
+    fastest = [(devices, board.fastest_of(rows)) for devices, rows in sorted(by_devices.items())]
+    curves = _curves((board, row, f"{devices} x: {row.rung}") for devices, row in fastest if row)
     if len(curves) < 2:
         return None
     title = f"{board.ladder}: loss by {_axis(by_time)}, the fastest sound rung on each number of devices"
-    return _drawn(curves, f"{title}\n{about(board, intervals=False)}", by_time=by_time)
+    return _draw(curves, f"{title}\n{about(board, intervals=False)}", by_time=by_time)
 
 
-def _of_machines(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
-    """Of the runs of one workload and text: those whose sound rungs take steps of the size that most runs
-    have.
+def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
+    """The losses of the fastest sound rung of each run of one workload, text and step size.
+
+    They are those that most runs have; None for one run.
     """
-    found: dict[str, list[tuple[Scoreboard, Row]]] = {}
-    for board in boards:
-        by_size: dict[int, list[Row]] = {}
-        for row in board.rows:
-            if row.tokens_per_step is not None:
-                by_size.setdefault(row.tokens_per_step, []).append(row)
-        same = board.records_of(board.rows[0])[0]
-        what = {**same.workload, "tokens_per_step": None, "text": same.data_sha256}
-        for size, rows in by_size.items():
-            if best := board.fastest_of(rows):
-                found.setdefault(f"{size} {sorted(what.items())}", []).append((board, best))
-    runs = max(found.values(), key=len, default=[])
+    fastest = [
+        (board, row)
+        for board in boards
+        for rows in group_by(board.rows, lambda row: row.tokens_per_step).values()
+        if (row := board.fastest_of(rows)) and row.tokens_per_step is not None
+    ]
+
+    def task(run: tuple[Scoreboard, Row]) -> str:
+        record, size = run[0].records_of(run[0].rows[0])[0], run[1].tokens_per_step
+        return str([size, record.data_sha256, *sorted({**record.workload, "tokens_per_step": None}.items())])
+
+    by_task = group_by(fastest, task)
+    runs = max(by_task.values(), key=len, default=[])
     curves = _curves((board, row, f"{name_of(board)}: {row.rung}") for board, row in runs)
     if len(curves) < 2:
         return None
     workload = runs[0][0].records[0].workload
     title = (
-        f"{workload['model']} on {workload['data']}, {curves[0].found.tokens_per_step:,} tokens per step: "
-        f"loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
+        f"{workload['model']} on {workload['data']}, {curves[0].measurement.tokens_per_step:,} tokens per "
+        f"step: loss by {_axis(by_time)}\nthe fastest sound rung of each run that takes such steps; "
         f"{rounds_of([board for board, _ in runs], intervals=False)}"
     )
-    return _drawn(curves, title, by_time=by_time)
+    return _draw(curves, title, by_time=by_time)
 
 
 def _axis(by_time: bool) -> str:
@@ -119,34 +88,40 @@ def _axis(by_time: bool) -> str:
 
 
 def _curves(rows: Iterable[tuple[Scoreboard, Row, str]]) -> list[Curve]:
-    """Of rungs that have a speed and more than one loss."""
+    """Curves of the rungs that have a speed and more than one loss."""
     curves = []
     for board, row, label in rows:
-        found = measured(board.records_of(row))
-        if found and row.tps and len(found.losses) > 1:
-            curves.append(Curve(label=label, found=found, tokens_per_second=row.tps.value))
+        measurement = measured(board.records_of(row))
+        if measurement and row.tps and len(measurement.losses) > 1:
+            curves.append(Curve(label=label, measurement=measurement, tokens_per_second=row.tps.value))
     return curves
 
 
-def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
-    """Steps of another size than the first curve's are dashed."""
+def _draw(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
+    """Draw the curves; steps of another size than the first curve's, which see other tokens, are dashed."""
     columns = 1 if any(len(curve.label) > NARROW for curve in curves) else 2
     figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * math.ceil(len(curves) / columns)))
     axes = figure.add_subplot()
-    first = curves[0].found.tokens_per_step
     for place, curve in enumerate(curves):
-        losses = [loss if math.isfinite(loss) else math.nan for loss in curve.found.losses]
-        seconds = curve.found.tokens_per_step / curve.tokens_per_second
+        losses = [loss if math.isfinite(loss) else math.nan for loss in curve.measurement.losses]
+        tokens_per_step = curve.measurement.tokens_per_step
+        seconds = tokens_per_step / curve.tokens_per_second
         steps = [n * seconds if by_time else float(n) for n in range(1, len(losses) + 1)]
-        style = "-" if curve.found.tokens_per_step == first else "--"
-        more = "" if style == "-" else f" ({curve.found.tokens_per_step:,} tokens per step)"
-        every = max(1, len(steps) // 12)
-        label = f"{labelled(curve.label, NARROW * 3 // columns)}{more}"
-        # Curves that lie on one another shine through: the first is the widest.
+        same_step = tokens_per_step == curves[0].measurement.tokens_per_step
+        label = legend_label(curve.label, NARROW * 3 // columns)
+        label += "" if same_step else f" ({tokens_per_step:,} tokens per step)"
+        # Curves that coincide shine through: the first is the widest.
         beneath = min(3, sum(_coincide(curve, other) for other in curves[place + 1 :]))
-        width = 1.3 + 2.2 * beneath if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves)
-        size = 4 + 3 * beneath if by_time else 4
-        axes.plot(steps, losses, ls=style, lw=width, ms=size, markevery=every, label=label, **look(place))
+        axes.plot(
+            steps,
+            losses,
+            ls="-" if same_step else "--",
+            lw=1.3 + 2.2 * beneath if by_time else 1.3 + 4 * (len(curves) - 1 - place) / len(curves),
+            ms=4 + 3 * beneath if by_time else 4,
+            markevery=max(1, len(steps) // 12),
+            label=label,
+            **colour_and_marker(place),
+        )
     axes.set_xlabel("seconds of training, by the speed of the timed window" if by_time else "optimiser step")
     axes.set_ylabel("training loss (nats per token)")
     figure.legend(loc="outside lower left", fontsize=8, ncols=columns)
@@ -156,9 +131,7 @@ def _drawn(curves: Sequence[Curve], title: str, *, by_time: bool) -> Figure:
     return figure
 
 
-def _coincide(one: Curve, other: Curve) -> bool:
-    """Whether one hides the other, by time, where both lose alike."""
-    same = one.found.tokens_per_step == other.found.tokens_per_step
-    return same and max(one.tokens_per_second, other.tokens_per_second) < CLOSE * min(
-        one.tokens_per_second, other.tokens_per_second
-    )
+def _coincide(a: Curve, b: Curve) -> bool:
+    """Whether one curve hides the other by time, where both lose alike."""
+    slow, fast = sorted((a.tokens_per_second, b.tokens_per_second))
+    return a.measurement.tokens_per_step == b.measurement.tokens_per_step and fast < CLOSE * slow

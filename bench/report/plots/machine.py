@@ -1,4 +1,4 @@
-"""What the machine did meanwhile: noise and throttling show in the blocks of the timed windows."""
+"""How evenly the machine ran: noise and throttling show in the blocks of the timed windows."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from statistics import median
 
 from matplotlib.figure import Figure
 
-from bench.analysis.run_records import cumulative
+from bench.analysis.run_records import by_rung
 from bench.analysis.scoreboard import Scoreboard
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import labelled, look
+from bench.report.plots.style import colour_and_marker, legend_label
 
 
 def block_times(board: Scoreboard) -> Figure | None:
-    """Each block's duration over its rung's median, at the time when its process began."""
+    """Each block's duration over its rung's median, by the time when its process began."""
     start = datetime.fromisoformat(board.begun)
-    rungs = cumulative(board.records)
+    rungs = by_rung(board.records)
     wide = any(len(rung[0].rung) > 28 for rung in rungs)
     figure = Figure(figsize=(WIDTH, 4.2 + (0.2 * len(rungs) if wide else 0)))
     axes = figure.add_subplot()
@@ -29,14 +29,20 @@ def block_times(board: Scoreboard) -> Figure | None:
         ]
         if not blocks:
             continue
-        middle = median(seconds for _, found in blocks for seconds in found.block_seconds)
+        median_seconds = median(seconds for _, m in blocks for seconds in m.block_seconds)
         points = []
-        for minutes, found in blocks:
-            begun = minutes + (found.startup_seconds + (found.first_step_seconds or 0.0)) / 60
-            for seconds in found.block_seconds:
-                points.append((begun, seconds / middle))
+        for minutes, m in blocks:
+            begun = minutes + (m.startup_seconds + (m.first_step_seconds or 0.0)) / 60
+            for seconds in m.block_seconds:
+                points.append((begun, seconds / median_seconds))
                 begun += seconds / 60
-        axes.plot(*zip(*points, strict=True), ls="", ms=3.5, label=labelled(rung[0].rung, 64), **look(place))
+        axes.plot(
+            *zip(*points, strict=True),
+            ls="",
+            ms=3.5,
+            label=legend_label(rung[0].rung, 64),
+            **colour_and_marker(place),
+        )
         shown = True
     if not shown:
         return None
@@ -44,7 +50,6 @@ def block_times(board: Scoreboard) -> Figure | None:
     axes.set_xlabel("minutes since the run began")
     axes.set_ylabel("block's duration over its rung's median")
     figure.legend(loc="outside lower left", fontsize=8, ncols=1 if wide else 2)
-    axes.set_title(
-        f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}", fontsize=10
-    )
+    title = f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}"
+    axes.set_title(title, fontsize=10)
     return figure

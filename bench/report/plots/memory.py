@@ -1,9 +1,9 @@
-"""Peak memory by sequences per device, and the line that says what one more sequence takes."""
+"""Peak memory by sequences per device, with a fitted line for the memory of one more sequence."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
@@ -13,58 +13,56 @@ from matplotlib.ticker import MaxNLocator
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import GIB, number
-from bench.report.plots.alike import Group, by_batch
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tip
+from bench.report.plots.scaling import Group, by_batch
+from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tooltip
 from gpt2.config.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
-"""For a fit: through two points a line always goes."""
+"""Fewest sizes for a fit: a line always goes through two points."""
 WIDE = 64
-"""Sizes that are further apart than this factor stand on a log scale."""
+"""Ratio of sizes from which their axis is logarithmic."""
 FAR = 64
-"""Times the largest size tried: nothing is predicted beyond."""
+"""Multiple of the largest size tried beyond which nothing is predicted."""
 LEAST_RISE = 0.01
-"""Of the mean peak, from the smallest size to the largest: what rises less is rounding, and no line is drawn.
-"""
+"""Least rise of the peak over all sizes, as a share of the mean, for a line: less is rounding."""
 CLEAR = 2
-"""Times what a point lies off the line at most: a line that rises less is drawn through noise."""
+"""Least ratio of a line's rise to a point's largest distance from it: less is noise."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """Peak memory as `fixed` plus `each` for every sequence; GiB."""
+    """Peak memory as `fixed` plus `per_sequence` for every sequence, in GiB."""
 
-    each: float
+    per_sequence: float
     fixed: float
 
     def at(self, size: float) -> float:
-        return self.fixed + self.each * size
+        return self.fixed + self.per_sequence * size
 
     def meets(self, limit: float) -> float:
-        """The number of sequences, a fraction mostly, that take `limit`; below 1 where not even one finds
-        room.
-        """
-        return (limit - self.fixed) / self.each
+        """Number of sequences that take `limit`, mostly a fraction; below 1 where not even one fits."""
+        return (limit - self.fixed) / self.per_sequence
 
     def rises(self, points: Sequence[tuple[int, float]]) -> bool:
-        """Whether what it says a sequence takes is more than the rounding and the noise of these points."""
+        """Whether the memory of a sequence is more than the rounding and noise of these points."""
         sizes, gibs = zip(*points, strict=True)
-        rise = self.each * (max(sizes) - min(sizes))
+        rise = self.per_sequence * (max(sizes) - min(sizes))
         off = max(abs(gib - self.at(size)) for size, gib in points)
         return rise >= LEAST_RISE * sum(gibs) / len(gibs) and rise > CLEAR * off
 
 
 def fitted(points: Sequence[tuple[int, float]]) -> Line:
-    """Least squares, all sizes of the same weight. points: (sequences per device, GiB), of two sizes at
-    least.
+    """Least-squares line, all sizes of the same weight.
+
+    points: (sequences per device, GiB), of two sizes at least.
     """
-    each, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
-    return Line(float(each), float(fixed))
+    per_sequence, fixed = numpy.polyfit([size for size, _ in points], [gib for _, gib in points], 1)
+    return Line(float(per_sequence), float(fixed))
 
 
 def device_gib(board: Scoreboard, toggles: Toggles) -> float | None:
-    """What one rank may fill: a device's memory, or its part of the host's. None where it is not known."""
+    """Memory that one rank may fill: a device's, or its part of the host's; None where it is not known."""
     machine = board.environment
     if toggles.device == HOST or machine.xla_on_cpu:
         return machine.memory_bytes / GIB / max(1, toggles.world_size // (machine.nodes or 1))
@@ -72,7 +70,7 @@ def device_gib(board: Scoreboard, toggles: Toggles) -> float | None:
 
 
 def memory_by_batch(board: Scoreboard) -> Figure | None:
-    """Measured peaks, the line through them, and where it says that memory ends beside where it did end."""
+    """Measured peaks, the line through them, and predicted and observed end of memory."""
     measured = [(group, _points(group)) for group in by_batch(board)]
     lines = [(group, points) for group, points in measured if len({size for size, _ in points}) > 1]
     if not lines:
@@ -93,9 +91,8 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     axes.set_ylim(0, 1.2 * max(gibs))
     axes.set_xlabel(f"sequences per device{' (log scale, on which a line is bent)' if wide else ''}")
     axes.set_ylabel("peak memory, GiB")
-    method = next(
-        row.peak_memory_method for group, _ in lines for row in group.rows if row.peak_memory_method
-    )
+    rows = [row for group, _ in lines for row in group.rows]
+    method = next(row.peak_memory_method for row in rows if row.peak_memory_method)
     figure.legend(loc="outside lower left", fontsize=8)
     title = f"{board.ladder}: memory by batch size; {method}\n{about(board, intervals=False)}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
@@ -103,29 +100,21 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
 
 
 def _points(group: Group) -> list[tuple[int, float]]:
-    """Of the rungs whose memory was found out as the first one's: other methods do not compare."""
+    """Sizes and peaks of the rungs whose memory was measured as the first one's."""
     known = [row for row in group.rows if row.peak_memory_bytes is not None]
     alike = [row for row in known if row.peak_memory_method == known[0].peak_memory_method]
     return [(row.toggles.micro_batch_size, (row.peak_memory_bytes or 0) / GIB) for row in alike]
 
 
-def _ended(groups: Iterable[Group]) -> set[int]:
-    return {
-        row.toggles.micro_batch_size
-        for group in groups
-        for row in group.rows
-        if row.status == "out_of_memory"
-    }
-
-
 def _draw(
     axes: Axes, board: Scoreboard, group: Group, points: Sequence[tuple[int, float]], place: int
 ) -> list[tuple[float, float]]:
-    """One line; gives the points that it must have room for."""
+    """Draw one line; returns the points that it needs room for."""
     colour, line = COLOURS[place], fitted(points)
     sizes = {size for size, _ in points}
     rises, fit = line.rises(points), len(sizes) >= LEAST_SIZES
-    ended = min(_ended([group]), default=None)
+    too_large = [r.toggles.micro_batch_size for r in group.rows if r.status == "out_of_memory"]
+    ended = min(too_large, default=None)
     limit = device_gib(board, group.rows[0].toggles)
     meets = line.meets(limit) if limit is not None and rises and fit else None
     corners: list[tuple[float, float]] = [*points]
@@ -135,40 +124,32 @@ def _draw(
         axes.plot(meets, limit, MARKERS[place], ms=9, mfc="none", color=colour, label="_meets")
     if rises:
         along = numpy.geomspace(min(size for size, _ in corners), max(size for size, _ in corners), 40)
-        axes.plot(
-            along,
-            [line.at(size) for size in along],
-            "-" if fit else "--",
-            color=colour,
-            lw=1.3,
-            label="_line",
-        )
+        heights = [line.at(size) for size in along]
+        axes.plot(along, heights, "-" if fit else "--", color=colour, lw=1.3, label="_line")
     if ended is not None:
         at = ended, limit if limit is not None else max(gib for _, gib in points)
-        above = sum(
-            mark.get_label() == "_ended" and ended in numpy.ravel(mark.get_xdata()) for mark in axes.lines
-        )
+        marks = [mark for mark in axes.lines if mark.get_label() == "_ended"]
+        above = sum(ended in numpy.ravel(mark.get_xdata()) for mark in marks)
         axes.plot(*at, "X", ms=8, color=colour, label="_ended")
-        axes.annotate(
-            "OOM", at, xytext=(7, 9 * above + 3), textcoords="offset points", fontsize=8, color=colour
-        )
+        small = {"textcoords": "offset points", "fontsize": 8, "color": colour}
+        axes.annotate("OOM", at, xytext=(7, 9 * above + 3), **small)
         corners.append(at)
-    said = [_line(line, len(sizes)) if rises else _flat(points)]
+    words = [_line(line, len(sizes)) if rises else _flat(points)]
     if meets is not None and limit is not None:
-        said.append(_end(meets, limit, max(sizes)))
+        words.append(_end(meets, limit, max(sizes)))
     if ended is not None:
-        said.append(f"first OOM at {ended:,}")
-    label = "\n".join(filter(None, (group.label, "; ".join(said))))
+        words.append(f"first OOM at {ended:,}")
+    label = "\n".join(filter(None, (group.label, "; ".join(words))))
     marks = axes.plot(*zip(*points, strict=True), MARKERS[place], ls="", color=colour, ms=6, label=label)
-    tip(marks, label.replace("\n", ": "))
+    tooltip(marks, label.replace("\n", ": "))
     return corners
 
 
 def _line(line: Line, count: int) -> str:
-    """In words."""
+    """The line in words."""
     fixed = f"{'-' if line.fixed < 0 else '+'} {number(abs(line.fixed))} GiB"
     fit = f"fit of {count} sizes" if count >= LEAST_SIZES else "2 sizes: no fit"
-    return f"{number(line.each * 1024)} MiB per sequence {fixed} ({fit})"
+    return f"{number(line.per_sequence * 1024)} MiB per sequence {fixed} ({fit})"
 
 
 def _flat(points: Sequence[tuple[int, float]]) -> str:

@@ -1,60 +1,51 @@
-"""How near the rungs came to the fastest that was measured of their machine."""
+"""How near the rungs came to the bound measured on their machine."""
 
 from __future__ import annotations
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.analysis.bound import Bound, most_tokens_per_second, of_row
+from bench.analysis.bound import Bound, bound_of, most_tokens_per_second
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
+from bench.report.plots import style
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
-from bench.report.plots.style import (
-    COLOURS,
-    NEITHER,
-    bars,
-    beside,
-    height,
-    instead,
-    names,
-    plain_log,
-    tip,
-    with_room,
-)
 
 PARTS = (
-    ("products, at the measured ceiling", "products_ms", COLOURS[0]),
-    ("attention on the causal half, likewise", "attention_ms", COLOURS[5]),
-    ("AdamW's traffic, at the speed of memory", "optimizer_ms", COLOURS[2]),
+    ("products, at the measured ceiling", "products_ms", style.COLOURS[0]),
+    ("attention on the causal half, likewise", "attention_ms", style.COLOURS[5]),
+    ("AdamW's traffic, at the speed of memory", "optimizer_ms", style.COLOURS[2]),
 )
 
 
 def roofline(board: Scoreboard) -> Figure | None:
-    """Tokens per second against the most that the least time of a step allows, and what that time is made of."""
-    found = [(row, of_row(board, row)) for row in board.rows]
-    if not any(least and least.total_ms is not None and row.tps for row, least in found):
+    """Tokens per second against the bound, and the parts of the bound in the time of a step."""
+    bounds = [(row, bound_of(board, row)) for row in board.rows]
+    if not any(bound and bound.total_ms is not None and row.tps for row, bound in bounds):
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 1.9 + height([row.rung for row in board.rows], PER_RUNG)))
+    figure = Figure(
+        figsize=(1.6 * WIDTH, 1.9 + style.total_height([row.rung for row in board.rows], PER_RUNG))
+    )
     speed, time = figure.subplots(1, 2, sharey=True, width_ratios=[3, 2])
-    at = names(speed, [row.rung for row in board.rows])
+    at = style.label_rungs(speed, [row.rung for row in board.rows])
     ends: list[tuple[float, str]] = []
-    for y, (row, least) in zip(at, found, strict=True):
+    for y, (row, bound) in zip(at, bounds, strict=True):
         if row.tps is None or row.tokens_per_step is None:
-            instead(speed, y, status_of(row))
+            style.text_instead(speed, y, status_of(row))
             continue
-        bars(speed, [y], [(row.tps.value, row.tps.low, row.tps.high)])
-        speed.plot(row.tps.value, y, "o", ms=7, color=COLOURS[0], label=None if ends else "measured")
-        most = most_tokens_per_second(least, row.tokens_per_step) if least else None
-        if least is None or most is None:
+        style.draw_intervals(speed, [y], [(row.tps.value, row.tps.low, row.tps.high)])
+        speed.plot(row.tps.value, y, "o", ms=7, color=style.COLOURS[0], label=None if ends else "measured")
+        most = most_tokens_per_second(bound, row.tokens_per_step) if bound else None
+        if bound is None or most is None:
             ends.append((row.tps.high or row.tps.value, f"{number(row.tps.value)}; no ceiling measured"))
-            beside(speed, ends[-1][0], y, ends[-1][1])
-            instead(time, y, least.absent if least and least.absent else "no ceiling measured")
+            style.text_beside(speed, ends[-1][0], y, ends[-1][1])
+            style.text_instead(time, y, bound.absent if bound and bound.absent else "no ceiling measured")
             continue
-        _parts(time, y, row, least, first=not ends)
-        ends.append(_held(speed, y, row, least, most, first=not ends))
-    with_room(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
-    plain_log(speed.xaxis)
+        _parts(time, y, row, bound, first=not ends)
+        ends.append(_held(speed, y, row, bound, most, first=not ends))
+    style.fit_log_axis(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
+    style.plain_log(speed.xaxis)
     speed.set_xlabel("tokens per second (log scale)")
     time.set_xlabel("% of the measured step")
     time.set_xlim(left=0)
@@ -71,31 +62,40 @@ def roofline(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _held(axes: Axes, y: float, row: Row, least: Bound, most: float, *, first: bool) -> tuple[float, str]:
-    """Gives where its words begin, and these."""
+def _held(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first: bool) -> tuple[float, str]:
+    """Draw a rung's speed against the bound; returns where its words begin, and the words."""
     assert row.tps is not None
     axes.plot(
-        [row.tps.value, most], [y, y], "-", lw=5, color=NEITHER, alpha=0.35, solid_capstyle="butt", zorder=1
+        [row.tps.value, most],
+        [y, y],
+        "-",
+        lw=5,
+        color=style.NEITHER,
+        alpha=0.35,
+        solid_capstyle="butt",
+        zorder=1,
     )
-    axes.plot(most, y, "|", ms=16, mew=2.5, color=COLOURS[1], label="bound" if first else None)
+    axes.plot(most, y, "|", ms=16, mew=2.5, color=style.COLOURS[1], label="bound" if first else None)
     reached = f"{number(row.tps.value)}: {percent(row.tps.value / most)} of {number(most)}"
     end = max(most, row.tps.high or row.tps.value)
-    beside(axes, end, y, reached)
-    tip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {least.number_format}")
+    style.text_beside(axes, end, y, reached)
+    style.tooltip(axes.lines[-1:], f"{row.rung}: tokens/s: {reached}; {bound.number_format}")
     return end, reached
 
 
-def _parts(axes: Axes, y: float, row: Row, least: Bound, *, first: bool) -> None:
-    """What the bound's parts are of the time that a step took."""
+def _parts(axes: Axes, y: float, row: Row, bound: Bound, *, first: bool) -> None:
+    """Draw the bound's parts as shares of the measured step."""
     assert row.tps is not None
     assert row.tokens_per_step is not None
     took = 1e3 * row.tokens_per_step / row.tps.value
     left = 0.0
     for label, name, colour in PARTS:
-        part = 100 * getattr(least, name) / took
+        part = 100 * getattr(bound, name) / took
         bar = axes.barh(y, part, 0.62, left, color=colour, lw=0, label=label if first else None)
-        tip(bar, f"{row.rung}: {label}: {number(getattr(least, name))} of {number(took)} ms")
+        style.tooltip(bar, f"{row.rung}: {label}: {number(getattr(bound, name))} of {number(took)} ms")
         left += part
     if left < 100:
         label = "what the bound leaves out, and what could be faster"
-        axes.barh(y, 100 - left, 0.62, left, color=NEITHER, alpha=0.35, lw=0, label=label if first else None)
+        axes.barh(
+            y, 100 - left, 0.62, left, color=style.NEITHER, alpha=0.35, lw=0, label=label if first else None
+        )

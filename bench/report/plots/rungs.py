@@ -10,28 +10,12 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
 from bench.analysis.attribution import Gain
 from bench.analysis.attribution import attribution as attributed
-from bench.analysis.compare import GOOD
+from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, with_interval
+from bench.format import GIB, number, plural, with_interval
 from bench.report.caption import derived_peak
-from bench.report.plots.style import (
-    COLOURS,
-    FASTER,
-    NEITHER,
-    PLAIN,
-    SLOWER,
-    Interval,
-    bars,
-    beside,
-    height,
-    instead,
-    names,
-    plain_log,
-    shortened,
-    tip,
-    with_room,
-)
+from bench.report.plots import style
 from bench.stats import LEAST_ROUNDS, Estimate
 
 WIDTH = 8.0
@@ -40,63 +24,54 @@ PER_RUNG = 0.42
 
 
 def about(board: Scoreboard, intervals: bool = True) -> str:
-    """What every picture must say of where it is from."""
+    """Subtitle of a picture: model, machine, torch and rounds."""
     machine = board.environment
-    rounds = f"{board.rounds} rounds" if board.rounds > 1 else "1 round"
+    rounds = plural(board.rounds, "round")
     rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
     model = board.records[0].workload["model"]
-    return f"{model} on {shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
-
-
-def is_sweep(board: Scoreboard) -> bool:
-    """Whether its rows are candidates, none of which keeps what the one above it switches on."""
-    return any(record.kind == "sweep" for record in board.records)
+    return f"{model} on {style.shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
 
 
 def climb(board: Scoreboard) -> Figure | None:
-    """Tokens per second from the first rung to the last, and the factor that each one adds; a sweep does not
-    climb.
-    """
+    """Tokens per second from the first rung to the last, with each one's factor; None for a sweep."""
     rows = [row for row in board.rows if row.tps]
     own = [row for row in rows if not row.external]
-    if len(rows) < 2 or not own or is_sweep(board):
+    if len(rows) < 2 or not own or board.swept:
         return None
-    figure = Figure(figsize=(WIDTH, 1.3 + height([row.rung for row in board.rows], PER_RUNG)))
+    figure = Figure(figsize=(WIDTH, 1.3 + style.total_height([row.rung for row in board.rows], PER_RUNG)))
     axes = figure.add_subplot()
-    at = names(axes, [row.rung for row in board.rows])
+    at = style.label_rungs(axes, [row.rung for row in board.rows])
     speeds = [row.tps for row in rows if row.tps]
-    said = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
-    ends = [(tps.high or tps.value, words) for tps, words in zip(speeds, said, strict=True)]
-    with_room(axes, min(tps.value for tps in speeds), ends)
+    texts = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
+    ends = [(tps.high or tps.value, words) for tps, words in zip(speeds, texts, strict=True)]
+    style.fit_log_axis(axes, min(tps.value for tps in speeds), ends)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
         if row.tps is None:
-            instead(axes, y, status_of(row))
+            style.text_instead(axes, y, status_of(row))
             continue
         now = row.tps.value
         start = before if before is not None and not row.external else axes.get_xlim()[0]
         bar = axes.barh(y, now - start, left=start, height=0.62, **_look(row, _colour(row, before)))
-        tip(bar, f"{row.rung}: {with_interval(number(now), row.tps)} tokens/s; {', '.join(row.changed)}")
-        bars(axes, [y], [(now, row.tps.low, row.tps.high)])
-        beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
+        tps = with_interval(number(now), row.tps)
+        style.tooltip(bar, f"{row.rung}: {tps} tokens/s; {', '.join(row.changed)}")
+        style.draw_intervals(axes, [y], [(now, row.tps.low, row.tps.high)])
+        style.text_beside(axes, max(now, start, row.tps.high or 0.0), y, f"{number(now)}{_factor(row)}")
         before = before if row.external else now
-    plain_log(axes.xaxis)
+    style.plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
     axes.set_title(f"{board.ladder}{_whole(own)}\n{about(board)}", fontsize=10)
     return figure
 
 
 def _whole(own: Sequence[Row]) -> str:
-    """How far the climb leads, from the first rung to the last that is the same training and means what it
-    says.
-    """
-    first, last = (
-        own[0],
-        next((row for row in reversed(own) if row.status in GOOD and not row.other_maths), None),
-    )
+    """The whole speed-up, from the first rung to the last valid one of equal maths."""
+    first = own[0]
+    last = next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None)
     if last is None or last is first or not last.speedup:
         return ""
-    return f": {last.speedup.value:.1f}x from {shortened(first.rung, 22)} to {shortened(last.rung, 22)}"
+    ends = f"from {style.shortened(first.rung, 22)} to {style.shortened(last.rung, 22)}"
+    return f": {last.speedup.value:.1f}x {ends}"
 
 
 def _factor(row: Row) -> str:
@@ -107,7 +82,7 @@ def _factor(row: Row) -> str:
 
 
 def _look(row: Row, colour: str) -> dict[str, Any]:
-    """Another trainer is no step of the climb: its bar is an outline."""
+    """Style of a bar; another trainer's is an outline, for it is no step of the climb."""
     if row.external:
         return {"facecolor": "none", "edgecolor": colour, "lw": 1.4, "ls": "--"}
     return {"color": colour, "lw": 0}
@@ -115,95 +90,90 @@ def _look(row: Row, colour: str) -> dict[str, Any]:
 
 def _colour(row: Row, before: float | None) -> str:
     if before is None:
-        return COLOURS[0]
-    return {"faster": FASTER, "slower": SLOWER}.get(row.verdict or "", NEITHER)
+        return style.COLOURS[0]
+    return {"faster": style.FASTER, "slower": style.SLOWER}.get(row.verdict or "", style.NEITHER)
 
 
 def panels(board: Scoreboard) -> Figure | None:
     """Tokens per second, speed-up, MFU and peak memory of each rung."""
     if not any(row.tps for row in board.rows):
         return None
-    figure = Figure(figsize=(1.6 * WIDTH, 1.4 + height([row.rung for row in board.rows], PER_RUNG)))
+    figure = Figure(
+        figsize=(1.6 * WIDTH, 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG))
+    )
     every = figure.subplots(1, 4, sharey=True)
-    at = names(every[0], [row.rung for row in board.rows])
-    columns: list[tuple[str, list[Interval | None]]] = [
+    at = style.label_rungs(every[0], [row.rung for row in board.rows])
+    columns: list[tuple[str, list[style.Interval | None]]] = [
         ("tokens per second", [bounds(row.tps) for row in board.rows]),
         ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
         (mfu_label(board), [of_hundred(row.mfu) for row in board.rows]),
         ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
-    for axes, (label, values), colour in zip(every, columns, COLOURS, strict=False):
+    for axes, (label, values), colour in zip(every, columns, style.COLOURS, strict=False):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
         for y, value, row in zip(at, values, board.rows, strict=True):
             if value is None:
-                instead(axes, y, status_of(row) if row.status != "ok" else "absent")
+                style.text_instead(axes, y, status_of(row) if row.status != "ok" else "absent")
                 continue
             bar = axes.barh(y, value[0], height=0.62, **_look(row, colour))
-            tip(bar, f"{row.rung}: {number(value[0])}, {label}")
-            bars(axes, [y], [value])
-            beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
+            style.tooltip(bar, f"{row.rung}: {number(value[0])}, {label}")
+            style.draw_intervals(axes, [y], [value])
+            style.text_beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
         axes.xaxis.set_major_locator(MaxNLocator(3) if any(values) else NullLocator())
-        axes.xaxis.set_major_formatter(PLAIN)
+        axes.xaxis.set_major_formatter(style.PLAIN)
     figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
 
 def mfu_label(board: Scoreboard) -> str:
-    """Of an axis: a peak that is arithmetic is called so."""
+    """Label of an axis with MFU, which tells a derived peak."""
     return f"MFU, % of bf16 peak{', derived peak' if derived_peak(board) else ''}"
 
 
-def bounds(estimate: Estimate | None) -> Interval | None:
-    """An estimate as pictures take it."""
+def bounds(estimate: Estimate | None) -> style.Interval | None:
+    """An estimate as an Interval."""
     return (estimate.value, estimate.low, estimate.high) if estimate else None
 
 
-def of_hundred(share: float | None) -> Interval | None:
-    """A share in percent, of which no interval is known."""
+def of_hundred(share: float | None) -> style.Interval | None:
+    """A share in percent as an Interval without ends."""
     return (100 * share, None, None) if share is not None else None
 
 
-def peak_gib(row: Row) -> Interval | None:
-    """The most of all rounds."""
+def peak_gib(row: Row) -> style.Interval | None:
+    """Peak memory of all rounds as an Interval without ends."""
     return (row.peak_memory_bytes / GIB, None, None) if row.peak_memory_bytes is not None else None
 
 
 def attribution(board: Scoreboard) -> Figure | None:
     """What each change buys: added in order, alone, and last."""
-    found = attributed(board)
-    if not found:
+    rungs = attributed(board)
+    if not rungs:
         return None
-    figure = Figure(figsize=(WIDTH, 1.4 + height([each.rung for each in found], 0.6)))
+    figure = Figure(figsize=(WIDTH, 1.4 + style.total_height([rung.rung for rung in rungs], 0.6)))
     axes = figure.add_subplot()
-    at = names(axes, [each.rung for each in found])
+    at = style.label_rungs(axes, [rung.rung for rung in rungs])
     axes.axvline(1, color=axes.xaxis.label.get_color(), lw=1)
     if board.delta is not None:
-        axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=NEITHER, alpha=0.25, lw=0)
+        axes.axvspan(1 / (1 + board.delta), 1 + board.delta, color=style.NEITHER, alpha=0.25, lw=0)
     kinds = (
         ("added in order", "in_order", "o"),
         ("alone on the first rung", "alone", "s"),
         ("added last", "last", "D"),
     )
     for place, (label, name, marker) in enumerate(kinds):
-        points = [(y + 0.22 * (place - 1), getattr(each, name)) for y, each in zip(at, found, strict=True)]
+        points = [(y + 0.22 * (place - 1), getattr(rung, name)) for y, rung in zip(at, rungs, strict=True)]
         drawn = [(y, gain.ratio) for y, gain in points if isinstance(gain, Gain) and gain.ratio]
-        axes.plot(
-            [r.value for _, r in drawn],
-            [y for y, _ in drawn],
-            marker,
-            color=COLOURS[place],
-            label=label,
-            ms=6,
-        )
-        bars(axes, [y for y, _ in drawn], [(r.value, r.low, r.high) for _, r in drawn])
+        values, ys = [ratio.value for _, ratio in drawn], [y for y, _ in drawn]
+        axes.plot(values, ys, marker, color=style.COLOURS[place], label=label, ms=6)
+        style.draw_intervals(axes, ys, [(ratio.value, ratio.low, ratio.high) for _, ratio in drawn])
     axes.set_xscale("log")
-    plain_log(axes.xaxis)
-    axes.xaxis.set_major_locator(
-        LogLocator(base=10, subs=(0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0), numticks=20)
-    )
+    style.plain_log(axes.xaxis)
+    ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
+    axes.xaxis.set_major_locator(LogLocator(base=10, subs=ticks, numticks=20))
     axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
     figure.legend(loc="outside lower center", ncols=3)
     axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)

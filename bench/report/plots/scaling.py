@@ -1,23 +1,81 @@
-"""Rungs that differ in their batch only, or in their number of devices only: a line of each kind."""
+"""Rungs that differ in their batch only, or in their number of devices only, joined by lines."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullLocator, ScalarFormatter
 
 from bench.analysis.row import Row
+from bench.analysis.run_records import group_by, without_batch
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import number
-from bench.report.plots.alike import Group, by_batch, by_devices
 from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
-from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, Interval, bars, tip
+from bench.report.plots.style import (
+    COLOURS,
+    MARKERS,
+    NEITHER,
+    PLAIN,
+    Interval,
+    draw_intervals,
+    shortened,
+    tooltip,
+)
+from gpt2.config.toggles import Toggles
+
+MOST = 6
+"""Most lines in one picture; those of most rungs are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """Rungs that are alike but for their size."""
+
+    label: str
+    """Toggles in which it differs from the other groups; empty for the only one."""
+    rows: tuple[Row, ...]
+    """Rows by size, the smallest first."""
+
+
+def by_batch(board: Scoreboard) -> list[Group]:
+    """Groups of rungs that differ in the sequences per device only, and in what follows from these."""
+    workload = board.records[0].workload
+    by_toggles = group_by(board.rows, lambda row: without_batch(row.toggles, workload))
+    return _groups(by_toggles, lambda row: row.toggles.micro_batch_size)
+
+
+def by_devices(board: Scoreboard) -> list[Group]:
+    """Groups of rungs that differ in the number of devices only; each sharding begins with one device."""
+    by_toggles = group_by(board.rows, lambda row: replace(row.toggles, world_size=1, grad_accum_steps=1))
+    alone = {key: [row for row in rows if row.toggles.world_size == 1] for key, rows in by_toggles.items()}
+    for key, rows in by_toggles.items():
+        if key.sharding != "none":
+            rows += alone.get(replace(key, sharding="none"), [])
+    return _groups(by_toggles, lambda row: row.toggles.world_size)
+
+
+def _groups(by_toggles: dict[Toggles, list[Row]], size: Callable[[Row], int]) -> list[Group]:
+    """The groups with several sizes, at most MOST."""
+    lines = {key: rows for key, rows in by_toggles.items() if len({size(row) for row in rows}) > 1}
+    kept = sorted(lines, key=lambda key: -len(lines[key]))[:MOST]
+    kept = [key for key in lines if key in kept]
+    return [Group(label=_difference(key, kept), rows=tuple(sorted(lines[key], key=size))) for key in kept]
+
+
+def _difference(key: Toggles, others: Sequence[Toggles]) -> str:
+    names = [toggle.name for toggle in fields(key)]
+    varied = [name for name in names if len({getattr(other, name) for other in others}) > 1]
+    return shortened(", ".join(f"{name}={getattr(key, name)}" for name in varied), 60)
+
+
+# --- Pictures
 
 Value = Callable[[Row], Interval | None]
 LABELLED = 1
-"""Lines whose points bear figures; those of more would cover each other."""
+"""Most lines whose points are labelled; labels of more would overlap."""
 
 
 def batch_sizes(board: Scoreboard) -> Figure | None:
@@ -31,7 +89,7 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         (mfu_label(board), lambda row: of_hundred(row.mfu)),
         ("peak memory, GiB", peak_gib),
     ]
-    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
     labelled = len(groups) <= LABELLED
     figure = Figure(figsize=(1.6 * WIDTH * len(columns) / 3, 3.8 + 0.2 * len(groups)))
     for axes, (label, value) in zip(figure.subplots(1, len(columns), squeeze=False)[0], columns, strict=True):
@@ -47,16 +105,15 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         axes.set_ylabel(label)
         axes.yaxis.set_major_formatter(PLAIN)
         axes.margins(0.12)
-        # A window that went wrong may have an interval of any length: it leaves the picture, and the rest is
-        # seen.
-        most = max(found[0] for group in groups for row in group.rows if (found := value(row)))
+        # A window that went wrong may have an interval of any length: the axis ends before it.
+        most = max(interval[0] for group in groups for row in group.rows if (interval := value(row)))
         axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
     _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
     return figure
 
 
 def world_sizes(board: Scoreboard) -> Figure | None:
-    """Tokens per second, MFU and efficiency by devices, with what perfect scaling would be."""
+    """Tokens per second, MFU and efficiency by devices, with perfect scaling beside."""
     groups = [
         group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1
     ]
@@ -68,7 +125,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
         (mfu_label(board), lambda row: of_hundred(row.mfu)),
         (f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %", _efficiency),
     ]
-    columns = [each for each in columns if any(each[1](row) for group in groups for row in group.rows)]
+    columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
     labelled = len(groups) <= LABELLED
     figure = Figure(figsize=(1.6 * WIDTH * max(2, len(columns)) / 3, 4 + 0.2 * len(groups)))
     panels = figure.subplots(1, len(columns), squeeze=False)[0]
@@ -92,7 +149,7 @@ def world_sizes(board: Scoreboard) -> Figure | None:
 
 
 def _linear(axes: Axes, group: Group, label: str | None) -> None:
-    """As many times the speed of the fewest devices as there are devices."""
+    """Draw perfect scaling from the fewest devices."""
     rows = [row for row in group.rows if row.tps]
     assert rows[0].tps is not None
     one = rows[0].tps.value / rows[0].toggles.world_size
@@ -101,7 +158,7 @@ def _linear(axes: Axes, group: Group, label: str | None) -> None:
 
 
 def _efficiency(row: Row) -> Interval | None:
-    return bounds(row.efficiency.over(0.01)) if row.efficiency else None
+    return bounds(row.efficiency.divided_by(0.01)) if row.efficiency else None
 
 
 def _line(
@@ -113,25 +170,23 @@ def _line(
     *,
     labelled: bool,
 ) -> None:
-    points = [(size(row), found, row) for row in group.rows if (found := value(row)) is not None]
+    points = [(size(row), interval, row) for row in group.rows if (interval := value(row)) is not None]
     sizes, colour = [at for at, _, _ in points], COLOURS[place]
-    bars(axes, sizes, [found for _, found, _ in points], upright=True, colour=colour)
-    axes.plot(sizes, [found[0] for _, found, _ in points], "-", color=colour, lw=1.5, label="_line")
-    bearing = _apart(sizes) if labelled else []
-    for at, found, row in points:
-        mark = axes.plot(at, found[0], MARKERS[place], color=colour, ms=6)
-        tip(mark, f"{row.rung}: {number(found[0])}")
-        if at in bearing:
-            axes.annotate(number(found[0]), (at, found[2] or found[0]), xytext=(4, 4), **SMALL)
+    draw_intervals(axes, sizes, [interval for _, interval, _ in points], upright=True, colour=colour)
+    axes.plot(sizes, [y for _, (y, _, _), _ in points], "-", color=colour, lw=1.5, label="_line")
+    labelled_sizes = _apart(sizes) if labelled else []
+    for at, (y, _, high), row in points:
+        mark = axes.plot(at, y, MARKERS[place], color=colour, ms=6)
+        tooltip(mark, f"{row.rung}: {number(y)}")
+        if at in labelled_sizes:
+            axes.annotate(number(y), (at, high or y), xytext=(4, 4), **SMALL)
 
 
 SMALL = {"textcoords": "offset points", "fontsize": 8}
 
 
 def _apart(sizes: Sequence[int]) -> list[int]:
-    """Those that have room for words beside one another on an axis of powers of two: bisection ends on
-    neighbours.
-    """
+    """Sizes far enough apart for labels on an axis of powers of two: bisection ends on neighbours."""
     kept: list[int] = []
     for size in sorted(set(sizes)):
         if not kept or size >= 1.4 * kept[-1]:
@@ -140,7 +195,7 @@ def _apart(sizes: Sequence[int]) -> list[int]:
 
 
 def _out_of_memory(axes: Axes, size: int, place: int) -> None:
-    """Above one another near the axis: each line's own."""
+    """Mark an out-of-memory size near the axis, each line at its own height."""
     at = 0.04 + 0.07 * place
     axes.plot(size, at, "X", ms=7, color=COLOURS[place], transform=axes.get_xaxis_transform(), clip_on=False)
     axes.annotate("OOM", (size, at), xycoords=("data", "axes fraction"), ha="right", xytext=(-7, -3), **SMALL)

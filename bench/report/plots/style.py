@@ -27,7 +27,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 from bench.format import number, plain
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-"""Okabe and Ito's, without yellow and black, which vanish on one of the papers."""
+"""Okabe and Ito's colours, without yellow and black, which vanish on one of the papers."""
 FASTER, SLOWER, NEITHER = "#009E73", "#D55E00", "#8A8F98"
 
 THEMES: dict[str, dict[str, str]] = {
@@ -38,18 +38,20 @@ THEMES: dict[str, dict[str, str]] = {
 
 @contextmanager
 def theme(name: str) -> Iterator[None]:
-    """Draw within it, and save too."""
+    """Context in which figures are drawn and saved."""
     paper, ink, faint = (THEMES[name][part] for part in ("paper", "ink", "faint"))
+    papers = ("figure.facecolor", "axes.facecolor", "savefig.facecolor")
+    inks = (
+        "text.color",
+        "axes.labelcolor",
+        "axes.edgecolor",
+        "axes.titlecolor",
+        "xtick.color",
+        "ytick.color",
+    )
     settings: dict[Any, Any] = {
-        "figure.facecolor": paper,
-        "axes.facecolor": paper,
-        "savefig.facecolor": paper,
-        "text.color": ink,
-        "axes.labelcolor": ink,
-        "axes.edgecolor": ink,
-        "axes.titlecolor": ink,
-        "xtick.color": ink,
-        "ytick.color": ink,
+        **dict.fromkeys(papers, paper),
+        **dict.fromkeys(inks, ink),
         "grid.color": faint,
         "grid.linewidth": 0.6,
         "axes.grid": True,
@@ -74,14 +76,14 @@ TIP = "tip:"
 TIPS = re.compile(rf'<g id="{TIP}([^"]*)">')
 
 
-def tip(artists: Iterable[Artist], text: str) -> None:
-    """What is shown of a part of the picture, in SVG, when the mouse rests on it."""
+def tooltip(artists: Iterable[Artist], text: str) -> None:
+    """Set the text that an SVG shows when the mouse rests on these parts."""
     for artist in artists:
         artist.set_gid(TIP + plain(text))
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
-    """As PNG and SVG, without the moment at which they were drawn. Raises OSError."""
+    """Write PNG and SVG, without the time of drawing. Raises OSError."""
     _purge(figure)
     files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
     _write(figure, files[0], dpi=150, metadata={"Software": None})
@@ -90,7 +92,7 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 
 def _write(figure: Figure, to: Path | io.StringIO, **how: Any) -> None:
-    """Without a warning for letters that no font here has: tables and the SVG have them as text all the same."""
+    """Save without a warning for letters that no font here has: tables and the SVG have them as text."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=r"Glyph \d+ .*missing from")
         warnings.filterwarnings("ignore", message="Matplotlib currently does not support")
@@ -98,9 +100,7 @@ def _write(figure: Figure, to: Path | io.StringIO, **how: Any) -> None:
 
 
 def _purge(figure: Figure) -> None:
-    """Control characters, which XML does not know, out of all words; some are from results files of
-    strangers.
-    """
+    """Remove control characters, which XML does not allow, from all words, and choose fonts for the rest."""
     for words in figure.findobj(Text):
         assert isinstance(words, Text)
         words.set_text(_printable(words.get_text()))
@@ -110,21 +110,22 @@ def _purge(figure: Figure) -> None:
 
 @lru_cache(maxsize=1024)
 def fallbacks(text: str) -> tuple[str, ...]:
-    """Fonts installed here that have the letters of a text that the usual one lacks; none where that is
-    nothing.
-    """
-    missing = {ord(letter) for letter in text} - _letters(
-        findfont(FontProperties(family=rcParams["font.family"]))
-    )
-    found = []
-    for font in (
-        sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)) if missing else ()
-    ):
-        if font.name in found or font.name.startswith(PLACEHOLDERS) or not missing & _letters(font.fname):
-            continue
-        missing -= _letters(font.fname)
-        found.append(font.name)
-    return tuple(found)
+    """Installed fonts for letters of a text that the usual font lacks."""
+    usual = findfont(FontProperties(family=rcParams["font.family"]))
+    missing = {ord(letter) for letter in text} - _letters(usual)
+    label_rungs: list[str] = []
+    if not missing:
+        return ()
+    for font in sorted(fontManager.ttflist, key=lambda font: (font.style != "normal", font.name)):
+        letters = (
+            frozenset()
+            if font.name in label_rungs or font.name.startswith(PLACEHOLDERS)
+            else _letters(font.fname)
+        )
+        if missing & letters:
+            missing -= letters
+            label_rungs.append(font.name)
+    return tuple(label_rungs)
 
 
 PLACEHOLDERS = "Last Resort"
@@ -133,7 +134,7 @@ PLACEHOLDERS = "Last Resort"
 
 @cache
 def _letters(file: str) -> frozenset[int]:
-    """That a font can draw; none where its letters are bitmaps, as of coloured emoji."""
+    """Letters that a font can draw; none where they are bitmaps, as of coloured emoji."""
     try:
         font = get_font(file)
     except (OSError, RuntimeError):
@@ -142,12 +143,12 @@ def _letters(file: str) -> frozenset[int]:
 
 
 def _printable(text: str) -> str:
-    """Line by line."""
+    """The text without control characters, line by line."""
     return "\n".join(plain(line) for line in text.split("\n"))
 
 
 def svg(figure: Figure) -> str:
-    """As a document of its own."""
+    """The figure as an SVG document."""
     _purge(figure)
     text = io.StringIO()
     _write(figure, text, format="svg", metadata={"Date": None, "Creator": None})
@@ -155,25 +156,22 @@ def svg(figure: Figure) -> str:
 
 
 CLIP = re.compile(r"(?<=[\"#])p[0-9a-f]{10}\b")
-"""The name that matplotlib gives to a clipping rectangle: a hash of its corners, down to their last bit."""
+"""Name that matplotlib gives to a clipping rectangle: a hash of its corners, down to their last bit."""
 
 
 def _same_clips(text: str) -> str:
-    """Name clipping rectangles by the picture and their order: the layout's last bits are not the same in
-    each run.
-    """
-    own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[
-        :10
-    ]  # no two pictures of a page may share a name
-    names: dict[str, str] = {}
-    return CLIP.sub(lambda found: names.setdefault(found[0], f"p{own}-{len(names)}"), text)
+    """Name clipping rectangles by picture and order: the layout's last bits differ between runs."""
+    # No two pictures of a page may share a name.
+    own = hashlib.sha256(CLIP.sub("", text).encode()).hexdigest()[:10]
+    label_rungs: dict[str, str] = {}
+    return CLIP.sub(lambda match: label_rungs.setdefault(match[0], f"p{own}-{len(label_rungs)}"), text)
 
 
 Interval = tuple[float, float | None, float | None]
 """A value and the ends of its interval, where there is one."""
 
 
-def bars(
+def draw_intervals(
     axes: Axes,
     at: Sequence[float],
     values: Sequence[Interval],
@@ -181,58 +179,50 @@ def bars(
     upright: bool = False,
     colour: str | None = None,
 ) -> None:
-    """Intervals as lines: horizontal ones, or upright ones."""
+    """Draw intervals as lines, horizontal or upright."""
     for place, (value, low, high) in zip(at, values, strict=True):
         if low is None or high is None:
             continue
         reach = [[value - low], [high - value]]
+        line = colour or axes.xaxis.label.get_color()
         if upright:
-            axes.errorbar(
-                place, value, yerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2
-            )
+            axes.errorbar(place, value, yerr=reach, color=line, capsize=3, lw=1.2)
         else:
-            axes.errorbar(
-                value, place, xerr=reach, color=colour or axes.xaxis.label.get_color(), capsize=3, lw=1.2
-            )
+            axes.errorbar(value, place, xerr=reach, color=line, capsize=3, lw=1.2)
 
 
-def beside(axes: Axes, x: float, y: float, text: str) -> None:
-    """Words right of a mark, clear of an interval's cap."""
+def text_beside(axes: Axes, x: float, y: float, text: str) -> None:
+    """Write words right of a mark, clear of an interval's cap."""
     axes.annotate(text, (x, y), xytext=(5, 0), textcoords="offset points", va="center", fontsize=8)
 
 
-def instead(axes: Axes, y: float, text: str) -> None:
-    """Words where a mark would be, of a rung that has none."""
+def text_instead(axes: Axes, y: float, text: str) -> None:
+    """Write words in place of a rung's mark."""
     axes.annotate(text, (0.01, y), xycoords=("axes fraction", "data"), va="center", fontsize=8, color=NEITHER)
 
 
 def plain_log(axis: Axis) -> None:
-    """Numbers as people write them, few enough to be read; of an axis whose ends are set."""
+    """Write few plain numbers on a log axis whose ends are set."""
     low, high = axis.get_view_interval()
-    axis.set_major_locator(
-        LogLocator(base=10, subs=(1.0, 2.0, 5.0) if high < FAR * low else (1.0,), numticks=20)
-    )
+    subs = (1.0, 2.0, 5.0) if high < FAR * low else (1.0,)
+    axis.set_major_locator(LogLocator(base=10, subs=subs, numticks=20))
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
     axis.set_minor_formatter(NullFormatter())
 
 
 FAR = 200
-"""Ends of a log axis that are further apart than this factor leave room for powers of ten only."""
-
-
+"""Ratio of a log axis' ends from which only powers of ten have room."""
 PLAIN = "{x:,.9g}"
-"""How an axis writes numbers: millions without a power of ten, and as many digits as its steps need."""
-
-
+"""Format of an axis' numbers: millions without a power of ten, and as many digits as its steps need."""
 LETTER = 0.068
-"""Inches that one takes on average of the words beside marks, and more than that of few."""
+"""Inches per character of the words beside marks."""
 
 
-def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
-    """A log axis from left of `low` to where the words end that stand right of marks.
+def fit_log_axis(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: float = 1.0) -> None:
+    """Set a log axis from left of `low` to the end of the words right of marks.
 
-    ends: places of marks, and the words beside them. part: of the figure's width, for the axes with its
-    labels.
+    ends: places of marks, and the words beside them. part: share of the figure's width that the axes with
+    labels take.
     """
     labels = [line for label in axes.get_yticklabels() for line in label.get_text().split("\n")]
     assert isinstance(axes.figure, Figure)
@@ -248,13 +238,13 @@ def with_room(axes: Axes, low: float, ends: Sequence[tuple[float, str]], part: f
 MARKERS = ("o", "s", "^", "D", "v", "P")
 
 
-def look(place: int) -> dict[str, Any]:
-    """Colour and marker of one of many: where colours begin anew, markers are others."""
+def colour_and_marker(place: int) -> dict[str, Any]:
+    """Colour and marker of one of many lines: where colours begin anew, markers change."""
     return {"color": COLOURS[place % len(COLOURS)], "marker": MARKERS[place // len(COLOURS) % len(MARKERS)]}
 
 
-def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
-    """Rungs from top to bottom; gives their places."""
+def label_rungs(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
+    """Label an axis with rungs from top to bottom; returns their positions."""
     at = [float(n) for n in range(len(rungs))]
     labels = [wrapped(rung, most) for rung in rungs]
     if len(set(labels)) < len(labels):  # what they differ in was too long to be shown
@@ -266,31 +256,29 @@ def names(axes: Axes, rungs: Sequence[str], most: int = 32) -> list[float]:
 
 
 LINES = 4
-"""That a rung's name may take."""
+"""Most lines of a rung's name."""
 
 
 def wrapped(name: str, most: int = 32) -> str:
-    """For an axis, whole if it can be: broken between words into lines of `most` letters."""
+    """A name for an axis, broken between words into lines of `most` letters, or else shortened."""
     if len(_printable(name).replace("\n", "")) > LINES * most:
         return shortened(name, most)
-    lines = [
-        textwrap.wrap(line, most, break_on_hyphens=False, break_long_words=False) for line in name.split("\n")
-    ]
-    return "\n".join(shortened(line, most) for each in lines for line in each)
+    wrap = textwrap.TextWrapper(most, break_on_hyphens=False, break_long_words=False).wrap
+    return "\n".join(shortened(part, most) for line in name.split("\n") for part in wrap(line))
 
 
-def height(rungs: Sequence[str], least: float) -> float:
-    """Inches for their names beneath one another, each rung having `least` or more."""
+def total_height(rungs: Sequence[str], least: float) -> float:
+    """Inches for rungs beneath one another, each `least` or more."""
     return len(rungs) * max([least, *(0.1 + 0.155 * len(wrapped(rung).split("\n")) for rung in rungs)])
 
 
-def labelled(name: str, most: int = 28) -> str:
-    """For a legend, which leaves out what begins with an underscore."""
+def legend_label(name: str, most: int = 28) -> str:
+    """A name for a legend, which leaves out labels that begin with an underscore."""
     return f"{' ' if name.startswith('_') else ''}{shortened(name, most)}"
 
 
 def shortened(name: str, most: int = 28) -> str:
-    """For an axis, with both ends, by which names differ."""
+    """A name for an axis, with both ends, by which names differ."""
     name = _printable(name)
     if len(name) > most:
         head = most // 2

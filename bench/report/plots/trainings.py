@@ -1,4 +1,4 @@
-"""Pictures of long runs: what they learn by step and by time, how fast they go, and HellaSwag on the way."""
+"""Pictures of long runs: losses by step and by time, speed, and HellaSwag on the way."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from bench.report.plots.style import COLOURS, THEMES, labelled, save, theme
+from bench.report.plots.style import COLOURS, THEMES, legend_label, save, theme
 from bench.report.trainings import SMOOTHED, LongRun, reference_lines, same_validation
 
 SIZE = (8.0, 4.5)
@@ -26,17 +26,22 @@ def loss_by_time(runs: Sequence[LongRun]) -> Figure | None:
 
 
 def speed(runs: Sequence[LongRun]) -> Figure | None:
-    """Tokens per second of each step; compilation and what else the machine did show."""
+    """Tokens per second of each step; compilation and disturbances show."""
     if not any(run.of("step") for run in runs):
         return None
     figure, axes = _axes("Tokens per second over the run, each step", "steps", "tokens per second")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         steps = run.of("step")
         axes.plot(
-            [e.step for e in steps], [e.values["tps"] for e in steps], ".", ms=3, alpha=0.5, color=colour
+            [event.step for event in steps],
+            [event.values["tps"] for event in steps],
+            ".",
+            ms=3,
+            alpha=0.5,
+            color=colour,
         )
-        smooth = pd.Series([e.values["tps"] for e in steps]).rolling(SMOOTHED, min_periods=1).median()
-        axes.plot([e.step for e in steps], smooth, line, color=colour, label=labelled(run.name))
+        smooth = pd.Series([event.values["tps"] for event in steps]).rolling(SMOOTHED, min_periods=1).median()
+        axes.plot([event.step for event in steps], smooth, line, color=colour, label=legend_label(run.name))
     speeds = [run.tps for run in runs if run.tps]
     if max(speeds) > 10 * min(speeds):
         axes.set_yscale("log")
@@ -47,15 +52,17 @@ def speed(runs: Sequence[LongRun]) -> Figure | None:
 
 
 def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
-    """acc_norm by step, beside what OpenAI's weights of the same sizes have (published)."""
-    scored = [run for run in runs if any(e.values["style"] == style for e in run.of("hellaswag"))]
+    """acc_norm by step, beside published scores of OpenAI's weights of the same sizes."""
+    scored = [run for run in runs if any(event.values["style"] == style for event in run.of("hellaswag"))]
     if not scored:
         return None
     figure, axes = _axes(f"HellaSwag, {style} style, on the way", "steps", "acc_norm")
     for run, (colour, line) in zip(scored, _styles(scored), strict=True):
-        found = [e for e in run.of("hellaswag") if e.values["style"] == style]
-        shares = [e.values["acc_norm"] for e in found]
-        axes.plot([e.step for e in found], shares, f"o{line}", color=colour, label=labelled(run.name))
+        scores = [event for event in run.of("hellaswag") if event.values["style"] == style]
+        shares = [event.values["acc_norm"] for event in scores]
+        axes.plot(
+            [event.step for event in scores], shares, f"o{line}", color=colour, label=legend_label(run.name)
+        )
     for model, low, high in reference_lines(scored, style):
         for share in {low, high}:
             axes.axhline(share, ls="--", lw=1, color="#8A8F98")
@@ -72,7 +79,7 @@ def hellaswag(runs: Sequence[LongRun], style: str) -> Figure | None:
 
 
 def draw(runs: Sequence[LongRun], out: Path) -> list[Path]:
-    """All that there is to show, into out/plots, on light and dark paper; gives the files. Raises OSError."""
+    """Draw all pictures into out/plots, on light and dark paper; returns the files. Raises OSError."""
     folder = out / "plots"
     folder.mkdir(parents=True, exist_ok=True)
     files: list[Path] = []
@@ -102,12 +109,12 @@ def _losses(runs: Sequence[LongRun], *, by_time: bool) -> Figure | None:
     figure, axes = _axes(title, name if by_time else "steps", "nats per token")
     for run, (colour, line) in zip(runs, _styles(runs), strict=True):
         for kind in ("step", "val"):
-            found = run.of(kind)
-            x = [(e.values["elapsed_seconds"] / unit if by_time else e.step) for e in found]
-            losses = pd.Series([e.values["loss"] for e in found], dtype=float)
+            events = run.of(kind)
+            x = [(event.values["elapsed_seconds"] / unit if by_time else event.step) for event in events]
+            losses = pd.Series([event.values["loss"] for event in events], dtype=float)
             if kind == "step":
                 smooth = losses.rolling(SMOOTHED, min_periods=1).mean()
-                axes.plot(x, smooth, line, color=colour, label=labelled(run.name))
+                axes.plot(x, smooth, line, color=colour, label=legend_label(run.name))
             else:
                 axes.plot(x, losses, "o", ms=4, color=colour)
     axes.legend()
@@ -122,7 +129,7 @@ def _axes(title: str, x: str, y: str) -> tuple[Figure, Axes]:
 
 
 def _styles(runs: Sequence[LongRun]) -> list[tuple[str, str]]:
-    """A colour and a line for each; lines change once the colours are used up."""
+    """A colour and a line for each run; lines change once the colours are used up."""
     lines = ("-", "--", "-.", ":")
     return [
         (COLOURS[place % len(COLOURS)], lines[place // len(COLOURS) % len(lines)])

@@ -1,8 +1,7 @@
-"""A run over several nodes, as a node other than node 0 sees it: it starts its part of each task that node 0
-names.
+"""A run over several nodes, as a node other than node 0 sees it. Imports no torch.
 
-It writes no records. What it runs it works out itself, from its own ladder and options: all it takes from
-node 0 are the name of a rung, a round, and a port. Imports no torch.
+It runs its part of each task of node 0 and writes no records. From node 0 it takes the name of a rung, a
+round and a port only; the commands follow from its own ladder and options.
 """
 
 from __future__ import annotations
@@ -16,9 +15,9 @@ from typing import Any, NoReturn, get_args
 from bench.analysis.schedule import Task, variant
 from bench.ladder.ladder import Ladder, LadderError
 from bench.process.shutdown import Stop, stoppable
-from bench.records.record import Kind
+from bench.records.record import Kind, Outcome
 from bench.run.command import Options, anonymous
-from bench.run.executor import Observed, Processes, Watcher
+from bench.run.executor import Executor, Watcher
 from bench.run.nodes.coordinator import POLL_SECONDS, described
 from bench.run.nodes.rendezvous import Facts, Rendezvous, interface
 from bench.run.nodes.topology import Part, Place, patience
@@ -28,7 +27,7 @@ from gpt2.hardware.host import temp_folder
 
 
 class NodeExit(Exception):
-    """What ends this node's part in the run; the message is for the user."""
+    """The end of this node's part in the run; the message is for the user."""
 
     def __init__(self, exit_code: int, message: str) -> None:
         super().__init__(message)
@@ -36,46 +35,43 @@ class NodeExit(Exception):
 
 
 def take_part(ladder: Ladder, options: Options, place: Place, watcher: Watcher) -> NodeExit:
-    """Take part in the run of node 0 until it ends; returns how it ended.
-
-    Raises LadderError, DataError, ProbeError or PlaceError.
-    """
+    """Take part in the run of node 0 until it ends; return how it ended. Raises BenchError."""
     come_seconds, rungs = patience("come"), ladder.chosen(options.rungs)
     data_sha256 = check_data(ladder, rungs, options.data)
-    asked = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
+    probed = probe(rungs[-1].toggles.device, ladder.path, options.overrides, ablate=options.ablate)
     with (
         tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
         stoppable() as stop,
         contextlib.closing(Rendezvous(place)) as store,
     ):
-        store.says |= described(place, ladder, data_sha256, asked.environment)
-        processes = Processes(ladder, options, Path(scratch), "", asked, watcher)
+        store.says |= described(place, ladder, data_sha256, probed.environment)
+        executor = Executor(ladder, options, Path(scratch), "", probed, watcher)
         try:
-            Agent(ladder, place, store, processes, watcher, stop).run(come_seconds)
+            Agent(ladder, place, store, executor, watcher, stop).run(come_seconds)
         except NodeExit as end:
             return end
 
 
 class Agent:
-    """Does as node 0 says; may ask for the end of what runs here."""
+    """Runs the tasks of node 0; is the stop signal of what runs here."""
 
     def __init__(
         self,
         ladder: Ladder,
         place: Place,
         store: Rendezvous,
-        processes: Processes,
+        executor: Executor,
         watcher: Watcher,
         stop: Stop,
     ) -> None:
         self._ladder, self._place, self._store, self._stop = ladder, place, store, stop
-        self._processes, self._watcher = processes, watcher
+        self._executor, self._watcher = executor, watcher
         self._name = place.called(place.node)
         self._task = 0
-        """Number of the task that runs here, or that ran last."""
+        """Number of the current or last task."""
 
     def run(self, come_seconds: float) -> NoReturn:
-        """Find node 0, and run its tasks until it ends. Raises NodeExit."""
+        """Find node 0, and run its tasks until the run ends. Raises NodeExit."""
         self._watcher.waiting(f"{self._name}: looking for node 0 at {self._place.endpoint}")
         deadline = time.monotonic() + come_seconds
         while not self._says:
@@ -94,26 +90,26 @@ class Agent:
 
     @property
     def _says(self) -> Facts:
-        """What node 0 said last; nothing before it was found."""
+        """What node 0 said last; empty before it is found."""
         return self._store.heard.get(0, {})
 
     def _leave_if_over(self) -> None:
-        """Look, and raise NodeExit where this node's part in the run has ended."""
+        """Read what node 0 says; raise NodeExit if this node's part in the run has ended."""
         self._store.look()
         byes = self._says.get("bye", {})
         if bye := byes.get(str(self._store.arrival)) or byes.get("all"):
             raise NodeExit(*bye)
-        if self._stop.asked:
+        if self._stop.requested:
             self._store.says["interrupted"] = True
             self._store.look()
-            raise NodeExit(130, f"{self._name} was interrupted, and node 0 is told so")
+            raise NodeExit(130, f"{self._name} was interrupted, and has told node 0")
         if self._store.lost:
             raise NodeExit(6, f"{self._place.called(0)} was lost: {self._store.lost}")
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         """Whether this node's part of a task is to end."""
-        if self._stop.asked:  # said before this side ends, for node 0 would take that for the cause
+        if self._stop.requested:  # before this side ends, which node 0 would take for a failure
             self._store.says["interrupted"] = True
         try:
             self._leave_if_over()
@@ -122,15 +118,15 @@ class Agent:
         return self._says["end"] >= self._task
 
     def _run(self, order: dict[str, Any]) -> None:
-        task, part = self._understood(order)
+        task, part = self._parse(order)
         self._watcher.started(task, max(task.repetition, self._ladder.protocol.repeats), None)
-        outcome = self._told(self._processes.observe(task, self, part))
+        answer = _answer(self._executor.observe(task, self, part))
         self._leave_if_over()
-        self._store.says["answer"] = {"task": self._task, "outcome": outcome}
-        self._watcher.waiting(f"{self._name}: {task.title}: {outcome['status']}; waiting for a rung")
+        self._store.says["answer"] = {"task": self._task, "outcome": answer}
+        self._watcher.waiting(f"{self._name}: {task.title}: {answer['status']}; waiting for a rung")
 
-    def _understood(self, order: dict[str, Any]) -> tuple[Task, Part]:
-        """Raises NodeExit where this ladder has no such task."""
+    def _parse(self, order: dict[str, Any]) -> tuple[Task, Part]:
+        """Return the task that node 0 names, and this node's part. Raises NodeExit if there is none."""
         rung = None
         with contextlib.suppress(LadderError):
             if order["kind"] in get_args(Kind):
@@ -142,12 +138,11 @@ class Agent:
         part = Part(nodes=order["nodes"], node=place.node, host=place.host, port=order["port"], interface=own)
         return Task(kind=order["kind"], rung=rung, repetition=order["repetition"]), part
 
-    @staticmethod
-    def _told(seen: Observed) -> dict[str, Any]:
-        """Of an Outcome, what is not rank 0's to tell."""
-        outcome = seen.outcome
-        noticed = {"warnings": outcome.warnings, "other_work_cores": outcome.other_work_cores}
-        if seen.exit_code == 0:  # where no rank is rank 0, none has anything to say of success
-            return {"status": "ok", **noticed}
-        error = anonymous(outcome.error) if outcome.error else None
-        return {"status": outcome.status, "error": error, **noticed}
+
+def _answer(outcome: Outcome) -> dict[str, Any]:
+    """Return the fields of an Outcome that node 0 needs from another node."""
+    noticed = {"warnings": outcome.warnings, "other_work_cores": outcome.other_work_cores}
+    if outcome.exit_code == 0:  # only rank 0, on node 0, writes an outcome of success
+        return {"status": "ok", **noticed}
+    error = anonymous(outcome.error) if outcome.error else None
+    return {"status": outcome.status, "error": error, **noticed}

@@ -1,8 +1,8 @@
-"""Where the nodes of a run meet: one TCPStore of torch, in which each node keeps what it has to say.
+"""The TCPStore of torch through which the nodes of a run exchange facts.
 
 Node 0 hosts the store. A runner loads no torch, so a child process of each node talks to the store for it,
-and ends with it. What lies in the store is JSON, and is read as data only. Nothing here waits for long: where
-the store does not answer, an alarm ends the child, also while it is within torch's code.
+and ends with it. The store holds JSON, which is read as data only. Where the store does not answer, an alarm
+ends the child, even within torch's code.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from gpt2.training.reexec import own_variables, python
 
 BEAT_SECONDS = 0.5
 ANSWER_SECONDS = 1.0
-"""For the own child to answer; while it has not found the store it does not."""
+"""Limit for the child to answer, which it does once it has found the store."""
 FIND_SECONDS = 2.0
-"""For one attempt to find the store."""
+"""Limit of one attempt to find the store."""
 LEAVE_SECONDS = 3.0
-"""For the child to end by itself, saying so in the store."""
+"""Limit for the child to end by itself, which it announces in the store."""
 
 Facts = dict[str, Any]
-"""What a node says, as a whole; of one that will say no more, "over" says why."""
+"""What a node says; the key "over" tells why it will say no more."""
 
 
 class Rendezvous:
@@ -42,19 +42,17 @@ class Rendezvous:
     def __init__(self, place: Place) -> None:
         """Host the store, as node 0, or begin to look for it. Raises PlaceError."""
         self.says: Facts = {}
-        """What this node says from the next look() on."""
+        """What this node says, sent at the next look()."""
         self.heard: dict[int, Facts] = {}
-        """What the nodes said at the last look(), by the number of their arrival; node 0's is 0, which sees
-        all.
-        """
+        """What was heard at the last look(), by arrival; node 0 (arrival 0) hears all, the others node 0."""
         self.arrival: int | None = None
-        """This node's number; None until it has found the store."""
+        """Number of this node's arrival; None until it has found the store."""
         self.lost: str | None = None
-        """Why nothing more can be heard."""
+        """Why the store is lost; None while it is not."""
         self._silence_seconds, self._waiting = patience("silence"), False
         listener = [_listen(place)] if place.node == 0 else []
         self._pipe, far = Pipe()
-        files = [far.fileno(), *(each.fileno() for each in listener)]
+        files = [far.fileno(), *(socket.fileno() for socket in listener)]
         arguments = [place.host, str(place.port), str(self._silence_seconds), *map(str, files)]
         self._process = subprocess.Popen(
             [*python(__name__), *arguments],
@@ -63,13 +61,13 @@ class Rendezvous:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is the runner's to heed
+            start_new_session=True,  # Ctrl-C is for the runner
         )
-        for each in (far, *listener):
-            each.close()
+        for handle in (far, *listener):
+            handle.close()
 
     def close(self) -> None:
-        """Leave, with what was said last."""
+        """Leave the store; what was said last stays there."""
         self._pipe.close()  # at which the child ends
         try:
             self._process.wait(LEAVE_SECONDS)
@@ -78,7 +76,7 @@ class Rendezvous:
             self._process.wait()
 
     def look(self) -> None:
-        """Say what this node says, and hear what the others do."""
+        """Send what this node says, and receive what the others say."""
         try:
             if not self._waiting:
                 self._pipe.send(self.says)
@@ -91,56 +89,53 @@ class Rendezvous:
 
 
 def _listen(place: Place) -> socket.socket:
-    """Where the other nodes find the store. Raises PlaceError."""
+    """Open the socket of the store. Raises PlaceError."""
     try:
         family, _, _, _, address = socket.getaddrinfo(place.host, place.port, type=socket.SOCK_STREAM)[0]
-        socket.create_server(
-            (str(address[0]), 0), family=family
-        ).close()  # only where it is this machine's address
-        # On all of them: many hosts know their own name as a loopback address, where nobody else could come.
+        socket.create_server((str(address[0]), 0), family=family).close()  # fails if it is another machine's
+        # On all addresses: many hosts resolve their own name to a loopback address.
         return socket.create_server(("", place.port), family=family)
     except UnicodeError:
-        reason = "is no name of a host"
+        reason = "is not the name of a host"
     except OSError as error:
         reason = {
             errno.EADDRINUSE: "the port is in use; end what listens there, or choose another port",
-            errno.EADDRNOTAVAIL: "is no address of this machine, and --node-rank 0 is to be there",
+            errno.EADDRNOTAVAIL: "is no address of this machine, which --node-rank 0 makes the host",
         }.get(error.errno or 0, error.strerror or str(error))
     raise PlaceError(f"--rdzv {place.endpoint}: {reason}")
 
 
 def own_address(other: str) -> str | None:
-    """That of this machine's interface which leads to another host; None where none does."""
+    """Return the address of this machine's interface towards another host; None if there is none."""
     try:
         family, kind, _, _, address = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
-        with socket.socket(family, kind) as way:  # sends nothing
-            way.connect(address)
-            return way.getsockname()[0]
+        with socket.socket(family, kind) as route:  # sends nothing
+            route.connect(address)
+            return route.getsockname()[0]
     except (OSError, UnicodeError):
         return None
 
 
 def interface(address: str | None) -> str | None:
-    """The network interface of this machine that has the address."""
+    """Return this machine's network interface that has the address."""
     for name, addresses in psutil.net_if_addrs().items():
-        if address in [each.address.partition("%")[0] for each in addresses]:
+        if address in [known.address.partition("%")[0] for known in addresses]:
             return name
     return None
 
 
 # --- the child process
-# -----------------------------------------------------------------------------------------------
 
 
 def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, listener: int | None) -> None:
-    """Keep what the runner says in the store, and tell it what the nodes say, until it ends."""
+    """Copy what the runner says into the store, and tell it what the nodes say, until it ends."""
     from datetime import timedelta
 
     from torch.distributed import DistError, TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
-    for each in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SLURM sends them to all processes of a job
-        signal.signal(each, signal.SIG_IGN)
-    says, asked, store = pipe.recv(), True, None
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # SLURM sends them to all of a job
+        signal.signal(number, signal.SIG_IGN)
+    says, waited_for, store = pipe.recv(), True, None
     while store is None:
         signal.setitimer(signal.ITIMER_REAL, FIND_SECONDS + silence_seconds)
         try:
@@ -154,8 +149,8 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                 wait_for_workers=False,
                 master_listen_fd=listener,
             )
-        except DistError:  # it is not there yet
-            if pipe.poll():  # a runner that waits for an answer says nothing more: it has ended
+        except DistError:  # the store is not there yet
+            if pipe.poll():  # the runner waits for an answer, so this is the end of its pipe
                 return
     arrival = store.add("arrivals", 1) if listener is None else 0
     beats: dict[int, tuple[object, float]] = {}
@@ -168,7 +163,7 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                 try:
                     facts = json.loads(store.get(f"said/{node}"))
                     now = facts["beat"]
-                except (ValueError, KeyError, TypeError, RecursionError):  # of a stranger
+                except (ValueError, KeyError, TypeError, RecursionError):  # not written by a node
                     continue
                 heard[node] = facts
                 beat, since = beats.get(node, (None, 0.0))
@@ -176,9 +171,9 @@ def _serve(host: str, port: int, silence_seconds: float, pipe: Connection, liste
                     beats[node] = now, time.monotonic()
                 elif time.monotonic() > since + silence_seconds:
                     facts.setdefault("over", f"silent for {silence_seconds:g} s")
-        if asked:
+        if waited_for:
             pipe.send((arrival, heard))
-        if asked := pipe.poll(BEAT_SECONDS):
+        if waited_for := pipe.poll(BEAT_SECONDS):
             try:
                 says = pipe.recv()
             except (EOFError, OSError):

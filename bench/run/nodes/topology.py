@@ -1,5 +1,4 @@
-"""Which of several nodes this is, how many of them a rung takes, and how its ranks are spread. Imports no
-torch.
+"""The nodes of a run: which of them this is, and which ranks of a rung run on each. Imports no torch.
 
 place(nnodes=2, node_rank=0, rdzv="10.0.0.1:29400")
 """
@@ -13,18 +12,17 @@ import subprocess
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from bench.errors import BenchError
 from gpt2.config.toggles import HOST, Toggles, UnsupportedToggle
 
 JOIN_SECONDS = 120
-"""How long torchrun waits for that of another node, which may import torch from a slow disk."""
-
-
+"""Limit for the torchrun of another node to join, which may import torch from a slow disk."""
 PATIENCE = {"come": 300.0, "silence": 30.0}
-"""Seconds that nodes wait for one another: to come at the beginning, and until one that is silent is lost."""
+"""Seconds that nodes wait for one another: to join, and until a silent one counts as lost."""
 
 
-class PlaceError(Exception):
-    """Options or SLURM's variables that make no place among the nodes; the message says why and what to do."""
+class PlaceError(BenchError):
+    """Options, or variables of SLURM, that make no place among the nodes."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,34 +33,32 @@ class Place:
     node: int
     """Counted from 0; node 0 keeps the records."""
     host: str
-    """Where node 0 is found, by name or address."""
+    """Name or address of node 0."""
     port: int
 
     def called(self, node: int) -> str:
-        """Any of the nodes, as a person is told of it."""
+        """Return the name of any of the nodes for a message."""
         return f"node {node} of {self.nodes}"
 
     @property
     def endpoint(self) -> str:
-        """As in --rdzv."""
+        """HOST:PORT, as in --rdzv."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What torchrun on one node must know of a rung that several take."""
+    """One node's part of a rung on several nodes, for torchrun."""
 
     nodes: int
     node: int | str
     host: str
     port: int | str
     interface: str | None = None
-    """Where gloo is to find the other nodes."""
+    """Network interface for gloo."""
 
     def arguments(self, world_size: int) -> list[str]:
-        """Of torchrun, instead of --standalone; of its ways to meet the one that puts rank 0 on node 0 for
-        certain.
-        """
+        """Return the arguments of torchrun in place of --standalone; they put rank 0 on node 0."""
         return [
             *("--nnodes", str(self.nodes), "--node-rank", str(self.node)),
             *("--nproc-per-node", str(world_size // self.nodes)),
@@ -72,19 +68,18 @@ class Part:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables that the processes need; what the user has set stays."""
-        # gloo would else take whatever address the host's name stands for, often one that only this host
-        # knows.
+        """Environment variables that the processes need and the user has not set."""
+        # By default gloo takes the address of the host's name, which often is a loopback address.
         if self.interface is None or os.environ.get("GLOO_SOCKET_IFNAME"):
             return {}
         return {"GLOO_SOCKET_IFNAME": self.interface}
 
 
 def nodes_for(toggles: Toggles, nodes: int, devices: int | None) -> int:
-    """How many of `nodes` a rung takes; as many ranks run on each.
+    """Return how many of `nodes` a rung takes, with equally many ranks on each. Raises UnsupportedToggle.
 
-    devices: accelerators of each node; of a CPU it does not matter. A rung on accelerators takes as few nodes
-    as hold its ranks; one on CPUs, which hold any number, as many as divide them. Raises UnsupportedToggle.
+    devices: accelerators of each node. A rung on accelerators takes the fewest nodes that hold its ranks; one
+    on CPUs the most that divide them.
     """
     ranks = toggles.processes
     even = [count for count in range(1, nodes + 1) if ranks % count == 0]
@@ -94,7 +89,8 @@ def nodes_for(toggles: Toggles, nodes: int, devices: int | None) -> int:
     if fits:
         return fits[0]
     if ranks > nodes * devices:
-        reason = f"more ranks than the {devices} devices on each of {nodes} nodes; choose at most {nodes * devices}"
+        most = nodes * devices
+        reason = f"more ranks than the {devices} devices on each of {nodes} nodes; choose at most {most}"
     else:
         reason = (
             f"does not divide evenly over nodes of {devices} devices each; choose a multiple of the nodes"
@@ -105,18 +101,15 @@ def nodes_for(toggles: Toggles, nodes: int, devices: int | None) -> int:
 def place(
     nnodes: int | None, node_rank: int | None, rdzv: str | None, environ: Mapping[str, str] = os.environ
 ) -> Place | None:
-    """This node's place; None where there is one node only.
+    """Return this node's place; None if there is one node only. Raises PlaceError.
 
-    What no option says is read from SLURM's variables, within a step that srun has started. Raises
-    PlaceError.
+    Options that are None are read from SLURM's variables, within a step of srun.
     """
     step = environ if "SLURM_STEP_NUM_NODES" in environ else {}
     nodes = nnodes if nnodes is not None or not step else _number(step, "SLURM_STEP_NUM_NODES")
     if nodes is None:
         if node_rank is not None or rdzv is not None:
-            raise PlaceError(
-                "--node-rank and --rdzv are of one among several nodes; say with --nnodes how many"
-            )
+            raise PlaceError("--node-rank and --rdzv are for several nodes; give their number with --nnodes")
         return None
     if nodes < 1:
         raise PlaceError(f"--nnodes {nodes} is less than 1")
@@ -138,7 +131,7 @@ def place(
         )
     if rdzv is not None:
         host, port = _endpoint(rdzv)
-    else:  # the same on all nodes and another for each job, below the ports that systems hand out by themselves
+    else:  # a port that differs between jobs, below those that systems assign
         host, port = _first_host(step), 20000 + _number(step, "SLURM_JOB_ID") % 10000
     return Place(nodes=nodes, node=node, host=host, port=port)
 
@@ -153,9 +146,7 @@ def _endpoint(rdzv: str) -> tuple[str, int]:
 
 
 def patience(what: str) -> float:
-    """Seconds that nodes wait for one another; BENCH_NODE_COME_SECONDS and ..._SILENCE_... win. Raises
-    PlaceError.
-    """
+    """Return a limit of PATIENCE, or of BENCH_NODE_COME_SECONDS or ..._SILENCE_.... Raises PlaceError."""
     name = f"BENCH_NODE_{what.upper()}_SECONDS"
     text = os.environ.get(name) or str(PATIENCE[what])
     with contextlib.suppress(ValueError):
@@ -174,13 +165,9 @@ def _number(step: Mapping[str, str], name: str) -> int:
 
 
 def _first_host(step: Mapping[str, str]) -> str:
-    """The host of node 0, from SLURM's short form of a list."""
-    command = [
-        "scontrol",
-        "show",
-        "hostnames",
-        step.get("SLURM_STEP_NODELIST") or step.get("SLURM_JOB_NODELIST", ""),
-    ]
+    """Return the host of node 0, the first of SLURM's list. Raises PlaceError."""
+    nodes = step.get("SLURM_STEP_NODELIST") or step.get("SLURM_JOB_NODELIST", "")
+    command = ["scontrol", "show", "hostnames", nodes]
     why = "it named none"
     try:
         done = subprocess.run(

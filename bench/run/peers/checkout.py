@@ -1,7 +1,4 @@
-"""The checkout, or the script of ours, that an external rung runs: where it is, and what exactly it is.
-
-Imports no torch.
-"""
+"""Find and check the checkout, or our script, that an external rung runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,6 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from bench.errors import BenchError
 from bench.ladder.peers import PEERS, Peer, PeerRung, program_place
 from gpt2.config.constraints import check
 from gpt2.config.toggles import Toggles, UnsupportedToggle
@@ -23,15 +21,15 @@ from gpt2.hardware.host import missing_allocator
 from gpt2.provenance import git
 
 SHA_DIGITS = 7
-"""Of a hash in a version: as many as of a commit."""
+"""Digits of a hash in a version; those of an abbreviated commit."""
 
 
-class MissingPeer(Exception):
-    """A peer that is not here, or not as its rung needs it; the message says how to get it, in one line."""
+class MissingPeer(BenchError):
+    """A peer that is not here, or not as its rung needs it; the message says how to get it."""
 
 
-def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
-    """The folder to start a peer in, and the words of its command. Raises MissingPeer. ladder: its file."""
+def locate(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
+    """Return a peer's folder and the words of its command. Raises MissingPeer. ladder: its file."""
     peer = PEERS[rung.peer]
     text = os.path.expanduser(_expanded(rung.folder, peer, "the folder of its checkout"))
     folder = (ladder.parent / text).resolve()
@@ -50,7 +48,7 @@ def located(rung: PeerRung, ladder: Path) -> tuple[Path, list[str]]:
     elif not shutil.which(folder / program if "/" in program else program):
         build = "see docs/peers.md on how to build it, or correct the rung's command"
         remedy = peer.get if _variables(written[place]) else build
-        raise MissingPeer(f"{peer.title}: {written[place]} is no program here: {remedy}")
+        raise MissingPeer(f"{peer.title}: {written[place]} is no program on this machine: {remedy}")
     return folder, words
 
 
@@ -63,13 +61,13 @@ def _expanded(text: str, peer: Peer, what: str) -> str:
 
 
 def _variables(text: str) -> list[str]:
-    """Names of the environment's variables in a text."""
+    """Return the names of the environment variables in a text."""
     return re.findall(r"\$\{?([A-Za-z_]\w*)", text)
 
 
-def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[str]]:
-    """As located(), and what is there is what the rung needs. toggles: the rung's. Raises MissingPeer."""
-    folder, words = located(rung, ladder)
+def locate_and_check(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[str]]:
+    """Do as locate(), and check that the checkout is what the rung needs. Raises MissingPeer."""
+    folder, words = locate(rung, ladder)
     try:
         check(toggles)
         if missing := missing_allocator(toggles.allocator):
@@ -79,9 +77,8 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
     for name, texts in rung.must_contain.items():
         path, title = folder / name, PEERS[rung.peer].title
         if not path.is_file():
-            raise MissingPeer(
-                f"{title}: {rung.folder} has no {name}: this rung needs a checkout as docs/peers.md has it"
-            )
+            needed = "this rung needs the checkout that docs/peers.md describes"
+            raise MissingPeer(f"{title}: {rung.folder} has no {name}: {needed}")
         content = path.read_text(encoding="utf-8", errors="replace") if texts else ""
         if lacking := next((text for text in texts if text not in content), None):
             what = f"{name} in {rung.folder} lacks {lacking!r}"
@@ -90,18 +87,16 @@ def found(rung: PeerRung, toggles: Toggles, ladder: Path) -> tuple[Path, list[st
 
 
 def why_missing(rung: PeerRung, toggles: Toggles, ladder: Path) -> str | None:
-    """Why a peer's rung is unsupported here; None where found() finds all that it needs."""
+    """Return why a peer's rung is unsupported here; None if it can run."""
     try:
-        found(rung, toggles, ladder)
+        locate_and_check(rung, toggles, ladder)
     except MissingPeer as error:
         return str(error)
     return None
 
 
 def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
-    """Which version of a peer is run: its checkout's commit, or a hash of its script; None where neither
-    tells.
-    """
+    """Return the commit of a peer's checkout, or a hash of its script; None if there is neither."""
     if peer.version is None:
         return commit(folder)
     sha = script(folder, words)
@@ -109,19 +104,18 @@ def origin(peer: Peer, folder: Path, words: Sequence[str]) -> str | None:
 
 
 def commit(folder: Path) -> str | None:
-    """Of a checkout, and a hash of what its tracked files were edited to; None where git does not tell."""
+    """Return a checkout's commit, and a hash of edits to tracked files; None if git fails."""
     try:
         number = git(folder, "log", "-1", "--format=%h", f"--abbrev={SHA_DIGITS}").decode().strip()
-        edit = git(
-            folder, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."
-        )
+        plain = ("--no-ext-diff", "--no-textconv", "--no-color", "--binary")
+        edit = git(folder, "diff", *plain, "HEAD", "--", ".")
     except (OSError, subprocess.SubprocessError):
         return None
     return f"{number} (edited {_sha(edit)})" if edit else number
 
 
 def script(folder: Path, words: Sequence[str]) -> str | None:
-    """A hash of the files of the folder that a command names; None where it names none."""
+    """Return a hash of the folder's files that a command names; None if it names none."""
     named = [folder / word for word in words if not os.path.isabs(word) and (folder / word).is_file()]
     return _sha(b"".join(path.read_bytes() for path in named)) if named else None
 

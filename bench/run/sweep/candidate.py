@@ -1,4 +1,4 @@
-"""Candidates of a sweep: one rung of a ladder with other values for some toggles. Imports no torch."""
+"""Candidates of a sweep: a ladder's rung with other values of some toggles. Imports no torch."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpt2.config.toggles import Toggles, describe, resolve
 
 
 def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, first: Rung | None) -> Rung:
-    """`base` with other values for toggles. Raises ValueError where they make no whole."""
+    """Return `base` with other values of toggles. Raises ValueError where they exclude each other."""
     if "grad_accum_steps" in changes and ladder.workload.tokens_per_step is not None:
         raise ValueError(
-            "grad_accum_steps follows from workload.tokens_per_step, so it has no values to choose from"
+            "grad_accum_steps follows from workload.tokens_per_step; sweep micro_batch_size instead"
         )
     toggles = resolve(ladder.workload, replace(base.toggles, **changes))
     return Rung(
@@ -31,18 +31,18 @@ def candidate(ladder: Ladder, base: Rung, changes: dict[str, Any], index: int, f
 
 
 def settings(ladder: Ladder, was: Toggles, now: Toggles) -> tuple[str, ...]:
-    """By which a worker that reads the ladder gets `now` from `was`."""
+    """Return the overrides by which a worker makes toggles `now` from the ladder's `was`."""
     before = asdict(was)
     changed = {key: value for key, value in asdict(now).items() if value != before[key]}
     if changed and ladder.workload.tokens_per_step is not None:
-        changed["grad_accum_steps"] = 1  # which stands for: derive it, whatever the ladder says
+        changed["grad_accum_steps"] = 1  # 1 means that it is derived
     return tuple(f"toggles.{key}={value}" for key, value in changed.items())
 
 
 def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[str] = ()) -> Ladder:
-    """The ladder whose rungs are the candidates that are listed; doubling adds others. Raises LadderError.
+    """Return a ladder whose rungs are the listed candidates; doubling adds others. Raises LadderError.
 
-    task: what the workload's fields are that are swept, too: "seq_len=512".
+    task: values of swept workload fields, such as "seq_len=512".
     """
     over = " and ".join([*(axis.key for axis in axes), *task])
     rungs: list[Rung] = []
@@ -54,15 +54,12 @@ def as_ladder(ladder: Ladder, base: Rung, axes: Sequence[Axis], task: Sequence[s
             problem = error
     if not rungs:
         raise LadderError(f"{ladder.path}: rung {base.name!r} with other values: {problem}")
-    rounds = replace(
-        ladder.protocol, until=None
-    )  # until all intervals are narrow: those of hopeless ones never are
-    return replace(
-        ladder, name=f"{ladder.name}, {base.name}, over {over}", rungs=tuple(rungs), protocol=rounds
-    )
+    protocol = replace(ladder.protocol, until=None)  # intervals of dropped candidates never get narrow
+    name = f"{ladder.name}, {base.name}, over {over}"
+    return replace(ladder, name=name, rungs=tuple(rungs), protocol=protocol)
 
 
 def grid(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
-    """All combinations of the values that are listed, the last axis the fastest."""
+    """Yield all combinations of the listed values; the last axis varies fastest."""
     for values in product(*(axis.values for axis in axes)):
         yield dict(zip([axis.key for axis in axes], values, strict=True))

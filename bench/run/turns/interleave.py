@@ -1,9 +1,9 @@
-"""Rungs that train in turn, two at a time: a few steps of the one, then of the other, again and again.
+"""Let rungs train in turn, two at a time: a few steps of one, then of the other, again and again.
 
-All processes are started first, one after another, and stopped; then each round visits every pair. So what
-slows the machine for longer than a pair's turns slows both alike, where rungs of `bench run` are minutes
-apart. What a process keeps from its start, its pages and its compiled code, no number of rounds takes out:
-all are started anew a few times. Imports no torch.
+All processes are started one after another, and stopped; then each round visits every pair. A slowdown of
+the machine that lasts longer than a pair's turns affects both, where rungs of `bench run` are minutes apart.
+The memory layout and compiled code of a process last for its lifetime, so all processes are started anew a
+few times. Imports no torch.
 """
 
 from __future__ import annotations
@@ -19,47 +19,46 @@ from pathlib import Path
 from bench.format import duration
 from bench.host.telemetry import cpu_times, memory_available
 from bench.ladder.ladder import Ladder, LadderError, Rung
-from bench.run.turns.paused_process import Sleeper, TurnError, started
+from bench.run.turns.paused_process import PausedProcess, TurnError, started
 
 WARM_UP = 3
-"""Steps of a process before its first turn, at least: compiled code is ready after two."""
+"""Fewest steps of a process before its first turn; compiled code is ready after two."""
 LEAST_MEMORY = 1 << 30
-"""Bytes that must stay free: a stopped process whose memory was swapped out would be timed reading it back.
-"""
+"""Bytes that must stay free, so that no stopped process is swapped out and timed reading its memory back."""
 CONTROL = " (again)"
-"""Behind the name of the rung that a second process runs, for the noise floor."""
+"""Suffix of the second process of a rung, for the noise floor."""
 Tell = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class TurnOptions:
     """What to run, and for how long."""
 
     ladder: Ladder
     rungs: Sequence[Rung]
-    """Of one process each."""
+    """Each of one process."""
     first: bool
-    """Whether each rung is held to the first of them, and not to the one before it."""
+    """Whether the reference of each rung is the first, and not the one before it."""
     starts: int
-    """How many times all processes are started."""
+    """Number of times that all processes are started."""
     rounds: int
-    """Turns of each pair after each start."""
+    """Number of turns of each pair after each start."""
     steps: int
-    """That are timed in each turn."""
+    """Number of timed steps in each turn."""
     at_once: int
-    """Processes that are kept in memory, that of the control included."""
+    """Most processes in memory, the control included."""
     data: Path | None = None
     overrides: Sequence[str] = ()
 
 
 @dataclass(kw_only=True)
 class Pair:
-    """A rung, the one that it is held to, and how long a step of each took."""
+    """A rung, its reference, and how long a step of each took."""
 
     rung: str
     over: str
     starts: list[list[tuple[float, float]]] = field(default_factory=list)
-    """By start, seconds of (over, rung) in each round."""
+    """By start, seconds per step of (over, rung) in each round."""
 
 
 @dataclass(kw_only=True)
@@ -68,29 +67,28 @@ class Group:
 
     rungs: Sequence[Rung]
     pairs: list[Pair] = field(default_factory=list)
-    """Of those that started."""
+    """Pairs of rungs that started."""
     versions: dict[str, str] = field(default_factory=dict)
-    """Of other trainers."""
+    """Versions of other trainers, by rung."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Why a rung took no turns, or no more."""
+    """Why a rung took no turns, or no more, by rung."""
     unsupported: dict[str, str] = field(default_factory=dict)
-    """Why a rung is not here."""
+    """Why a rung cannot run on this machine, by rung."""
     stolen_cores: float | None = None
-    """That the host took away meanwhile, on average, starts included."""
+    """Cores that the host took away, mean over all starts."""
 
     @property
     def measured(self) -> bool:
         """Whether any turn was taken."""
         return any(turns for pair in self.pairs for turns in pair.starts)
 
-    def out(self, name: str, error: TurnError) -> None:
-        """Note why a rung is left out from here on."""
+    def drop(self, name: str, error: TurnError) -> None:
+        """Note why a rung takes no more turns."""
         (self.unsupported if error.unsupported else self.failed)[name] = str(error)
 
 
 def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
-    """Rungs as they are in memory together: each with the one that it is held to, and room left for the
-    control.
+    """Divide rungs into groups that fit in memory with their references and the control.
 
     Raises LadderError where there are no two to compare.
     """
@@ -99,7 +97,7 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
     for rung in rungs:
         if rung.name.endswith(CONTROL):
             raise LadderError(
-                f"rung {rung.name!r}: a name that ends in{CONTROL} is that of the control; rename it"
+                f"rung {rung.name!r}: names that end in{CONTROL} are reserved for the control; rename it"
             )
     size = at_once - 2
     if first:
@@ -107,12 +105,10 @@ def groups(rungs: Sequence[Rung], first: bool, at_once: int) -> list[Group]:
     return [Group(rungs=rungs[place : place + size + 1]) for place in range(0, len(rungs) - 1, size)]
 
 
-def open_with_what_runs(part: Group, before: Sequence[Group]) -> None:
-    """Where the rung that opens a group is not here or failed in the group before, the one before it opens
-    the group.
+def open_with_last_that_ran(part: Group, before: Sequence[Group]) -> None:
+    """Replace the first rung of a group, if it did not run, by the last that ran in the groups before.
 
-    Else the group's second rung would be compared with nothing, though `bench run` holds it to the last that
-    ran.
+    As in `bench run`, this is the reference of the group's second rung.
     """
     names = {name for group in before for name in (*group.failed, *group.unsupported)}
     ran = [rung for group in before for rung in group.rungs if rung.name not in names]
@@ -121,119 +117,117 @@ def open_with_what_runs(part: Group, before: Sequence[Group]) -> None:
 
 
 def take_turns(
-    asked: Asked, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int
+    options: TurnOptions, group: Group, scratch: Path, tell: Tell, keep: Callable[[], None], to_come: int
 ) -> None:
-    """Fill in a group's pairs, round by round; `keep` is called after each. to_come: groups after this one.
+    """Fill in a group's pairs, round by round; `keep` is called after each.
 
-    Raises TurnError where the first rung, which all are held to, cannot start.
+    to_come: number of groups after this one. Raises TurnError where the first rung is the reference of all
+    and cannot start.
     """
     times = cpu_times()
-    for start in range(asked.starts):
+    for start in range(options.starts):
         begun = time.monotonic()
-        with _Processes(asked, group, scratch, tell) as processes:
+        with _Processes(options, group, scratch, tell) as processes:
             processes.start()
             warm = time.monotonic()
-            for number in range(asked.rounds):
-                took = processes.round(start * asked.rounds + number)
+            for number in range(options.rounds):
+                took = processes.round(start * options.rounds + number)
                 group.stolen_cores = cpu_times().stolen_cores_since(times)
                 if not took:
-                    return  # none is left
+                    return  # no pair is left
                 keep()
                 each = (time.monotonic() - warm) / (number + 1)
-                left = seconds_left(asked, start, number, to_come, warm_up=warm - begun, each=each)
-                which = f"start {start + 1} of {asked.starts}, " if asked.starts > 1 else ""
-                tell(f"{which}round {number + 1} of {asked.rounds}: {took}; about {duration(left)} left")
+                left = seconds_left(options, start, number, to_come, warm_up=warm - begun, each=each)
+                which = f"start {start + 1} of {options.starts}, " if options.starts > 1 else ""
+                tell(f"{which}round {number + 1} of {options.rounds}: {took}; about {duration(left)} left")
 
 
 def seconds_left(
-    asked: Asked, start: int, number: int, to_come: int, *, warm_up: float, each: float
+    options: TurnOptions, start: int, number: int, to_come: int, *, warm_up: float, each: float
 ) -> float:
-    """After a round, until the last group's last one; every start is taken to be as long as this one.
+    """Estimate the seconds from the end of a round to the end of the last group.
 
-    start, number: of the round, from 0. to_come: groups after this one. warm_up, each: seconds before this
-    start's first round, and of one.
+    start, number: of the round, from 0. to_come: number of groups after this one. warm_up: seconds before
+    this start's first round. each: seconds per round.
     """
-    starts = asked.starts - start - 1 + to_come * asked.starts
-    return each * (asked.rounds - number - 1) + starts * (warm_up + each * asked.rounds)
+    starts = options.starts - start - 1 + to_come * options.starts
+    return each * (options.rounds - number - 1) + starts * (warm_up + each * options.rounds)
 
 
 class _Processes(contextlib.ExitStack):
-    """Those of one start of a group; all end with it, and each of them at once where it fails."""
+    """The processes of one start of a group; a process that fails is ended at once, the others on exit."""
 
-    def __init__(self, asked: Asked, group: Group, scratch: Path, tell: Tell) -> None:
+    def __init__(self, options: TurnOptions, group: Group, scratch: Path, tell: Tell) -> None:
         super().__init__()
-        self._asked, self._group, self._scratch, self._tell = asked, group, scratch, tell
-        self._sleepers: dict[str, Sleeper] = {}
-        self._ends: dict[str, contextlib.ExitStack] = {}
+        self._options, self._group, self._scratch, self._tell = options, group, scratch, tell
+        self._paused: dict[str, PausedProcess] = {}
+        self._stacks: dict[str, contextlib.ExitStack] = {}
+        """By name, what ends the process."""
         self._pairs: list[Pair] = []
 
     def start(self) -> None:
-        """Each until it is warm, but those that failed in an earlier start; the control last."""
-        group, first = self._group, self._asked.first
+        """Start and warm up each rung that has not failed in an earlier start, then the control."""
+        group, first = self._group, self._options.first
         for rung in group.rungs:
             self._start(rung.name, rung)
-            if first and not self._sleepers:
+            if first and not self._paused:
                 why = {**group.failed, **group.unsupported}[rung.name]
-                raise TurnError(f"{rung.name}, which the others are held to, took no turn: {why}")
-        names = list(self._sleepers)
+                raise TurnError(f"{rung.name}, the reference of the others, took no turn: {why}")
+        names = list(self._paused)
         if not names:
             return
-        held = (
-            [(name, names[0]) for name in names[1:]]
-            if first
-            else [(after, over) for over, after in pairwise(names)]
-        )
-        reference = names[0] if first else names[-1]
-        if held and self._start(
-            reference + CONTROL, next(rung for rung in group.rungs if rung.name == reference)
-        ):
-            held.append((reference + CONTROL, reference))
+        pairs = [(name, names[0]) for name in names[1:]]
+        if not first:
+            pairs = [(after, over) for over, after in pairwise(names)]
+        repeated = next(rung for rung in group.rungs if rung.name == names[0 if first else -1])
+        control = repeated.name + CONTROL
+        if pairs and self._start(control, repeated):
+            pairs.append((control, repeated.name))
         known = {(pair.rung, pair.over): pair for pair in group.pairs}
-        self._pairs = [known.get((rung, over)) or Pair(rung=rung, over=over) for rung, over in held]
+        self._pairs = [known.get((rung, over)) or Pair(rung=rung, over=over) for rung, over in pairs]
         for pair in self._pairs:
             pair.starts.append([])
         group.pairs += [pair for pair in self._pairs if (pair.rung, pair.over) not in known]
 
     def _start(self, name: str, rung: Rung) -> bool:
-        asked, group = self._asked, self._group
+        options, group = self._options, self._group
         if name in group.failed or name in group.unsupported:
             return False
         self._tell(f"starting {name}")
         with contextlib.ExitStack() as stack:
             try:
-                sleeper = stack.enter_context(
-                    started(asked.ladder, rung, name, self._scratch, asked.data, asked.overrides)
+                paused = stack.enter_context(
+                    started(options.ladder, rung, name, self._scratch, options.data, options.overrides)
                 )
-                sleeper.steps(max(WARM_UP, asked.ladder.protocol.min_warmup_steps))
-                sleeper.sleep()
-                self._check_memory(sleeper)
+                paused.steps(max(WARM_UP, options.ladder.protocol.min_warmup_steps))
+                paused.stop()
+                self._check_memory(paused)
             except TurnError as error:
-                group.out(name, error)
+                group.drop(name, error)
                 self._tell(f"{name}: {error}")
                 return False
-            if sleeper.version:
-                group.versions[name] = sleeper.version
-            self._sleepers[name], self._ends[name] = sleeper, stack.pop_all()
-            self.callback(self._ends[name].close)
+            if paused.version:
+                group.versions[name] = paused.version
+            self._paused[name], self._stacks[name] = paused, stack.pop_all()
+            self.callback(self._stacks[name].close)
         return True
 
-    def _check_memory(self, newest: Sleeper) -> None:
-        to_come = max(sleeper.memory_to_come() for sleeper in [*self._sleepers.values(), newest])
+    def _check_memory(self, newest: PausedProcess) -> None:
+        processes = [*self._paused.values(), newest]
+        to_come = max(paused.memory_to_come() for paused in processes)
         if memory_available() - to_come < LEAST_MEMORY:
             raise TurnError(
-                f"memory is full with {len(self._sleepers) + 1} processes; have fewer with --at-once or "
-                "--rungs"
+                f"memory is full with {len(processes)} processes; have fewer with --at-once or --rungs"
             )
 
     def round(self, number: int) -> str:
-        """A turn of either of each pair; says how long their steps took.
+        """Let both rungs of each pair take a turn; return the durations of their steps as text.
 
-        Pairs are in an order drawn anew each time, and each is turned round, so that none always follows
-        another.
+        The order of the pairs is drawn anew each round, and each pair alternates which of its rungs is first.
         """
-        pairs = [pair for pair in self._pairs if {pair.rung, pair.over} <= self._sleepers.keys()]
+        pairs = [pair for pair in self._pairs if {pair.rung, pair.over} <= self._paused.keys()]
         random.Random(number).shuffle(pairs)
-        spoken = []
+        durations = []
         for pair in pairs:
             took: dict[str, float] = {}
             for name in (pair.over, pair.rung) if number % 2 else (pair.rung, pair.over):
@@ -242,21 +236,23 @@ class _Processes(contextlib.ExitStack):
                 took[name] = seconds
             if len(took) == 2:
                 pair.starts[-1].append((took[pair.over], took[pair.rung]))
-                spoken.append(f"{pair.rung} {1e3 * took[pair.rung]:,.0f} ms to {1e3 * took[pair.over]:,.0f}")
-        return ", ".join(spoken)
+                durations.append(
+                    f"{pair.rung} {1e3 * took[pair.rung]:,.0f} ms to {1e3 * took[pair.over]:,.0f}"
+                )
+        return ", ".join(durations)
 
     def _turn(self, name: str) -> float | None:
-        """Seconds per step; None where it has failed, now or before."""
-        if (sleeper := self._sleepers.get(name)) is None:
+        """Return seconds per step; None if the process fails or has failed."""
+        if (paused := self._paused.get(name)) is None:
             return None
-        sleeper.wake()
+        paused.resume()
         try:
-            seconds = sleeper.steps(self._asked.steps)
-            sleeper.sleep()
+            seconds = paused.steps(self._options.steps)
+            paused.stop()
         except TurnError as error:
-            self._group.out(name, error)
+            self._group.drop(name, error)
             self._tell(f"{name}: {error}")
-            del self._sleepers[name]
-            self._ends[name].close()
+            del self._paused[name]
+            self._stacks[name].close()
             return None
         return seconds

@@ -1,7 +1,4 @@
-"""One rung's process, ours or another trainer's, that trains while it is awake and is stopped in between.
-
-Imports no torch.
-"""
+"""A trainer's process, ours or another's, that is stopped except in its turns. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,118 +12,100 @@ from pathlib import Path
 
 import psutil
 
+from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, Rung
 from bench.ladder.peers import CANNOT_RUN, PEERS, Line
 from bench.process.pty_process import Program
 from bench.process.supervisor import CACHE, MARK
-from bench.run.peers.checkout import MissingPeer, found, origin
-from bench.run.peers.child_env import processors, variables
+from bench.run.peers.checkout import MissingPeer, locate_and_check, origin
+from bench.run.peers.child_env import peer_variables, processors
+from bench.run.peers.trainer_log import LogError, TrainerLog
 from gpt2.hardware.host import memory_held, memory_peak
 from gpt2.training.reexec import own_variables, python
 
 STOP_SECONDS = 10.0
-"""In which processes that were told to stop have stopped: a signal takes them at once, but for those that
-wait for a disk, and a virtual machine may halt for seconds.
-"""
+"""Limit for stopping a process, which may wait for a disk, or for the host of a virtual machine."""
 
 
-class TurnError(Exception):
+class TurnError(BenchError):
     """A rung that cannot take its turns; the message says why."""
 
     def __init__(self, message: str, *, unsupported: bool = False) -> None:
-        """unsupported: it is not here, which is no failure."""
+        """unsupported: the rung cannot run on this machine, which is no failure."""
         super().__init__(message)
         self.unsupported = unsupported
 
 
-class Sleeper:
-    """A process and the lines that it prints; made by started()."""
+class PausedProcess:
+    """A trainer's process between turns; made by started()."""
 
-    def __init__(
-        self, program: Program, peer: str, tokens_per_step: int, seconds: float, version: str | None
-    ) -> None:
-        """seconds: how long a step may be waited for, the first one with its compilation too."""
-        self._program, self._peer, self._tokens, self._seconds = (
-            program,
-            PEERS[peer],
-            tokens_per_step,
-            seconds,
-        )
-        self._origin, self._told = version, ""
-        self._last, self._step = "it printed nothing", -1
+    def __init__(self, program: Program, log: TrainerLog, seconds: float) -> None:
+        """seconds: limit of one call of steps(), compilation included."""
+        self._program, self._log, self._seconds = program, log, seconds
 
     @property
     def version(self) -> str | None:
-        """Of another trainer: what its log says, and its checkout's commit or its script's hash."""
-        return ", ".join(filter(None, (self._told, self._origin))) or None
+        """Version of another trainer; None for ours."""
+        return self._log.version
 
     def steps(self, count: int) -> float:
-        """Let it train until `count` steps or more were timed, from the end of one to that of another.
+        """Let it train for at least `count` timed steps; return seconds per step. Raises TurnError.
 
-        Gives seconds per step. The step in which it slept only begins the time. Raises TurnError.
+        The first step, in which it may have been stopped, is not timed.
         """
         begun: Line | None = None
-        for line in self._lines():
-            if begun is None or line.at == begun.at:  # what came together was printed at different times
-                begun = line
-            elif line.step - begun.step >= count:
-                return (line.at - begun.at) / (line.step - begun.step)
-        raise AssertionError  # _lines ends by raising
+        try:
+            for line in self._log.lines(time.perf_counter() + self._seconds):
+                if not math.isfinite(line.loss):
+                    raise TurnError(f"its loss is {line.loss} at step {line.step}")
+                if begun is None or line.at == begun.at:  # lines that arrive together are of different times
+                    begun = line
+                elif line.step - begun.step >= count:
+                    return (line.at - begun.at) / (line.step - begun.step)
+        except LogError as error:
+            raise TurnError(str(error)) from None
+        raise self._too_few_steps()
 
-    def sleep(self) -> None:
-        """Stop it, and forget what it has printed, for nobody knows when. Raises TurnError where it goes on."""
+    def _too_few_steps(self) -> TurnError:
+        program, last = self._program, self._log.last_line
+        if program.exit_code is None:
+            return TurnError(f"too few steps within {self._seconds:g} s; its last line: {last}")
+        if program.exit_code == CANNOT_RUN:
+            return TurnError(last, unsupported=True)
+        if program.killed_for_memory:
+            return TurnError(f"{program.ending}; have fewer processes with --at-once or --rungs")
+        return TurnError(f"{program.ending}: {last}")
+
+    def stop(self) -> None:
+        """Stop it, and drop its unread output, which has no time. Raises TurnError if it does not stop."""
         deadline = time.monotonic() + STOP_SECONDS
-        while awake := list(filter(_awake, self._program.processes())):  # those that it starts meanwhile, too
+        while running := list(filter(_running, self._program.processes())):  # also those started meanwhile
             if time.monotonic() > deadline:
                 raise TurnError(
-                    f"could not be stopped within {STOP_SECONDS:g} s, and would be in the way of the others"
+                    f"it did not stop within {STOP_SECONDS:g} s, and would slow down the other rungs"
                 )
-            for process in awake:
+            for process in running:
                 with contextlib.suppress(psutil.Error):
                     process.suspend()
             time.sleep(0.001)
         self._program.forget()
 
-    def wake(self) -> None:
+    def resume(self) -> None:
         for process in self._program.processes():
             with contextlib.suppress(psutil.Error):
                 process.resume()
 
     def memory_to_come(self) -> int:
-        """Bytes that it has held at its peak and does not hold now, as between two steps; 0 where nobody
-        tells.
-        """
+        """Bytes below its peak that it holds now, as between two steps; 0 if the system does not tell."""
         total = 0
         for process in self._program.processes():
             peak, held = memory_peak(process.pid), memory_held(process.pid)
-            if peak is not None and held is not None:  # neither is told of one that has ended meanwhile
+            if peak is not None and held is not None:  # None for a process that has just ended
                 total += peak - held
         return total
 
-    def _lines(self) -> Iterator[Line]:
-        """Progress lines as they come, each of a later step than the one before."""
-        for at, text in self._program.lines(time.perf_counter() + self._seconds):
-            self._last = text
-            self._told = self._peer.version_of(text) or self._told
-            if (tokens := self._peer.tokens_of(text)) not in (None, self._tokens):
-                raise TurnError(f"its steps are of {tokens:,} tokens, and the ladder says {self._tokens:,}")
-            if line := self._peer.read(text, at):
-                if not math.isfinite(line.loss):
-                    raise TurnError(f"its loss is {line.loss} at step {line.step}")
-                if line.step <= self._step:
-                    raise TurnError(f"it printed step {line.step} after step {self._step}")
-                self._step = line.step
-                yield line
-        if self._program.exit_code is None:
-            raise TurnError(f"too few steps within {self._seconds:g} s; its last line: {self._last}")
-        if self._program.exit_code == CANNOT_RUN:
-            raise TurnError(self._last, unsupported=True)
-        if self._program.killed_for_memory:
-            raise TurnError(f"{self._program.ending}; have fewer processes with --at-once or --rungs")
-        raise TurnError(f"{self._program.ending}: {self._last}")
 
-
-def _awake(process: psutil.Process) -> bool:
+def _running(process: psutil.Process) -> bool:
     try:
         return process.status() not in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -134,7 +113,7 @@ def _awake(process: psutil.Process) -> bool:
 
 
 def tokens_per_step(ladder: Ladder, rung: Rung) -> int:
-    """Of an external rung as its ladder vouches for it."""
+    """Tokens per optimiser step of a rung; of an external one as its ladder declares them."""
     if rung.external:
         return rung.external.tokens_per_step
     return rung.toggles.tokens_per_step(ladder.workload.seq_len)
@@ -143,46 +122,45 @@ def tokens_per_step(ladder: Ladder, rung: Rung) -> int:
 @contextlib.contextmanager
 def started(
     ladder: Ladder, rung: Rung, name: str, scratch: Path, data: Path | None, overrides: Sequence[str]
-) -> Iterator[Sleeper]:
-    """A rung's process, awake, and ended with all that it started. Raises TurnError where it is not here.
+) -> Iterator[PausedProcess]:
+    """Start a rung's process, not stopped; end it with all that it started. Raises TurnError if missing.
 
-    name: of this process among those of the same scratch folder.
+    name: of this process, unique in the scratch folder.
     """
-    folder, version, peer, cpus = Path.cwd(), None, "own", None
-    own: dict[str, str] = {}
     if rung.external:
-        peer, cpus = rung.external.peer, processors(rung.toggles, PEERS[rung.external.peer])
+        peer, cpus = PEERS[rung.external.peer], processors(rung.toggles, PEERS[rung.external.peer])
         try:
-            folder, words = found(rung.external, rung.toggles, ladder.path)
+            folder, words = locate_and_check(rung.external, rung.toggles, ladder.path)
         except MissingPeer as error:
             raise TurnError(str(error), unsupported=True) from None
-        version = origin(PEERS[peer], folder, words)
+        version, own = origin(peer, folder, words), {}
     else:
-        own, words = own_variables(), [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name]
+        peer, cpus, folder, version, own = PEERS["own"], None, Path.cwd(), None, own_variables()
+        words = [*python("bench.run.turns.step_printer"), str(ladder.path), rung.name]
         words += ["--data", str(data)] if data else []
         words += [part for override in overrides for part in ("--set", override)]
     with contextlib.ExitStack() as stack:
-        # Empty for each: a process that compiled its code has it otherwise in memory than one that found it
-        # compiled.
+        # Empty for each process: compiled code and cached code lie differently in memory.
         cache = stack.enter_context(
             tempfile.TemporaryDirectory(prefix="inductor-", dir=scratch, ignore_cleanup_errors=True)
         )
         environ = {
             **os.environ,
             **own,
-            **variables(rung.toggles, PEERS[peer], cache),
+            **peer_variables(rung.toggles, peer, cache),
             MARK: f"{scratch} {name}",
             "TMPDIR": str(scratch),
             CACHE: cache,
         }
         program = stack.enter_context(Program(words, folder, environ, cpus))
-        sleeper = Sleeper(
-            program, peer, tokens_per_step(ladder, rung), ladder.protocol.timeout_seconds, version
-        )
-        with contextlib.suppress(OSError):  # where memory runs out, all give way as those of bench run do
+        log = TrainerLog(program, peer, tokens_per_step(ladder, rung), version)
+        paused = PausedProcess(program, log, ladder.protocol.timeout_seconds)
+        with contextlib.suppress(
+            OSError
+        ):  # let Linux end this first where memory runs out, as bench run does
             for process in program.processes():
                 Path(f"/proc/{process.pid}/oom_score_adj").write_text("500")
         try:
-            yield sleeper
+            yield paused
         finally:
-            sleeper.wake()  # a stopped process would not see that it is asked to end
+            paused.resume()  # a stopped process does not handle SIGTERM

@@ -1,4 +1,4 @@
-"""Train one rung and print a line for each step: what bench.run.turns.paused_process reads.
+"""Train one rung and print a line for each step, for bench.run.turns.paused_process.
 
 python -m bench.run.turns.step_printer ladders/smoke.yaml baseline
 """
@@ -17,7 +17,7 @@ from gpt2.training.reexec import enter_environment
 
 
 def main() -> int:
-    """Trains until it is ended; returns 69 when the rung cannot be trained here, 2 when the ladder is wrong."""
+    """Train until killed; return 69 if the rung cannot run here, 2 if the ladder is wrong, 1 without data."""
     parser = argparse.ArgumentParser(
         prog="python -m bench.run.turns.step_printer", description="Train one rung of a ladder."
     )

@@ -62,8 +62,9 @@ def encode(pieces: list[Piece]) -> Encoded:
 
 
 def encode_one(piece: Piece) -> np.ndarray:
-    """Return one piece's token ids, uint16, after <|endoftext|> where it begins a document. Raises
-    TokeniseError.
+    """Return a piece's token ids, uint16, after <|endoftext|> where it begins a document.
+
+    Raises TokeniseError.
     """
     found = encode_text(piece.text, piece.where)  # releases Python's lock
     return np.concatenate([np.array([SEPARATOR], dtype=TOKEN), found]) if piece.begins else found
@@ -97,8 +98,7 @@ class Encoder:
             self._pool.shutdown(wait=True, cancel_futures=True)
 
     def encoded(self, documents: Documents, position: dict[str, Any] | None) -> Iterator[Batch]:
-        """Yield the documents from `position` on, encoded, in order; at most two batches per process are in
-        memory.
+        """Yield the documents from `position` on, encoded, in order; two batches per process are held.
 
         A document that cannot be tokenised is left out with a warning. A text file is one document read in
         pieces; none of it is left out, and a failure raises TokeniseError.
@@ -108,9 +108,8 @@ class Encoder:
         try:
             for began, pieces in _batches(documents, position):
                 characters = sum(len(piece.text) for piece in pieces)
-                waiting.append(
-                    (began, characters, self._pool.submit(encode, pieces) if self._pool else pieces)
-                )
+                work = self._pool.submit(encode, pieces) if self._pool else pieces
+                waiting.append((began, characters, work))
                 if len(waiting) >= (2 * self.processes if self._pool else 1):
                     yield self._finished(*waiting.popleft(), leave_out)
             while waiting:
@@ -196,9 +195,7 @@ class Tokens:
         return part
 
     def position(self) -> dict[str, Any]:
-        """Return the position of the next token, JSON-able: its batch, and the number of tokens before it
-        there.
-        """
+        """Return the position of the next token, JSON-able: its batch, and the tokens before it there."""
         return {
             "state": self._batch.position,
             "skip": self._used,

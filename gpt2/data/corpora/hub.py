@@ -29,13 +29,12 @@ class KnownCorpus:
     about: str
 
     def split(self, name: str, asked: str) -> str:
-        """Return the corpus's own name of the split train or validation. Raises DataError where it has none."""
+        """Return the corpus's own name of the split train or validation. Raises DataError without one."""
         if asked == "train":
             return asked
         if self.validation is None:
-            raise DataError(
-                f"corpus {name!r} has no validation split of its own; its first shard is its validation"
-            )
+            instead = "its first shard is its validation"
+            raise DataError(f"corpus {name!r} has no validation split of its own; {instead}")
         return self.validation
 
 
@@ -74,13 +73,11 @@ def import_datasets() -> Any:
     try:
         import datasets
     except ImportError:
-        raise DataError(
-            f"reading a corpus needs the package `datasets`, which is not installed: {INSTALL}"
-        ) from None
+        needed = "reading a corpus needs the package `datasets`, which is not installed"
+        raise DataError(f"{needed}: {INSTALL}") from None
     if tuple(int(number) for number in re.findall(r"\d+", datasets.__version__)[:3]) < OLDEST:
-        raise DataError(
-            f"`datasets` {datasets.__version__} loses its position when gone on with twice: {INSTALL}"
-        )
+        loses = "loses its position when gone on with twice"
+        raise DataError(f"`datasets` {datasets.__version__} {loses}: {INSTALL}")
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised, as one line
     return datasets
@@ -100,9 +97,8 @@ def hub_files(
         raise _hub_error(name, repository, error) from None
     files = builder.config.data_files or {}
     if split not in files:
-        raise DataError(
-            f"corpus {name!r}: {repository} has no split {split!r}, but {', '.join(files) or 'none'}"
-        )
+        others = ", ".join(files) or "none"
+        raise DataError(f"corpus {name!r}: {repository} has no split {split!r}, but {others}")
     listed = [str(file) for file in files[split]]
     if commit := re.search(r"@([0-9a-f]{40})/", listed[0]):
         revision = commit[1]

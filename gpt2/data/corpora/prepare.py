@@ -2,12 +2,11 @@
 
 for progress in prepare("fineweb-edu", Path("data/fineweb-edu")):
     print(progress.tokens, progress.tokens_per_second, progress.remaining_seconds)
-corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))      # the training
-shards
+corpus = open_corpus("fineweb-edu", vocab_size=50257, path=Path("data/fineweb-edu"))   # the training shards
 
 The folder then holds NAME_val_000000.bin, NAME_train_000001.bin, ... and index.json. llm.c reads the shards
-as they are; nanoGPT maps one headerless file per split, which gpt2.data.index.to_nanogpt() writes. Run by `gpt2
-prepare`. Imports no torch.
+as they are; nanoGPT maps one headerless file per split, which gpt2.data.index.to_nanogpt() writes. Run by
+`gpt2 prepare`. Imports no torch.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from gpt2.config.workload import TEXT_VOCABULARY
 from gpt2.data.corpora.encode import Batch, Encoder, Tokens
 from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
-from gpt2.data.index import Index, damaged, read_index, writing
+from gpt2.data.index import AGAIN, Index, damaged, read_index
+from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
-from gpt2.files.temporary import left_over
 
 SHARD_TOKENS = 100_000_000
 VOCABULARY = {"name": "gpt2", "size": TEXT_VOCABULARY, "separator": SEPARATOR}
@@ -71,9 +70,7 @@ class Settings:
                 raise DataError(f"{name.replace('_', ' ')} must be at least 1, not {value}")
 
     def recorded(self) -> dict[str, Any]:
-        """Return the settings as the index stores them, with only the last part of each path, since folders
-        move.
-        """
+        """Return the settings as the index stores them: of paths only the last part, since folders move."""
         paths = {"corpus": self.corpus, "val_corpus": self.val_corpus}
         return {**vars(self), **{key: _last_part(value) for key, value in paths.items()}}
 
@@ -142,26 +139,26 @@ class _Job:
 
     def run(self, encoder: Encoder) -> Iterator[Progress]:
         self.before = self.index.tokens
-        for torn in left_over(self.folder, rf"index\.json|{re.escape(self.index.name)}_(train|val)_\d+\.bin"):
+        for torn in leftovers(self.folder, rf"index\.json|{re.escape(self.index.name)}_(train|val)_\d+\.bin"):
             with contextlib.suppress(OSError):
                 torn.unlink()
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
-            entry = yield from self._shard("val", tokens, self._val_tokens, _nothing)
+            entry = yield from self._shard("val", tokens, self._val_tokens)
             self._keep([entry], None)
         place = self.index.position or {"state": None, "skip": 0, "taken": 0, "documents": 0, "characters": 0}
         limit = None if self.asked.max_tokens is None else self.asked.max_tokens - place["taken"]
         tokens = Tokens(encoder.encoded(self.training, place["state"]), limit=limit, place=place)
         estimate = _total(self.asked, self.training)
+
+        def total() -> float | None:
+            return estimate(tokens, self.index)
+
         if not self.index.shards:
-            entry = yield from self._shard(
-                "val", tokens, self._val_tokens, lambda: estimate(tokens, self.index)
-            )
+            entry = yield from self._shard("val", tokens, self._val_tokens, total)
             self._keep([entry] if tokens.more() else self._tenth(entry), tokens.position())
         while tokens.more():
-            entry = yield from self._shard(
-                "train", tokens, self.asked.shard_tokens, lambda: estimate(tokens, self.index)
-            )
+            entry = yield from self._shard("train", tokens, self.asked.shard_tokens, total)
             self._keep([entry], tokens.position())
         if not any(entry["split"] == "train" for entry in self.index.shards):
             raise DataError(f"corpus {self.index.name!r} holds no training tokens")
@@ -175,13 +172,13 @@ class _Job:
         return self.asked.val_tokens or self.asked.shard_tokens
 
     def _shard(
-        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None]
+        self, split: str, tokens: Tokens, wanted: int, total: Callable[[], float | None] = lambda: None
     ) -> Generator[Progress, None, dict[str, Any]]:
         """Write the next shard of a split, and return its entry in the index."""
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
-        with writing(path) as file:
+        with atomic_write(path, DataError, AGAIN) as file:
             file.write(bytes(HEADER_BYTES))
             while count < wanted and tokens.more():
                 part = tokens.take(wanted - count)
@@ -198,9 +195,7 @@ class _Job:
         return {"file": path.name, "split": split, "tokens": count, "documents": documents, "sha256": sha256}
 
     def _tenth(self, entry: dict[str, Any]) -> list[dict[str, Any]]:
-        """Split a corpus that ended within its first shard: its first tenth becomes validation, the rest
-        training.
-        """
+        """Split a corpus that ended within its first shard: a tenth for validation, the rest for training."""
         path = self.folder / entry["file"]
         ids = np.fromfile(path, dtype=TOKEN, offset=HEADER_BYTES)
         if self.asked.val_tokens is not None or len(ids) < 10:
@@ -211,7 +206,7 @@ class _Job:
         entries = []
         for split, part in (("train", ids[tenth:]), ("val", ids[:tenth])):
             batch = Batch(None, 0, part)
-            shard = self._shard(split, Tokens(iter([batch]), limit=None), len(part), _nothing)
+            shard = self._shard(split, Tokens(iter([batch]), limit=None), len(part))
             entries.append(_result(shard))
         return entries[::-1]
 
@@ -237,28 +232,23 @@ class _Job:
 
 
 def _begin(asked: Settings, folder: Path) -> _Job | None:
-    """Open the corpus and the folder's index, and check that they match; None where the preparation is
-    finished.
+    """Open the corpus and the folder's index, and check that they match; None where all is prepared.
 
     Raises DataError.
     """
     index = read_index(folder)
-    if (
-        index is not None and not index.shards
-    ):  # an earlier attempt failed early; its cause may be fixed by now
+    if index is not None and not index.shards:  # an attempt failed early; its cause may be fixed by now
         index = None
     if index is None and (strangers := sorted(folder.glob("*.bin"))):
-        raise DataError(
-            f"{folder} holds {strangers[0].name} and no index.json; prepare into a folder of its own"
-        )
+        stranger = f"{folder} holds {strangers[0].name} and no index.json"
+        raise DataError(f"{stranger}; prepare into a folder of its own")
     if index is not None:
         _refuse_others(index.settings, asked.recorded(), folder)
     local = Path(os.path.expanduser(asked.corpus)).exists()  # may have changed; a hub repository is pinned
     if index is not None and index.finished and (wrong := damaged(folder)):
         others = f", and {len(wrong) - 1} more" if wrong[1:] else ""
-        raise DataError(
-            f"{folder / wrong[0]} is missing or damaged{others}; prepare anew into another folder"
-        )
+        where = folder / wrong[0]
+        raise DataError(f"{where} is missing or damaged{others}; prepare anew into another folder")
     if index is not None and index.finished and not local:
         return None
     revision = index.corpus.get("revision") if index is not None else asked.revision
@@ -276,15 +266,13 @@ def _begin(asked: Settings, folder: Path) -> _Job | None:
 
 
 def _validation(asked: Settings, training: Documents, index: Index | None) -> Documents | None:
-    revision = index.validation.get("revision") if index else None
-    if asked.val_corpus is None:
-        if not has_validation(asked.corpus):
-            return None
-        revision = revision or training.origin.get("revision")
-        return open_documents(
-            asked.corpus, split="validation", text_column=asked.text_column, revision=revision
-        )
-    return open_validation_corpus(asked.val_corpus, text_column=asked.text_column, revision=revision)
+    revision, column = index.validation.get("revision") if index else None, asked.text_column
+    if asked.val_corpus is not None:
+        return open_validation_corpus(asked.val_corpus, text_column=column, revision=revision)
+    if not has_validation(asked.corpus):
+        return None
+    revision = revision or training.origin.get("revision")
+    return open_documents(asked.corpus, split="validation", text_column=column, revision=revision)
 
 
 def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> None:
@@ -297,17 +285,12 @@ def _refuse_others(had: dict[str, Any], now: dict[str, Any], folder: Path) -> No
 
 
 def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], float | None]:
-    """Return an estimator of the number of tokens in all shards together, which gives None where it is not
-    known.
-    """
+    """Return an estimator of the number of tokens in all shards together; it gives None where unknown."""
     whole, of_text = documents.documents, documents.bytes_of_text
 
     def estimate(tokens: Tokens, index: Index) -> float | None:
-        apart = (
-            sum(entry["tokens"] for entry in index.shards[:1])
-            if "first tokens of" not in index.validation
-            else 0
-        )
+        other = "first tokens of" not in index.validation
+        apart = sum(entry["tokens"] for entry in index.shards[:1]) if other else 0
         found = documents.tokens
         if of_text and tokens.characters:
             found = tokens.taken * of_text / tokens.characters
@@ -319,10 +302,6 @@ def _total(asked: Settings, documents: Documents) -> Callable[[Tokens, Index], f
     return estimate
 
 
-def _nothing() -> None:
-    return None
-
-
 def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
     while True:
         try:
@@ -332,7 +311,7 @@ def _result(shard: Generator[Progress, None, dict[str, Any]]) -> dict[str, Any]:
 
 
 def _prefix(name: str) -> str:
-    """Return the prefix of shard names: the corpus's name, or "corpus" where that name contains train or val."""
+    """Return the prefix of shard names: the corpus's name, or "corpus" where that says train or val."""
     return "corpus" if re.search("train|val", name.lower()) else name
 
 

@@ -1,7 +1,7 @@
 """Read the documents of one corpus file, and explain what is wrong with it. Imports no torch.
 
-gpt2.data.corpora.sources passes read_text, read_json_lines and read_parquet to `datasets`. Each yields documents with
-"text", None where it is null, and "where": the file, with the line or row.
+gpt2.data.corpora.sources passes read_text, read_json_lines and read_parquet to `datasets`. Each yields
+documents with "text", None where it is null, and "where": the file, with the line or row.
 """
 
 from __future__ import annotations
@@ -48,8 +48,9 @@ def read_text(files: Sequence[str], piece_chars: int | None = None) -> Iterator[
 
 
 def read_json_lines(files: Sequence[str], column: str) -> Iterator[dict[str, Any]]:
-    """Yield each line's `column` as one document; of a duplicate key, the last value counts. Raises
-    DataError.
+    """Yield each line's `column` as one document; of a duplicate key, the last value counts.
+
+    Raises DataError.
 
     null is an empty document, and so is a line without the column, unless it has text in another one.
     """
@@ -104,9 +105,7 @@ def _rows(file: str, column: str, skip: int) -> Iterator[dict[str, Any]]:
 
 
 def _records(file: str) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each JSON object of a file with its line, skipping lines of BLANK characters only. Raises
-    DataError.
-    """
+    """Yield each JSON object of a file with its line, skipping lines of BLANK only. Raises DataError."""
     number, first = 0, True
     try:
         with open_file(file) as lines:
@@ -140,12 +139,8 @@ def _record(line: bytes, where: str, first: bool) -> dict[str, Any]:
         record = json.loads(text)
     except json.JSONDecodeError as error:
         if first and error.pos >= len(text):  # the value continues on the next line
-            what = (
-                "an array over several lines"
-                if text.lstrip().startswith("[")
-                else "an object over several lines"
-            )
-            raise DataError(f"{where}: the beginning of {what}; {ONE_EACH}") from None
+            what = "an array" if text.lstrip().startswith("[") else "an object"
+            raise DataError(f"{where}: the beginning of {what} over several lines; {ONE_EACH}") from None
         raise DataError(f"{where}: no JSON ({error.msg} at column {error.colno})") from None
     except (ValueError, RecursionError) as error:  # thousands of digits, or of nested brackets
         raise DataError(f"{where}: no JSON that can be read ({error})") from None
@@ -182,9 +177,8 @@ def text_column_of(name: str, kind: str, files: Sequence[str], asked: str | None
     if asked is not None and asked not in columns:
         raise NoColumn(f"corpus {name!r}: {file} has no column {asked!r}, but {', '.join(columns)}")
     if asked is not None and asked not in (*texts, *empty):
-        raise DataError(
-            f"corpus {name!r}: column {asked!r} of {file} is no text; those of text: {', '.join(texts)}"
-        )
+        wrong = f"column {asked!r} of {file} is no text"
+        raise DataError(f"corpus {name!r}: {wrong}; those of text: {', '.join(texts)}")
     named = [column for group in (texts, empty) for column in USUAL_COLUMNS if column in group]
     if asked is None and not named and (other := [column for column in USUAL_COLUMNS if column in columns]):
         raise DataError(
@@ -258,9 +252,8 @@ def explain(file: str, error: Exception) -> DataError:
     if isinstance(error, PermissionError):
         return DataError(f"{file} cannot be read (permission denied)")
     if isinstance(error, FileNotFoundError):
-        return DataError(
-            f"{file} is not there, or its server does not answer" if remote else f"{file} does not exist"
-        )
+        gone = "is not there, or its server does not answer" if remote else "does not exist"
+        return DataError(f"{file} {gone}")
     if isinstance(error, UnicodeDecodeError):
         return DataError(f"{file} holds text that is no UTF-8 ({error.reason})")
     if remote and not type(error).__module__.startswith("pyarrow"):
@@ -268,6 +261,5 @@ def explain(file: str, error: Exception) -> DataError:
             f"{file} cannot be read any further, after all tries ({type(error).__name__}: {said}); nothing "
             "is lost: once the network is back, go on from the last checkpoint or whole shard"
         )
-    return DataError(
-        f"{file} cannot be read ({said}); it is damaged, cut off, or not of the kind that its name says"
-    )
+    why = "it is damaged, cut off, or not of the kind that its name says"
+    return DataError(f"{file} cannot be read ({said}); {why}")

@@ -1,11 +1,11 @@
 """Corpora as streams of documents: from the Hugging Face hub, or from text, JSON Lines and Parquet files.
 
-documents = open_documents("fineweb-edu")                 # or a path, a URL, or OWNER/NAME[:CONFIG] of the
-hub for piece in documents: ...                               # piece.text, piece.begins position =
-documents.state_dict()                         # position of the next piece; JSON-able
+documents = open_documents("fineweb-edu")      # or a path, a URL, or OWNER/NAME[:CONFIG] of the hub
+for piece in documents: ...                    # piece.text, piece.begins
+position = documents.state_dict()              # position of the next piece; JSON-able
 
-gpt2.data.corpora.prepare writes them into shards; gpt2.data.corpora.stream trains on them directly. Imports no torch; `datasets`, which
-may import it, is imported only when a corpus is opened.
+gpt2.data.corpora.prepare writes them into shards; gpt2.data.corpora.stream trains on them directly. Imports
+no torch; `datasets`, which may import it, is imported only when a corpus is opened.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from gpt2.data.corpora.readers import (
     text_column_of,
 )
 from gpt2.data.splits import files_of_split, split_of
-from gpt2.files.cache import DataError, changed, sha256_of
+from gpt2.files.cache import DataError, changed, readable, sha256_of
 from gpt2.files.listing import files_below, listed, printable
 from gpt2.text import end_of_text_written
 
@@ -90,23 +90,16 @@ class Documents:
         Local files are identified by their sha256, which takes reading each once; a hub repository by its
         revision. Raises DataError where a file cannot be read, or changes meanwhile.
         """
-        try:
-            files = [
-                [_shown(file), sha256_of(Path(file)) if _is_local(file) else None] for file in self.files
-            ]
-        except OSError as error:
-            raise DataError(
-                f"corpus {self.name!r}: cannot read {error.filename} ({error.strerror})"
-            ) from None
+        with readable(f"corpus {self.name!r}", Path(self.files[0])):
+            sums = [sha256_of(Path(file)) if _is_local(file) else None for file in self.files]
+        files = [[_shown(file), sha256] for file, sha256 in zip(self.files, sums, strict=True)]
         return {**self.origin, "split": self.split, "text_column": self.text_column, "files": files}
 
     def check_unchanged(self) -> None:
         """Raise DataError where a local file differs from what `source` recorded."""
-        local = [
-            (Path(file), sha256) for file, (_, sha256) in zip(self.files, self.source["files"], strict=True)
-        ]
+        sums = [sha256 for _, sha256 in self.source["files"]]
         try:
-            other = changed({path: sha256 for path, sha256 in local if sha256})
+            other = changed({Path(f): sha256 for f, sha256 in zip(self.files, sums, strict=True) if sha256})
         except OSError as error:
             raise DataError(f"{error.filename} changed while it was read ({error.strerror})") from None
         if other:
@@ -130,12 +123,10 @@ class Documents:
 
     @property
     def bytes_of_text(self) -> int | None:
-        """Total size in bytes of local, uncompressed text or JSON files, else None; used to estimate the time
-        left.
-        """
-        if self.kind == "parquet" or not all(
-            _is_local(file) and not file.endswith(".gz") for file in self.files
-        ):
+        """Bytes of local, uncompressed text or JSON files, else None; used to estimate the time left."""
+        if self.kind == "parquet" or not all(map(_is_local, self.files)):
+            return None
+        if any(file.endswith(".gz") for file in self.files):
             return None
         return sum(Path(file).stat().st_size for file in self.files)
 
@@ -173,26 +164,20 @@ class Documents:
         self._at_start = False
         place = state["examples_iterable"]  # the file (a shard to `datasets`), and its pieces already read
         if self.kind == "parquet" and place["shard_idx"] < len(self.files):
-            self._dataset = self._open(
-                begun=self._in_order[place["shard_idx"]], skip=place["shard_example_idx"]
-            )
+            begun = self._in_order[place["shard_idx"]]
+            self._dataset = self._open(begun=begun, skip=place["shard_example_idx"])
         self._dataset.load_state_dict(state)
 
     def restart(self, seed: Sequence[int] | None = None) -> None:
-        """Start over, with the files in an order drawn from `seed`, or in their own order where it is None."""
-        order = (
-            range(len(self.files))
-            if seed is None
-            else np.random.default_rng(seed).permutation(len(self.files))
-        )
+        """Start over, with the files in an order drawn from `seed`, or in their own where it is None."""
+        count = len(self.files)
+        order = range(count) if seed is None else np.random.default_rng(seed).permutation(count)
         self._in_order = [self.files[i] for i in order]
         self._at_start = True
         self._dataset = self._open()
 
     def cut(self, piece_chars: int) -> None:
-        """Start over, cutting texts into pieces of about `piece_chars` characters; positions then count
-        pieces.
-        """
+        """Start over, cutting texts into pieces of about `piece_chars` characters, which positions count."""
         self._piece_chars = piece_chars
         self.restart()
 
@@ -212,10 +197,10 @@ def open_documents(
 
     A path is a .txt, .jsonl, .jsonl.gz or .parquet file, or a folder of such files. A text file is one
     document; each line of JSON and each row of Parquet is one. `text_column` names their column of text;
-    where None, it is text or content, or the only column of text. gpt2.data.splits decides which files of a folder
-    belong to a split; hidden files are ignored (see gpt2.files.listing). `revision` selects a revision of a hub
-    repository, the newest where None; the result's `origin` says which was taken. Raises DataError with a
-    one-line message that says what to do.
+    where None, it is text or content, or the only column of text. gpt2.data.splits decides which files of a
+    folder belong to a split; hidden files are ignored (see gpt2.files.listing). `revision` selects a revision
+    of a hub repository, the newest where None; the result's `origin` says which was taken. Raises DataError
+    with a one-line message that says what to do.
     """
     import_datasets()
     if name in KNOWN:
@@ -226,7 +211,7 @@ def open_documents(
         return Documents(name, split, files, column, origin)
     if name in TEXTS:
         path = batches.find(name)
-        path = path if path.suffix == ".txt" else batches.download(name, batches.KNOWN[name])
+        path = path if path.suffix == ".txt" else batches.download_text(name)
         return Documents(name, split, [str(path)], None, {"corpus": name})
     if re.match(r"https?://|hf://", name):
         return Documents(Path(name).name.split(".")[0], split, [name], text_column, {"corpus": name})
@@ -234,9 +219,8 @@ def open_documents(
         files, left_out = ([path], "") if path.is_file() else _files_in(path, split)
         stem = stem_of(path)
         if stem == batches.GENERATED:
-            raise DataError(
-                f"{path}: a corpus called {batches.GENERATED} is taken for the generated one; rename it"
-            )
+            taken = f"a corpus called {stem} is taken for the generated one"
+            raise DataError(f"{path}: {taken}; rename it")
         return Documents(stem, split, [str(file) for file in files], text_column, {"corpus": stem}, left_out)
     if HUB.fullmatch(name) and not _has_kind(name):
         repository, _, config = name.partition(":")
@@ -249,9 +233,8 @@ def open_documents(
 def differs_from_known(source: Mapping[str, Any]) -> bool:
     """Return whether a Documents.source has the name of a known text but other content."""
     known = batches.KNOWN.get(source["corpus"]) if "corpus" in source else None
-    told = [
-        sha256 for _, sha256 in source["files"] if isinstance(sha256, str)
-    ]  # older versions kept sizes instead
+    # Older versions kept sizes instead.
+    told = [sha256 for _, sha256 in source["files"] if isinstance(sha256, str)]
     return known is not None and told not in ([], [known.text_sha256])
 
 
@@ -292,15 +275,12 @@ def has_validation(name: str) -> bool:
     if name in KNOWN:
         return KNOWN[name].validation is not None
     path = Path(os.path.expanduser(name))
-    return path.is_dir() and any(
-        split_of(file.relative_to(path)) == "val" for file in files_below(path) if _has_kind(file.name)
-    )
+    files = [file for file in files_below(path) if _has_kind(file.name)] if path.is_dir() else []
+    return any(split_of(file.relative_to(path)) == "val" for file in files)
 
 
 def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
-    """Return the files of a split, and a description of the folder's files that belong to none. Raises
-    DataError.
-    """
+    """Return the files of a split, and which files of the folder belong to none. Raises DataError."""
     found = files_below(folder)
     files = [file for file in found if _has_kind(file.name)]
     if not files:
@@ -308,9 +288,8 @@ def _files_in(folder: Path, split: str) -> tuple[list[Path], str]:
     chosen = files_of_split(str(folder), folder, files, "train" if split == "train" else "val")
     others = [file.name for file in found if not _has_kind(file.name)]
     tests = [file.name for file in files if split_of(file.relative_to(folder)) == "test"]
-    left_out = [f"{listed(others)} (of no known kind)"] * bool(others) + [
-        f"{listed(tests)} (for tests)"
-    ] * bool(tests)
+    left_out = [f"{listed(others)} (of no known kind)"] * bool(others)
+    left_out += [f"{listed(tests)} (for tests)"] * bool(tests)
     # A title may contain the word train, so texts that name no split are trained on, too.
     return sorted([*chosen.taken, *chosen.left_out]), " and ".join(left_out)
 
@@ -324,11 +303,8 @@ def _kind(name: str, files: Sequence[str]) -> str:
     kinds = {kind for each in names for suffix, kind in FILE_KINDS.items() if each.endswith(suffix)}
     if len(kinds) != 1:
         found = "a mixture of " + " and ".join(sorted(kinds)) if kinds else f"{files[0]}, of no known kind"
-        hint = (
-            " (JSON Lines, an object on each line, are to be named .jsonl)"
-            if names[0].endswith(".json")
-            else ""
-        )
+        named = " (JSON Lines, an object on each line, are to be named .jsonl)"
+        hint = named if names[0].endswith(".json") else ""
         raise DataError(f"corpus {name!r} is {found}; give files of one kind: {', '.join(FILE_KINDS)}{hint}")
     if kinds == {"text"} and not _is_local(files[0]):
         raise DataError(f"corpus {name!r}: a text file is read from the disk only; download {files[0]}")
@@ -340,9 +316,7 @@ def _is_local(file: str) -> bool:
 
 
 def _shown(file: str) -> str:
-    """Return a local file's name without its folder, which may move between sessions; other addresses
-    unchanged.
-    """
+    """Return a local file's name without its folder, which may move; other addresses unchanged."""
     return printable(Path(file).name) if _is_local(file) else file
 
 
@@ -352,7 +326,5 @@ def _unknown(name: str) -> DataError:
     names = [*KNOWN, *TEXTS]
     near = difflib.get_close_matches(name.lower(), names, n=1, cutoff=0.5)
     guess = f"did you mean {near[0]!r}? Known: " if near else "known: "
-    return DataError(
-        f"unknown corpus {name!r}; {guess}{', '.join(names)}; or give a file, a folder, or OWNER/NAME of the "
-        "hub"
-    )
+    others = "or give a file, a folder, or OWNER/NAME of the hub"
+    return DataError(f"unknown corpus {name!r}; {guess}{', '.join(names)}; {others}")

@@ -1,9 +1,8 @@
 """Batches directly from a corpus, without shards on disk, with a position for checkpoints. Imports no torch.
 
-batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337) x, y
-= batches.sequences(step=0, first=0, count=4)                # as gpt2.data.batches.Batches, steps in rising order
-state = batches.state(step=0)                                     # JSON-able; give it to a later
-StreamedBatches
+batches = StreamedBatches(open_documents("fineweb-edu"), seq_len=1024, tokens_per_step=524288, seed=1337)
+x, y = batches.sequences(step=0, first=0, count=4)      # as gpt2.data.batches.Batches, steps in rising order
+state = batches.state(step=0)                           # JSON-able; give it to a later StreamedBatches
 """
 
 from __future__ import annotations
@@ -64,14 +63,11 @@ def hold_out(documents: Documents, tokens: int, *, or_all: bool = False) -> Held
         if not left:
             break
     if left and not (or_all and parts):
-        raise DataError(
-            f"corpus {documents.name!r} has {tokens - left} tokens, fewer than the {tokens} to hold out"
-        )
+        fewer = f"has {tokens - left} tokens, fewer than the {tokens} to hold out"
+        raise DataError(f"corpus {documents.name!r} {fewer}")
     ids = np.concatenate(parts)
-    return HeldOut(
-        Shards(documents.name, [ids], hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()),
-        frozenset(digests),
-    )
+    sha256 = hashlib.sha256(ids.astype(TOKEN).tobytes()).hexdigest()
+    return HeldOut(Shards(documents.name, [ids], sha256), frozenset(digests))
 
 
 class _BlockPosition(NamedTuple):
@@ -116,13 +112,9 @@ class StreamedBatches:
         self.sequences_per_step = tokens_per_step // seq_len
         self.warnings: tuple[str, ...] = ()
         self._held_out = held_out.digests if held_out else frozenset()
-        held = held_out.corpus.sha256 if held_out else None
-        self._identity = {
-            "seed": seed,
-            "block_documents": block_documents,
-            "held_out": held,
-            "source": documents.source,
-        }
+        self._identity: dict[str, Any] = {"seed": seed, "block_documents": block_documents}
+        self._identity |= {"held_out": held_out.corpus.sha256 if held_out else None}
+        self._identity |= {"source": documents.source}
         if documents.kind == "text":
             self._identity["piece_chars"] = PIECE_CHARS
         documents.cut(PIECE_CHARS)
@@ -146,8 +138,7 @@ class StreamedBatches:
         self._note_state(first, place)
 
     def sequences(self, step: int, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return sequences first to first + count of the global batch of `step`; see
-        gpt2.data.batches.Batches.sequences.
+        """Return sequences first to first + count of the batch of `step`; see Batches.sequences.
 
         A step can be asked for again until a later one is; earlier ones are no longer available.
         """
@@ -160,8 +151,7 @@ class StreamedBatches:
         return taken[:, :-1], taken[:, 1:]
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the position before `step`, JSON-able, from which a new StreamedBatches gives the same
-        batches.
+        """Return the position before `step`, JSON-able, from which a new stream gives the same batches.
 
         Available for the next step and the last KEPT steps that were asked for.
         """
@@ -195,9 +185,7 @@ class StreamedBatches:
             del self._states[old]
 
     def _end(self) -> None:
-        """Wait until no block is being read while the interpreter exits: a thread inside pyarrow would abort
-        it.
-        """
+        """Wait until no block is being read at exit: a thread inside pyarrow would abort it."""
         self._ending = True
         self._working.acquire(timeout=10)
 
@@ -220,9 +208,8 @@ class StreamedBatches:
                     begun = True
                     tokens = _encoded(pool, pieces)
                     order = np.random.default_rng([self.seed, epoch, number]).permutation(len(tokens))
-                    yield _Block(
-                        _BlockPosition(epoch, number, position), np.concatenate([tokens[i] for i in order])
-                    )
+                    shuffled = np.concatenate([tokens[i] for i in order])
+                    yield _Block(_BlockPosition(epoch, number, position), shuffled)
                     number, position = number + 1, following
                 self._documents.check_unchanged()
                 if not begun:
@@ -261,15 +248,15 @@ def _same(block: _Block) -> _Block:
 
 
 def _refuse_others(state: dict[str, Any], identity: dict[str, Any], name: str) -> None:
+    older = ""
     if any(isinstance(size, int) for _, size in state.get("source", {}).get("files", [])):
+        older = "which kept sizes of the corpus' files and no checksums"
+    elif state.keys() & identity.keys() != identity.keys():
+        older = "whose positions mean something else"
+    if older:
         raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, which kept sizes of the corpus' files "
-            "and no checksums; go on with that version, or begin a new run from its weights with --init-from"
-        )
-    if state.keys() & identity.keys() != identity.keys():
-        raise DataError(
-            f"corpus {name!r}: the checkpoint is of an older version, whose positions mean something else; "
-            "go on with that version, or begin a new run from its weights with --init-from"
+            f"corpus {name!r}: the checkpoint is of an older version, {older}; go on with that version, or "
+            "begin a new run from its weights with --init-from"
         )
     had, now = (Counter(map(tuple, each.get("files", []))) for each in (state["source"], identity["source"]))
     if other := sorted({file for file, _ in (had - now) + (now - had)}):

@@ -1,0 +1,168 @@
+"""The files that `bench report --out` writes: an index, a page for each run, comparisons and others' figures.
+
+for name, text in files(report).items(): (out / name).write_text(text)
+
+Imports no torch and no matplotlib.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import groupby
+
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import DASH, markdown, number, plain, times
+from bench.report.assembly import Report
+from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
+from bench.report.table import NOTES_TITLE, Table, share_notes
+
+INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
+
+
+def files(report: Report) -> dict[str, str]:
+    """The text of each file, by its path within the folder."""
+    shown = newest(report.boards)
+    written = {INDEX: _index(report, shown)}
+    for board, tables in zip(report.boards, report.runs, strict=True):
+        if board in shown:
+            written[page_of(board)] = _run(board, tables)
+    if together := [*report.opening, *report.cross_run]:
+        written[COMPARISONS] = _page("Runs side by side", together)
+    if report.published:
+        written[PUBLISHED] = _page("Published by others", report.published)
+    return written
+
+
+def newest(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
+    """Of each machine and ladder the newest of its longest runs, rather one that was not interrupted."""
+    by_name: dict[str, list[Scoreboard]] = {}
+    for board in boards:
+        by_name.setdefault(page_of(board), []).append(board)
+    return [
+        max(runs, key=lambda run: (not run.interrupted, len(run.rows), run.begun))
+        for runs in by_name.values()
+    ]
+
+
+def page_of(board: Scoreboard) -> str:
+    return f"{_safe(board.environment.machine)}/{board.file_name}.md"
+
+
+def stems(boards: Sequence[Scoreboard]) -> list[str]:
+    """Beginnings of pictures' names: machine and ladder; of a second run of these, also when it began."""
+    found: list[str] = []
+    for board in boards:
+        stem = f"{board.environment.machine}-{board.file_name}"
+        found.append(f"{stem}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if stem in found else stem)
+    return found
+
+
+def climbs(board: Scoreboard) -> bool:
+    """Whether its rungs stand on one another and at least two were measured: what a picture of it needs."""
+    measured = [row for row in board.rows if row.tps]
+    return len(measured) > 1 and any(row.external is None for row in measured) and not board.swept
+
+
+def _index(report: Report, shown: Sequence[Scoreboard]) -> str:
+    pictures = dict(zip(map(id, shown), stems(shown), strict=True))
+    lines = ["# Results", "", "The fastest run of each machine that trains GPT-2 124M or another model.", ""]
+    lines += ["| machine | model | fastest rung | tokens/s | over first | MFU or share of ceiling |"]
+    lines += ["|---|---|---|--:|--:|--:|"]
+    ranked = sorted(shown, key=lambda board: (_model(board), -_most(board)))
+    seen: set[tuple[str, str]] = set()
+    for board in ranked:
+        key = (_model(board), board.environment.machine)
+        fastest = board.fastest
+        if fastest is None or fastest.tps is None or key in seen:
+            continue
+        seen.add(key)
+        over = times(fastest.speedup.value) if fastest.speedup and fastest is not board.rows[0] else DASH
+        cells = [
+            markdown(machine_title(board)),
+            markdown(_model(board)),
+            f"[{markdown(fastest.rung)}]({page_of(board)})",
+            number(fastest.tps.value),
+            over,
+            limit_of(board, fastest) or DASH,
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    lines += ["", *_others(report)]
+    for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
+        lines += [f"## {markdown(machine)}", ""]
+        of_it = list(runs)
+        for board in of_it:
+            lines.append(f"- [{markdown(plain(board.ladder))}]({page_of(board)}): {_said(board)}")
+        lines.append("")
+        main = max(
+            (board for board in of_it if climbs(board)), key=lambda board: len(board.rows), default=None
+        )
+        if main is not None:
+            lines += [
+                *_picture(f"plots/{pictures[id(main)]}-climb", f"The climb of {main.ladder} on {machine}"),
+                "",
+            ]
+    if older := [board for board in report.boards if board not in shown]:
+        lines += ["## Superseded runs", "", "Repeated since; bench report FILE shows each.", ""]
+        lines += [f"- {board.source.as_posix()}: {_said(board)}" for board in older if board.source]
+        lines.append("")
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _others(report: Report) -> Iterator[str]:
+    if report.opening or report.cross_run:
+        yield f"Machines, sizes and number formats side by side: [{COMPARISONS}]({COMPARISONS})."
+    if report.published:
+        yield f"Figures that others have published: [{PUBLISHED}]({PUBLISHED})."
+    yield ""
+
+
+def _said(board: Scoreboard) -> str:
+    """Rungs, rounds and the fastest rung, in a few words."""
+    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
+    what = f"{len(board.rows)} rung{'s' if len(board.rows) > 1 else ''}, {rounds}"
+    what += ", interrupted" if board.interrupted else ""
+    fastest = board.fastest
+    if fastest is None or fastest.tps is None:
+        return what
+    return f"{what}; {markdown(plain(fastest.rung))} {number(fastest.tps.value)} tokens/s"
+
+
+def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
+    lines = [screen_markdown(board).replace("### ", "# ", 1)]
+    for table in tables:
+        body = table.to_markdown("###").split("\n", 2)[2]
+        lines.append(f"<details><summary>{markdown(table.title)}</summary>\n\n{body}\n</details>\n")
+    return "\n".join(lines)
+
+
+def _page(heading: str, tables: Sequence[Table]) -> str:
+    without, notes = share_notes(list(tables))
+    texts = [f"# {heading}\n", *(table.to_markdown("##") for table in without)]
+    if notes:
+        numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
+        texts.append("\n".join([f"## {NOTES_TITLE}", "", *numbered, ""]))
+    return "\n".join(texts)
+
+
+def _picture(stem: str, alt: str) -> Iterable[str]:
+    yield "<picture>"
+    yield f'<source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.svg">'
+    yield f'<img alt="{markdown(plain(alt))}" src="{stem}.svg">'
+    yield "</picture>"
+
+
+def _machine(board: Scoreboard) -> str:
+    return board.environment.machine
+
+
+def _model(board: Scoreboard) -> str:
+    return model_title_of(board)
+
+
+def _most(board: Scoreboard) -> float:
+    return board.fastest.tps.value if board.fastest and board.fastest.tps else 0.0
+
+
+def _safe(name: str) -> str:
+    return re.sub(r"[^\w.-]+", "-", name)

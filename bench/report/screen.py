@@ -1,0 +1,420 @@
+"""The answer of one run on one screen: how fast each rung is, what gave most, and how far the limit is.
+
+for line in screen(board, width=100): console.print(line)
+text = screen_markdown(board)
+
+At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tables, rounded. Torch-free.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from statistics import median
+
+from rich.cells import cell_len, set_cell_size
+from rich.text import Text
+
+from bench.analysis.bound import bound_of, most_tokens_per_second
+from bench.analysis.row import Row
+from bench.analysis.run_records import measured
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.warnings import disturbed, ended_early, warnings
+from bench.format import GIB, listed, markdown, number, plain, times, training_time
+from bench.records.machine import Environment
+from bench.report.caption import derived_peak, other_step
+from bench.report.single_run import TOKENS, WORK, profiled
+from bench.stats import LEAST_ROUNDS, LOUD, Estimate
+from gpt2.config.toggles import HOST
+
+MOST_COLUMNS, LEAST_COLUMNS = 100, 60
+RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
+"""Other columns make room for so much of a rung's name; a longer one is cut where it does not fit."""
+BAR_COLUMNS = 10
+EIGHTHS = " ▏▎▍▌▋▊▉"
+MOST_WARNINGS = 3
+VERDICTS = {"same": "no difference", "not replicated": "", "no control": ""}
+"""What a reader is told in place of a verdict; the others stand as they are."""
+STATUSES = {
+    "external": "another trainer",
+    "out_of_memory": "out of memory",
+    "timeout": "timed out",
+    "unsupported": "not supported here",
+    "failed": "failed",
+    "interrupted": "interrupted",
+    "parity_failed": "loss differs",
+    "ranks_differ": "ranks differ",
+    "not_comparable": "not comparable",
+    "inert": "no effect here",
+    "recompiled": "compiled again while it was timed",
+}
+"""In plain words, for a row without figures or with figures that may not be used."""
+UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+"""The widest arithmetic of a CPU, by the flag that tells it."""
+
+
+@dataclass(frozen=True)
+class _Field:
+    """A column of the screen."""
+
+    title: str
+    cells: Sequence[str]
+    drop: int | None
+    """When a narrow terminal does without it: 1 goes first. None: it always stays."""
+    left: bool = False
+
+    @property
+    def width(self) -> int:
+        return max(map(cell_len, (self.title, *self.cells)))
+
+    @property
+    def tells(self) -> bool:
+        """Whether it says anything that differs from row to row."""
+        filled = [cell for cell in self.cells if cell]
+        return bool(filled) and (len(self.cells) == 1 or len(set(self.cells)) > 1)
+
+
+def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False) -> list[Text]:
+    """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
+
+    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most.
+    """
+    width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
+    lines = [*_wrapped(title(board), width, "bold"), Text()]
+    lines += [*_table(board, width), Text()]
+    for line in (*_marks(board), *findings(board)):
+        lines += _wrapped(line, width)
+    said = warnings_by_weight(board)
+    shown = said if notes else said[:MOST_WARNINGS]
+    for warning in shown:
+        wrapped = _wrapped(f"! {warning}", width, "yellow", "  ")
+        lines += wrapped if notes else _clipped(wrapped, width)
+    if hidden := len(said) - len(shown):
+        lines.append(Text(f"  {hidden} more warning{'s' if hidden > 1 else ''}: --notes", style="yellow"))
+    lines.append(Text())
+    if board.source:
+        lines += _wrapped(f"Records: {board.source.as_posix()}", width, "dim")
+    lines += _wrapped("All columns: --full · how it is measured: docs/measuring.md", width, "dim")
+    return lines
+
+
+def screen_markdown(board: Scoreboard) -> str:
+    """The same as Markdown, without bars."""
+    fields, marks = (
+        [field for field in _fields(board) if field.title],
+        [_mark(row, board) for row in board.rows],
+    )
+    heads = [field.title for field in fields]
+    lines = [
+        f"### {markdown(f'{board.ladder} on {board.environment.machine}')}",
+        "",
+        f"{markdown(title(board))}",
+        "",
+    ]
+    lines.append(f"| {' | '.join(heads)} |")
+    lines.append(f"|{'|'.join('---' if field.left else '--:' for field in fields)}|")
+    for place, row in enumerate(board.rows):
+        words = status_words(row)
+        cells = [" ".join(field.cells[place].split()) for field in fields]
+        if words is not None:
+            cells[1] = words
+        cells[-1] = f"{cells[-1]} {marks[place]}".strip()
+        lines.append(f"| {' | '.join(map(markdown, cells))} |")
+    said = [*_marks(board), *findings(board)]
+    return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in said)]).rstrip() + "\n"
+
+
+def title(board: Scoreboard) -> str:
+    """The model, the machine, the torch, the rounds and the noise, in one line."""
+    parts = [
+        f"{model_title_of(board)} on {machine_title(board)}",
+        f"torch {board.environment.torch.partition('+')[0]}",
+        f"{board.rounds} round{'s' if board.rounds > 1 else ''}",
+    ]
+    if board.delta is not None:
+        parts.append(f"noise {_share(board.delta, '±')}")
+    return " · ".join(parts)
+
+
+def model_title_of(board: Scoreboard) -> str:
+    found = measured(board.records)
+    return model_title(board.records[0].workload["model"], found.parameters if found else None)
+
+
+def limit_of(board: Scoreboard, row: Row) -> str:
+    """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
+    name, share = _limit(board)
+    return f"{_share(share(row))} {name}" if share(row) is not None else ""
+
+
+def model_title(model: str, parameters: int | None) -> str:
+    """Such as GPT-2 124M, or GPT-2 medium 355M; another model by its own name."""
+    family, _, size = model.partition("-")
+    name = " ".join(filter(None, ("GPT-2", size))) if family == "gpt2" else f"model {model}"
+    if parameters is None:
+        return name
+    millions = parameters / 1e6
+    return f"{name} {millions:.0f}M" if millions >= 1 else f"{name} of {parameters:,} parameters"
+
+
+def machine_title(board: Scoreboard) -> str:
+    """What it ran on, in a few words."""
+    e = board.environment
+    if all(row.toggles.device == HOST for row in board.rows):
+        units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
+        what = f"{e.cpu_cores} core{'s' if e.cpu_cores > 1 else ''} of {cpu_title(e)}"
+        what += f" ({units})" if units else ""
+    else:
+        what = f"{max(row.toggles.world_size for row in board.rows)} x {e.chip}"
+    return f"{e.nodes} nodes, each {what}" if e.nodes else what
+
+
+def cpu_title(environment: Environment) -> str:
+    """A CPU's own name for itself without what every such name has."""
+    name = re.sub(r"\((R|TM|family.*)\)|\b(CPU|Processor)\b|@.*|\d+-Core.*", "", environment.cpu, flags=re.I)
+    return plain(name)
+
+
+def _table(board: Scoreboard, width: int) -> Iterator[Text]:
+    rows = board.rows
+    fields = _fitting(_fields(board), width)
+    widths = [field.width for field in fields]
+    yield Text(
+        "  " + "  ".join(map(_padded, [f.title for f in fields], widths, [f.left for f in fields])).rstrip(),
+        style="dim",
+    )
+    for place, row in enumerate(rows):
+        cells = [
+            _padded(field.cells[place], wide, field.left) for field, wide in zip(fields, widths, strict=True)
+        ]
+        words = status_words(row)
+        if words is None:
+            yield Text("  " + "  ".join(cells).rstrip())
+            continue
+        room = width - 4 - widths[0]
+        yield Text(f"  {cells[0]}  {_cut(words, room)}", style="yellow")
+
+
+def _fields(board: Scoreboard) -> list[_Field]:
+    rows = board.rows
+    fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
+    share_title, share = _limit(board)
+
+    def cells(of: Callable[[Row], str]) -> list[str]:
+        return ["" if status_words(row) is not None else of(row) for row in rows]
+
+    speeds = [number(row.tps.value) if row.tps else "" for row in rows]
+    spreads = [_spread(row.tps) for row in rows]
+    wide = [max(map(cell_len, each), default=0) for each in (speeds, spreads)]
+    aligned = {
+        row.index: f"{a:>{wide[0]}} {b:<{wide[1]}}".rstrip()
+        for row, a, b in zip(rows, speeds, spreads, strict=True)
+    }
+    full = wide[0] + 1 + wide[1] if wide[1] else wide[0]
+    steps = [_over(row.gain) for row in rows]
+    step = max(map(cell_len, steps))
+    every = [
+        _Field("rung", [plain(row.rung) for row in rows], None, left=True),
+        _Field("tokens/s", cells(lambda row: f"{aligned[row.index]:<{full}}" if row.tps else ""), None),
+        _Field(
+            "", cells(lambda row: bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
+        ),
+        _Field(
+            "over before",
+            cells(lambda row: f"{_over(row.gain):>{step}}  {verdict_word(row)}".rstrip()),
+            None,
+            left=True,
+        ),
+        _Field("over first", cells(lambda row: "1.00x" if row is rows[0] else _over(row.speedup)), 5),
+        _Field(share_title, cells(lambda row: _share(share(row))), 4),
+        _Field("memory", cells(lambda row: _memory(row.peak_memory_bytes)), 3),
+        _Field("loss", cells(lambda row: f"{row.loss:.3f}" if row.loss is not None else ""), 1),
+        _Field("", [_mark(row, board) for row in rows], None, left=True),
+    ]
+    return [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
+
+
+def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
+    """What a rung's speed is a share of: the chip's peak by its datasheet, else what was measured here."""
+    if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
+        return "MFU", lambda row: row.mfu
+    if any(row.ceiling_share is not None for row in board.rows):
+        return "of ceiling", lambda row: row.ceiling_share
+    return "MFU, derived", lambda row: row.mfu
+
+
+def _fitting(fields: Sequence[_Field], width: int) -> list[_Field]:
+    """The columns that fit, the first of them, a rung's name, cut where it takes more than is left."""
+    names, *kept = fields
+
+    def left() -> int:
+        return width - 2 - sum(field.width + 2 for field in kept)
+
+    for field in sorted((f for f in kept if f.drop is not None), key=lambda f: f.drop or 0):
+        if left() >= min(names.width, RUNG_COLUMNS):
+            break
+        kept.remove(field)
+    room = max(left(), LEAST_RUNG_COLUMNS)
+    return [replace(names, cells=[_cut(name, room) for name in names.cells]), *kept]
+
+
+def status_words(row: Row) -> str | None:
+    """What stands in place of a rung's figures; None where they are sound."""
+    if row.status in ("ok", "external") and row.tps:
+        return f"ran, where {STATUSES.get(row.expect, row.expect)} was expected" if row.expect else None
+    words = STATUSES.get(row.status, row.status.replace("_", " "))
+    if row.expect == row.status:
+        return f"{words}, as expected"
+    why = plain((row.error or "").strip().partition("\n")[0])
+    if row.status == "inert" and why:
+        return why
+    return f"{words}: {why}" if why else words
+
+
+def verdict_word(row: Row) -> str:
+    return VERDICTS.get(row.verdict, row.verdict) if row.verdict else ""
+
+
+def findings(board: Scoreboard) -> Iterator[str]:
+    """The fastest rung, what gave most, how far the limit is, and what a step is spent on."""
+    best = board.fastest
+    if best is None or best.tps is None:
+        return
+    days = f"10B tokens: {training_time(TOKENS, best.tps.value)}."
+    speed = f"{number(best.tps.value)} tokens/s"
+    first = plain(board.rows[0].rung)
+    if len(board.sound) < 2:
+        yield f"{plain(best.rung)}: {speed}. {days}"
+    else:
+        over = "" if best is board.rows[0] or not best.speedup else f", {times(best.speedup.value)} {first}"
+        if over and best.speedup and best.speedup.low is not None and best.speedup.high is not None:
+            over += f" ({best.speedup.low:.2f} to {best.speedup.high:.2f})"
+        yield f"Fastest: {plain(best.rung)}, {speed}{over}. {days}"
+        if board.delta is None:
+            needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
+            yield f"How sure: not at all yet; it takes {needed} to tell a difference from noise."
+        elif alike := board.ties:
+            yield f"Not surely faster than {listed([row.rung for row in alike])}."
+    if steps := _most_gained(board):
+        yield f"Gave most: {'; '.join(steps)}."
+    least = bound_of(board, best) if best.tokens_per_step else None
+    most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
+    parts = (
+        [f"To this machine's bound: {most / best.tps.value:.1f}x ({number(most)} tokens/s)."] if most else []
+    )
+    if spent := _most_spent(board, best):
+        parts.append(f"Most of a step: {', '.join(spent)}.")
+    if parts:
+        yield " ".join(parts)
+
+
+def _most_gained(board: Scoreboard) -> list[str]:
+    gains = [row for row in board.rows if row.gain and row.verdict == "faster" and row.status == "ok"]
+    best = sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
+    return [f"{plain(row.rung)} {_over(row.gain)}" for row in best]
+
+
+def _most_spent(board: Scoreboard, row: Row) -> list[str]:
+    """Kinds of work that take most of a step, with their shares."""
+    found = list(profiled(board.records_of(row)).values())
+    if not found:
+        return []
+    whole = median(sum(kinds.values()) for kinds in found)
+    each = {kind: median(kinds.get(kind, 0.0) for kinds in found) / whole for kind in WORK}
+    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)[:3]
+    words = {"products": "matmuls", "optimizer": "AdamW"}
+    return [
+        f"{words.get(kind, WORK[kind][0].lower())} {_share(share)}"
+        for kind, share in largest
+        if share >= 0.05
+    ]
+
+
+def _mark(row: Row, board: Scoreboard) -> str:
+    found = "*" * (row.loss is not None and other_step(row, board)) + "†" * row.other_maths
+    return found + "‡" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
+
+
+def _marks(board: Scoreboard) -> Iterator[str]:
+    """What the marks behind rows mean."""
+    marks = "".join(_mark(row, board) for row in board.rows)
+    if "*" in marks:
+        yield f"* Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
+    if "†" in marks:
+        yield "† Changes the maths: another training, never called the fastest."
+    if "‡" in marks:
+        yield "‡ A warning below or behind --notes is about it; never called the fastest."
+
+
+def warnings_by_weight(board: Scoreboard) -> list[str]:
+    """What speaks against the figures, first what can change them most."""
+    found = [*ended_early(board), *_noise(board), *disturbed(board)]
+    return [plain(line) for line in dict.fromkeys([*found, *warnings(board)])]
+
+
+def _noise(board: Scoreboard) -> Iterator[str]:
+    controls = [each for each in (board.control, board.last_control) if each and each.low and each.high]
+    if any(not each.low <= 1 <= each.high for each in controls if each.low and each.high):
+        yield "The machine drifted within rounds: let it settle, and measure again."
+    if board.delta is not None and board.delta > LOUD:
+        yield (
+            f"Noise of {_share(board.delta, '±')} hides smaller differences: quieten the machine (bench "
+            "doctor), or take more rounds (--until 2%)."
+        )
+
+
+def _wrapped(line: str, width: int, style: str = "", indent: str = "") -> list[Text]:
+    lines, now = [], ""
+    for word in line.split():
+        longer = f"{now} {word}" if now else word
+        if now and cell_len(longer) > width:
+            lines.append(now)
+            now = indent + word
+        else:
+            now = longer
+    return [Text(each, style=style) for each in (*lines, now)]
+
+
+def _clipped(lines: list[Text], width: int) -> list[Text]:
+    """The first two lines; an ellipsis stands for the others."""
+    if len(lines) <= 2:
+        return lines
+    return [lines[0], Text(_cut(f"{lines[1].plain} {lines[2].plain}", width), style="yellow")]
+
+
+def _padded(cell: str, wide: int, left: bool) -> str:
+    space = " " * (wide - cell_len(cell))
+    return cell + space if left else space + cell
+
+
+def _cut(text: str, room: int) -> str:
+    return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
+
+
+def bar(share: float, columns: int = BAR_COLUMNS) -> str:
+    """A bar of whole and partial blocks; a share of 1 is as long as `columns`."""
+    whole, part = divmod(round(8 * columns * share), 8)
+    return "█" * whole + (EIGHTHS[part] if part else "")
+
+
+def _over(estimate: Estimate | None) -> str:
+    return times(estimate.value) if estimate else ""
+
+
+def _spread(estimate: Estimate | None) -> str:
+    return _share(estimate.half_width, "±") if estimate and estimate.half_width is not None else ""
+
+
+def _share(share: float | None, sign: str = "") -> str:
+    """In percent: whole ones, but of what is below 1 % two digits."""
+    if share is None:
+        return ""
+    percent = 100 * share
+    return f"{sign}{percent:.0f} %" if percent >= 1 else f"{sign}{percent:.1g} %"
+
+
+def _memory(size: int | None) -> str:
+    if size is None:
+        return ""
+    return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.0f} MiB"

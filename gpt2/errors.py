@@ -1,0 +1,5 @@
+"""The base of this package's errors. Imports no torch."""
+
+
+class GPT2Error(Exception):
+    """An error that a command reports as one line: what is wrong, where, and what to do."""
