@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 from dataclasses import replace
@@ -13,6 +14,7 @@ from trainings import FAST, WORKLOAD, start
 
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import PRESETS
+from gpt2.files.atomic import new_folder
 from gpt2.model.model import build
 from gpt2.pretrain import checkpoint_tensors
 from gpt2.pretrain.checkpoint import (
@@ -24,6 +26,7 @@ from gpt2.pretrain.checkpoint import (
     newest,
     prune,
     read,
+    seal,
     step_folder,
 )
 from gpt2.training.train import Training
@@ -326,3 +329,108 @@ def test_where_a_run_changed_its_validation_the_best_of_each_stays(
     assert [read(each).step for each in folders(tmp_path)] == (
         [20, 50] if now["validation"] is None else [20, 40, 50]
     )
+
+
+def other_weights(kept: Path) -> bytes:
+    """The file of a checkpoint of the same model, other weights in it."""
+    other = trained(FUSED, steps=2)
+    checkpoint_tensors.save(kept.parent / "other", other, saved_of(other))
+    (file,) = (kept.parent / "other").glob("*.safetensors")
+    return file.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "A.SAFETENSORS"])
+def test_a_file_of_weights_that_the_checkpoint_does_not_list_is_refused_by_name(
+    kept: Path, name: str
+) -> None:
+    (kept / name).write_bytes(other_weights(kept))
+    with pytest.raises(CheckpointError, match=f"{name} is none of the files"):
+        read(kept)
+
+
+def test_hidden_weights_beside_those_of_a_checkpoint_do_not_take_their_place(kept: Path) -> None:
+    _, before = checkpoint_tensors.weights(kept)
+    (kept / ".copy.safetensors").write_bytes(other_weights(kept))
+    _, after = checkpoint_tensors.weights(kept)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_what_macos_puts_beside_a_checkpoint_s_files_is_ignored(kept: Path) -> None:
+    (file,) = kept.glob("*.safetensors")
+    file.with_name(f"._{file.name}").write_bytes(b"\0\5\x16\7\0\2\0\0Mac OS X")
+    (kept / ".DS_Store").write_bytes(b"\0\0\0\1Bud1")
+    checkpoint_tensors.restore(kept, read(kept), start(FUSED))
+
+
+def test_hidden_files_that_appear_while_a_checkpoint_is_written_are_none_of_its_files(tmp_path: Path) -> None:
+    part = new_folder(tmp_path / "c")
+    for name in ("shard.safetensors", "._shard.safetensors"):
+        (part / name).touch()
+    seal(
+        part,
+        tmp_path / "c",
+        Saved(shape=Shape.of(PRESETS["tiny"]), step=0, updates=0, tokens=0),
+        replace=True,
+    )
+    assert read(tmp_path / "c").files == {"shard.safetensors": 0}
+
+
+@pytest.fixture
+def damaged(kept: Path) -> Path:
+    """A checkpoint whose file has its size and no content."""
+    (file,) = kept.glob("*.safetensors")
+    file.write_bytes(b"\xff" * file.stat().st_size)
+    return kept
+
+
+def test_of_a_damaged_checkpoint_torch_logs_nothing(damaged: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(CheckpointError):
+        checkpoint_tensors.weights(damaged)
+    assert caplog.records == []
+
+
+def test_of_a_damaged_checkpoint_what_is_wrong_with_its_file_is_said(damaged: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"cannot be read \(Error while deserializing header"):
+        checkpoint_tensors.weights(damaged)
+
+
+def test_a_folder_called_like_what_is_being_written_stays(tmp_path: Path) -> None:
+    (tmp_path / "c.part").mkdir()
+    (tmp_path / "c.part" / "mine").touch()
+    training = trained(FUSED, steps=1)
+    checkpoint_tensors.save(tmp_path / "c", training, saved_of(training))
+    assert (tmp_path / "c.part" / "mine").exists()
+
+
+def test_a_folder_called_like_what_is_being_imported_stays(tmp_path: Path) -> None:
+    (tmp_path / "w.part").mkdir()
+    (tmp_path / "w.part" / "mine").touch()
+    plain = build(PRESETS["tiny"], 5, torch.device("cpu"))
+    checkpoint_tensors.save_weights(tmp_path / "w", PRESETS["tiny"], dict(plain.named_parameters()))
+    assert (tmp_path / "w.part" / "mine").exists()
+
+
+def test_imported_weights_take_the_place_of_no_checkpoint(kept: Path) -> None:
+    plain = build(PRESETS["tiny"], 5, torch.device("cpu"))
+    with pytest.raises(CheckpointError, match="cannot write"):
+        checkpoint_tensors.save_weights(kept, PRESETS["tiny"], dict(plain.named_parameters()))
+    assert read(kept).step == 1
+
+
+def test_what_a_killed_run_was_writing_is_removed(kept: Path) -> None:
+    torn = new_folder(step_folder(kept.parent, 99))
+    prune(kept.parent, keep=1)
+    assert not torn.exists()
+
+
+def test_folders_of_the_user_s_among_the_checkpoints_stay(kept: Path) -> None:
+    for name in ("step-00000099.part", "step-notes.part"):
+        (kept.parent / name).mkdir()
+    prune(kept.parent, keep=1)
+    assert len(list(kept.parent.glob("step-*.part"))) == 2
+
+
+def test_a_checkpoint_whose_name_is_no_utf_8_is_refused_for_its_name(kept: Path) -> None:
+    renamed = kept.rename(os.fsdecode(os.fsencode(kept.parent) + b"/r\xe9"))
+    with pytest.raises(CheckpointError, match=r"r\\xe9 is no UTF-8"):
+        read(renamed)

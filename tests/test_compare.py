@@ -104,6 +104,29 @@ def test_two_named_rungs_are_a_pair_whatever_they_switch_on_and_rounds_of_one_ru
     assert "toggles.autocast: float32 in A, bfloat16 in B" in shown(f"{file}:a", f"{file}:b").first
 
 
+@pytest.mark.parametrize("way", ["link", "path"])
+def test_one_file_by_two_names_is_one_run(way: str, tmp_path: Path) -> None:
+    file, other = run_of(tmp_path / "a.jsonl", (1000.0, 2000.0, 500.0)), tmp_path / "b.jsonl"
+    if way == "link":
+        other.symlink_to(file)
+    else:
+        other = tmp_path / ".." / tmp_path.name / file.name
+    (pair,) = compared(f"{file}:a", f"{other}:b").pairs
+    assert pair.tps is not None
+    assert pair.tps.low == pytest.approx(2.0)  # the interval of paired rounds
+
+
+def test_memory_of_one_run_is_paired_within_rounds(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    for n, size in enumerate((1, 4, 2), start=1):
+        for index, toggles in enumerate((CUDA, BF16)):
+            found = measurement(peak_memory_bytes=(1 + index) * size * 2**30)
+            append(file, record("ab"[index], index, n, toggles=toggles, measurement=found))
+    (pair,) = compared(f"{file}:a", f"{file}:b").pairs
+    assert pair.memory is not None
+    assert pair.memory.low == pytest.approx(2.0)
+
+
 def test_the_text_is_that_of_our_rungs_though_another_trainer_was_measured_last(tmp_path: Path) -> None:
     first, second = run_of(tmp_path / "a.jsonl"), run_of(tmp_path / "b.jsonl")
     peer = External(peer="nanogpt", version="3adf61e", command="python train.py")

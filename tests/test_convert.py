@@ -273,6 +273,7 @@ def test_a_model_in_half_precision_is_read_as_the_numbers_that_it_has(tmp_path: 
         ({"activation_function": "gelu"}, "activation_function is 'gelu'"),
         ({"layer_norm_epsilon": 1e-6}, "layer_norm_epsilon"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"n_inner": 100}, "n_inner is 100"),
         ({"n_head": None}, "n_head is None"),
         ({"n_head": 5}, "5 heads cannot share a width of 32"),
@@ -342,6 +343,32 @@ def test_an_index_has_files_beside_it_only_read(name: str, tmp_path: Path) -> No
     index = tmp_path / "made" / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"transformer.wte.weight": name}}))
     refused(index, name, "no file beside it")
+
+
+@pytest.fixture
+def indexed(tmp_path: Path) -> Path:
+    """A folder of transformers in two files and an index: ln_f in the first, all else in the second."""
+    write_huggingface(tmp_path / "made", SMALL, drawn())
+    tensors = load_file(tmp_path / "made" / "model.safetensors")
+    (tmp_path / "made" / "model.safetensors").unlink()
+    names = {name: f"{2 - ('ln_f' in name)}.safetensors" for name in tensors}
+    for file in ("1.safetensors", "2.safetensors"):
+        save_file({name: tensors[name] for name in names if names[name] == file}, tmp_path / "made" / file)
+    index = tmp_path / "made" / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": names}))
+    return tmp_path / "made"
+
+
+def test_a_tensor_is_taken_from_the_file_that_the_index_names(indexed: Path) -> None:
+    later = load_file(indexed / "2.safetensors")
+    save_file({**later, "transformer.ln_f.weight": torch.zeros(32)}, indexed / "2.safetensors")
+    assert_same(read(indexed), drawn())
+
+
+def test_a_tensor_that_the_index_places_in_a_file_without_it_is_named(indexed: Path) -> None:
+    save_file({"transformer.ln_f.weight": torch.zeros(32)}, indexed / "1.safetensors")
+    with pytest.raises(ConvertError, match=r"1\.safetensors lacks transformer\.ln_f\.bias"):
+        read(indexed)
 
 
 def test_an_export_leaves_a_folder_with_something_in_it_alone(tmp_path: Path) -> None:
@@ -961,3 +988,33 @@ def test_on_a_full_disk_nothing_is_left(kind: str, small_disk: Path) -> None:
     assert "cannot write" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not list(small_disk.iterdir())
+
+
+# --- names
+
+
+def test_a_folder_called_like_what_is_being_exported_stays(tmp_path: Path) -> None:
+    (tmp_path / "made.part").mkdir()
+    (tmp_path / "made.part" / "mine").touch()
+    write_huggingface(tmp_path / "made", SMALL, drawn())
+    assert (tmp_path / "made.part" / "mine").exists()
+
+
+def latin(folder: Path) -> Path:
+    """A name that is not UTF-8."""
+    return Path(os.fsdecode(os.fsencode(folder) + b"/r\xe9"))
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "nanogpt"])
+def test_what_could_not_be_read_again_for_its_name_is_not_written(kind: str, tmp_path: Path) -> None:
+    with pytest.raises(ConvertError, match=r"r\\xe9 is no UTF-8"):
+        WRITERS[kind](latin(tmp_path), SMALL, drawn())
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "nanogpt"])
+def test_weights_whose_name_is_no_utf_8_are_refused_for_their_name(kind: str, tmp_path: Path) -> None:
+    WRITERS[kind](tmp_path / "made", SMALL, drawn())
+    (tmp_path / "made").rename(latin(tmp_path))
+    with pytest.raises(ConvertError, match=r"r\\xe9.* is no UTF-8"):
+        read(latin(tmp_path))

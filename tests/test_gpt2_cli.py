@@ -384,6 +384,8 @@ def test_a_model_that_gives_no_finite_loss_is_not_judged(padded: Path, tmp_path:
         (["sample", "pyproject.toml"], "pyproject.toml"),
         (["import", "nowhere", "there"], "nowhere"),
         (["export", "nowhere", "there"], "nowhere"),
+        (["import", "nowhere", "r\udce9"], "is no UTF-8"),
+        (["export", "nowhere", "r\udce9"], "is no UTF-8"),
         (["prepare", "tinyshakespear"], "did you mean 'tinyshakespeare'"),
     ],
 )

@@ -709,3 +709,29 @@ def test_nanogpt_s_files_cannot_go_into_a_file(corpus: str, tmp_path: Path) -> N
     (tmp_path / "there").touch()
     with pytest.raises(DataError, match=r"cannot write into .*there \(File exists\)"):
         to_nanogpt(tmp_path / "out", tmp_path / "there")
+
+
+@pytest.mark.parametrize("name", ["train.bin.part", "val.bin.part"])
+def test_a_file_called_like_what_is_being_written_for_nanogpt_stays(
+    name: str, corpus: str, tmp_path: Path
+) -> None:
+    made(corpus, tmp_path / "out")
+    (tmp_path / "nano").mkdir()
+    (tmp_path / "nano" / name).write_text("mine")
+    to_nanogpt(tmp_path / "out", tmp_path / "nano")
+    assert (tmp_path / "nano" / name).read_text() == "mine"
+
+
+def test_a_file_called_like_a_shard_that_is_being_written_stays(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "mine_train_000001.bin.part").write_text("mine")
+    made(corpus, tmp_path / "out")
+    assert (tmp_path / "out" / "mine_train_000001.bin.part").read_text() == "mine"
+
+
+def test_what_a_killed_preparation_was_writing_is_removed(corpus: str, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    torn = tmp_path / "out" / "mine_train_000001.bin-0123abcd.part"
+    torn.touch()
+    made(corpus, tmp_path / "out")
+    assert not torn.exists()

@@ -276,6 +276,13 @@ def test_a_run_begins_from_the_weights_of_another(tmp_path: Path) -> None:
     assert second[1].step == 0
 
 
+def test_a_run_with_checkpoints_says_that_it_does_not_begin_from_others(tmp_path: Path) -> None:
+    events(tiny_run(steps=4), tmp_path)
+    (begin_from,) = folders(tmp_path / "checkpoints")
+    found = events(tiny_run(steps=4), tmp_path, resume=True, begin_from=begin_from)
+    assert any("--init-from" in event.values["text"] for event in found if event.kind == "note")
+
+
 @pytest.mark.parametrize("step", [4, 8])
 def test_a_run_that_is_to_end_while_it_is_looked_at_ends_then_with_a_checkpoint(
     step: int, tmp_path: Path
@@ -353,6 +360,21 @@ def test_metrics_that_no_checkpoint_goes_on_from_are_set_aside_and_not_lost(tmp_
     assert Files(tmp_path).set_aside == tmp_path / "metrics-before.jsonl"
     assert (tmp_path / "metrics-before.jsonl").read_text() == before
     assert (tmp_path / "metrics.jsonl").read_text() == ""
+
+
+def test_a_file_called_like_metrics_that_are_being_written_stays(tmp_path: Path) -> None:
+    (tmp_path / "metrics.part").write_text("mine")
+    Files(tmp_path).close()
+    assert (tmp_path / "metrics.part").read_text() == "mine"
+
+
+def test_metrics_that_are_set_aside_take_the_place_of_no_earlier_ones(tmp_path: Path) -> None:
+    (tmp_path / "metrics-before-2.jsonl").write_text("mine")
+    (tmp_path / "metrics.jsonl").write_text("{\n" * 3)
+    Files(tmp_path).close()
+    (tmp_path / "metrics.jsonl").write_text("{\n" * 3)
+    Files(tmp_path).close()
+    assert (tmp_path / "metrics-before-2.jsonl").read_text() == "mine"
 
 
 def test_evaluations_that_are_made_again_are_not_kept_twice(tmp_path: Path) -> None:

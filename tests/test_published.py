@@ -44,6 +44,10 @@ def test_the_post_s_mfu_follows_from_its_formula(figure: Published) -> None:
         assert 100 * found == pytest.approx(100 * stated, abs=rounded)
 
 
+def test_a_file_that_is_named_twice_counts_once() -> None:
+    assert load_published([FOLDER, FOLDER / ".." / FOLDER.name])[0] == load_published([FOLDER])[0]
+
+
 def test_the_committed_figures_are_those_of_the_reference() -> None:
     reference = REAL.parent / "reference" / "published.yaml"
     if not reference.is_file():

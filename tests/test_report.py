@@ -612,6 +612,13 @@ def test_an_energy_counter_that_did_not_move_is_kept_and_shown_as_nought(tmp_pat
     assert "| baseline | 2.78 | 0 | 0 |" in to_markdown(board)
 
 
+@pytest.mark.parametrize("again", ["r.jsonl", ".", "../{}/r.jsonl"])
+def test_a_file_that_is_named_twice_is_one_run(again: str, tmp_path: Path) -> None:
+    append(tmp_path / "r.jsonl", record())
+    boards, _ = load_boards([tmp_path / "r.jsonl", tmp_path / again.format(tmp_path.name)])
+    assert len(boards) == 1
+
+
 def test_what_could_not_be_measured_costs_nothing_because_it_is_not_listed() -> None:
     oom = record("too large", 1, status="out_of_memory", error="CUDA out of memory")
     (table,) = [each for each in tables(scoreboard([record(), oom]), 2.0) if "10 billion" in each.title]

@@ -1,20 +1,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from samples import MACHINE, record
 
+from bench.cli.sweep import _runs, _tasks
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
+from bench.ladder.sweep_axis import parse_all
 from bench.records.machine import Environment
 from bench.records.record import Record, append, read
-from bench.run.resume import repair
+from bench.run.command import Options
+from bench.run.resume import repair, runs_of
 from bench.run.resume import unfinished as find_unfinished
-from bench.run.runner import Rounds, lacks
+from bench.run.runner import Rounds, Run, lacks
 
 
 @pytest.fixture
@@ -259,3 +262,35 @@ def test_a_file_that_is_of_several_runs_or_was_appended_to_itself_is_not_gone_on
     append(path, read(path)[0][0].model_copy(update=change))
     with pytest.raises(BenchError, match=said):
         unfinished(tmp_path, ladder, MACHINE)
+
+
+def begun(ladder: Path, over: str, out: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[bool]:
+    """Of each task of a sweep that is resumed, whether there is a run of it to go on with; nothing runs."""
+    asked: list[bool] = []
+
+    def run(ladder: Ladder, options: Options, *_: object) -> Run:
+        asked.append(options.resume)
+        return Run(path=tmp_path, records=[], interrupted=False, error=None, cut=None)
+
+    monkeypatch.setattr("bench.run.runner.run", run)
+    tasks = list(_tasks(str(ladder), parse_all([over]), ()))
+    results(out, tasks[0].candidates)
+    _runs(tasks, Options(out=out, resume=True), 60.0, best_only=False)
+    return asked
+
+
+@pytest.mark.parametrize("name", ["test", "long " * 19], ids=["short", "cut in file names"])
+def test_of_a_sweep_the_tasks_that_had_not_begun_are_begun(
+    name: str, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ladder = write_ladder(f"[{{name: {name}}}]")
+    ladder.write_text(ladder.read_text().replace("name: test", f"name: {name}"))
+    assert begun(ladder, "workload.seq_len=16,32", tmp_path / "out", monkeypatch, tmp_path) == [True, False]
+
+
+def test_a_task_whose_name_begins_that_of_one_that_was_begun_is_no_part_of_it(
+    write_ladder, tmp_path: Path
+) -> None:
+    ladder = load(write_ladder("[{name: a}]"))
+    results(tmp_path, replace(ladder, name=f"{ladder.name}-2"))
+    assert runs_of(tmp_path, ladder) == []

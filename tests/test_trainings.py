@@ -290,3 +290,9 @@ def test_the_lowest_loss_is_of_those_on_the_last_one_s_tokens(tmp_path: Path) ->
     )
     (row,) = [line for line in text.splitlines() if line.startswith("| mine")]
     assert [cell.strip() for cell in row.strip("|").split("|")][-1] == "7.0000"
+
+
+def test_a_run_that_is_named_twice_is_one(tmp_path: Path) -> None:
+    run = written(tmp_path / "mine", LEG)
+    (tmp_path / "link").symlink_to(run)
+    assert [each.folder for each in load([run, tmp_path / "link", run])] == [run]

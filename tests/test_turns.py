@@ -20,11 +20,13 @@ from typing import Any
 import psutil
 import pytest
 import typer
+from samples import MACHINE
 from waiting import until
 
 import bench.cli.turns
 from bench.ladder.ladder import LadderError, Rung, load
 from bench.process.pty_process import Program
+from bench.run.runner import new_results
 from bench.run.turns.interleave import (
     CONTROL,
     Group,
@@ -89,6 +91,13 @@ def test_each_rung_is_in_memory_with_the_one_that_it_is_held_to(
     found = groups(rungs, first, at_once)
     assert ["".join(rung.name for rung in part.rungs) for part in found] == expected
     assert all(len(part.rungs) + 1 <= at_once for part in found)
+
+
+def test_turns_that_begin_in_one_second_have_files_of_their_own(write_ladder, tmp_path: Path) -> None:
+    ladder = load(write_ladder(RUNGS))
+    first, second = (new_results(ladder, tmp_path, MACHINE, "turns-{}.json") for _ in range(2))
+    assert first != second
+    assert {first.exists(), second.exists()} == {True}
 
 
 def test_one_rung_has_nothing_to_take_turns_with(rungs: list[Rung]) -> None:
@@ -303,7 +312,7 @@ def test_a_full_disk_ends_it_in_one_line_with_what_was_measured_shown(
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: list(small_disk.rglob("turns-*.json")), process)
+    until(lambda: any(path.stat().st_size for path in small_disk.rglob("turns-*.json")), process)
     with contextlib.suppress(OSError), (small_disk / "filler").open("wb", buffering=0) as filler:
         while filler.write(b"x" * 512):
             pass
@@ -333,7 +342,7 @@ def test_however_it_ends_what_was_measured_is_kept_and_no_process_is_left(
     process = subprocess.Popen(
         [*command, "--out", str(out)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
-    until(lambda: list(out.rglob("turns-*.json")), process)
+    until(lambda: any(path.stat().st_size for path in out.rglob("turns-*.json")), process)
     process.send_signal(number)
     _, said = process.communicate(timeout=600)
     assert process.returncode == (-number if number == signal.SIGKILL else 130)

@@ -6,12 +6,12 @@ Imports no torch.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 
 from bench.analysis.claim_checks import divergence, losses_differ
 from bench.analysis.row import Row, status_of
-from bench.analysis.run_records import measured, tps_by_round
+from bench.analysis.run_records import by_round, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import DASH, GIB, letter, listed, plain
@@ -145,12 +145,10 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
     not_ranked = _not_ranked(first, a, other, b)
     tps = memory = memory_not_ranked = None
     if not not_ranked:
-        a_tps, b_tps = tps_by_round(a_records), tps_by_round(b_records)
-        same = first.board.same_run(other.board)
-        tps = paired_ratio(b_tps, a_tps) if same else independent_ratio([*b_tps.values()], [*a_tps.values()])
+        tps = _ratio(first, tps_by_round(a_records), other, tps_by_round(b_records))
     if a.peak_memory_bytes and b.peak_memory_bytes:
         if a.peak_memory_method == b.peak_memory_method:
-            memory = independent_ratio(_memory(b_records), _memory(a_records))
+            memory = _ratio(first, _memory(a_records), other, _memory(b_records))
         else:
             memory_not_ranked = f"{b.peak_memory_method} against {a.peak_memory_method}"
     deltas = first.board.delta, other.board.delta
@@ -169,9 +167,17 @@ def _pair(first: Side, a: Row, other: Side, b: Row) -> Pair:
     )
 
 
-def _memory(rung: Sequence[Record]) -> list[float]:
-    peaks = [r.measurement.peak_memory_bytes for r in rung if r.status == "ok" and r.measurement]
-    return [float(peak) for peak in peaks if peak]
+def _ratio(
+    first: Side, a: Mapping[tuple[int, str], float], other: Side, b: Mapping[tuple[int, str], float]
+) -> Estimate | None:
+    """The other side's figures over the first's, both by round: paired within one run."""
+    if first.board.same_run(other.board):
+        return paired_ratio(b, a)
+    return independent_ratio([*b.values()], [*a.values()])
+
+
+def _memory(rung: Sequence[Record]) -> dict[tuple[int, str], float]:
+    return by_round(rung, lambda measurement: float(measurement.peak_memory_bytes or 0) or None)
 
 
 def _not_ranked(first: Side, a: Row, other: Side, b: Row) -> str | None:

@@ -232,7 +232,7 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
     for board in boards:
         first = rung_views(board)[0]
         if first.task == baseline.task:
-            runs.setdefault(_resolved(board), board)  # the same file twice is one run
+            runs.setdefault(board.place, board)  # the same file twice is one run
         else:
             unlike.append(first)
     if unlike and not runs:
@@ -243,12 +243,12 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
         raise RecordError(
             f"{unlike[0].board.source}: {unlike_tasks}; name files of one model and sequence length"
         )
-    added = _resolved(baseline.board) not in runs
+    added = baseline.board.place not in runs
     rungs = [rung for board in runs.values() for rung in rung_views(board)]
     if added:
         rungs.insert(0, baseline)
     else:  # the board that is shown takes the place of the one that the baseline was read from
-        shown = runs[_resolved(baseline.board)]
+        shown = runs[baseline.board.place]
         baseline = next(rung for rung in rung_views(shown) if rung.row.index == baseline.row.index)
     return Chain(
         baseline=baseline,
@@ -257,10 +257,6 @@ def build_chain(boards: Sequence[Scoreboard], baseline: RungView) -> Chain:
         rows=tuple(_chain_row(rung, baseline, rungs[:place]) for place, rung in enumerate(rungs)),
         unlike=tuple(unlike),
     )
-
-
-def _resolved(board: Scoreboard) -> Path | None:
-    return board.source.resolve() if board.source else None
 
 
 def _chain_row(rung: RungView, baseline: RungView, above: Sequence[RungView]) -> ChainRow:

@@ -61,6 +61,11 @@ class Scoreboard:
         return next((other for other in self.rows if other.index == row.before), None)
 
     @property
+    def place(self) -> Path | None:
+        """The results file by its path without links."""
+        return self.source and self.source.resolve()
+
+    @property
     def title(self) -> str:
         """Name of the run in headings."""
         return f"{self.ladder} on {self.environment.machine}"
@@ -153,7 +158,7 @@ class Scoreboard:
 
     def same_run(self, other: Scoreboard) -> bool:
         """Whether both are of one run, so that their rounds are the same."""
-        return self is other or (self.source is not None and self.source == other.source)
+        return self is other or (self.place is not None and self.place == other.place)
 
     @property
     def own(self) -> Scoreboard:

@@ -23,9 +23,13 @@ def load_published(paths: Sequence[Path]) -> tuple[list[Published], list[str]]:
     Raises RecordError where a file given by name cannot be read.
     """
     figures: list[Published] = []
+    seen: set[Path] = set()
     warnings: list[str] = []
     for path in paths:
         for file in _files(path):
+            if file.resolve() in seen:
+                continue
+            seen.add(file.resolve())
             try:
                 figures += read_published(file, warnings) if is_published(file) else []
             except RecordError as error:
@@ -43,13 +47,14 @@ def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
 def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
     """Load the scoreboards of results files, with warnings about what was left out.
 
-    A file is shown as it is. Of the files below a folder, each subfolder (machine), ladder, model and text
-    shows one: of the runs of the ladder as its last whole run has it, an uninterrupted one before others,
-    then the one with most rungs (not of sweeps, which try as many batches as it takes), then one with rounds
-    enough for intervals, then the newest. Newer ones that are passed over are named, and so are whole ones of
-    the same name that differ in their values or task. Files that hold nothing but a measured ceiling belong
-    to bench roofline and lend it to runs that measured none. Of a folder, a file that cannot be read is left
-    out with a warning. Figures of others are passed over (see load_published()).
+    A file is shown as it is, and once, however often it is named. Of the files below a folder, each
+    subfolder (machine), ladder, model and text shows one: of the runs of the ladder as its last whole run
+    has it, an uninterrupted one before others, then the one with most rungs (not of sweeps, which try as
+    many batches as it takes), then one with rounds enough for intervals, then the newest. Newer ones that
+    are passed over are named, and so are whole ones of the same name that differ in their values or task.
+    Files that hold nothing but a measured ceiling belong to bench roofline and lend it to runs that
+    measured none. Of a folder, a file that cannot be read is left out with a warning. Figures of others are
+    passed over (see load_published()).
 
     needed: whether no run at all is an error. Raises RecordError for that, and for a file given by name that
     cannot be read.
@@ -84,11 +89,12 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 warnings.append(f"{file}: {why}")
         for runs in runs_by_name.values():
             chosen = _choose(runs)
-            boards.append(chosen)
+            if not any(chosen.same_run(board) for board in boards):
+                boards.append(chosen)
             warnings += _passed_over(runs, chosen)
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
-    return boards, warnings
+    return boards, list(dict.fromkeys(warnings))
 
 
 def _nothing(paths: Sequence[Path], warnings: Sequence[str]) -> str:

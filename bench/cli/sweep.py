@@ -159,11 +159,11 @@ def _tasks(text: str, axes: Sequence[Axis], given: Sequence[str]) -> Iterator[_T
 def _runs(tasks: Sequence[_Task], options: Options, seconds: float, best_only: bool) -> list[Run]:
     """Run each task within one budget; the last may be cut short, and later ones not run."""
     from bench.cli.progress import Progress
-    from bench.records.record import results_files
+    from bench.run.resume import runs_of
     from bench.run.runner import check_data, run
     from bench.run.sweep.search import Search
 
-    begun = [bool(results_files(options.out, f"{task.candidates.file_name}-")) for task in tasks]
+    begun = [options.resume and bool(runs_of(options.out, task.candidates)) for task in tasks]
     for task in tasks:  # all before the first run
         check_data(task.candidates, task.candidates.rungs, options.data)
     runs: list[Run] = []

@@ -58,8 +58,9 @@ def turns(
     Example: bench turns ladders/peers-cpu.yaml --rungs "ours,nanoGPT bfloat16 compiled" --first
     """
     from bench.ladder.ladder import load
+    from bench.records.record import reserved
     from bench.run.probe import probe
-    from bench.run.runner import check_data, results_file
+    from bench.run.runner import check_data, new_results
     from bench.run.turns.interleave import TurnError, TurnOptions, groups, open_with_last_that_ran, take_turns
     from bench.run.turns.results import write
     from gpt2.hardware.host import temp_folder
@@ -80,11 +81,14 @@ def turns(
     parts = groups(options.rungs, first, at_once)
     data_sha256 = check_data(loaded, options.rungs, data)
     environment = probe(options.rungs[0].toggles.device).environment
-    path = results_file(loaded, out, environment)
-    path = path.with_name(f"turns-{path.stem}.json")
+    path = new_results(loaded, out, environment, "turns-{}.json")
     keep = partial(write, path, options, parts, environment, time, data_sha256)
     interrupted, write_error, tell = False, None, partial(typer.echo, err=True)
-    with interruptible(), tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch:
+    with (
+        reserved(path),
+        interruptible(),
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
+    ):
         try:
             for number, part in enumerate(parts, start=1):
                 if not first:

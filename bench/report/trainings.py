@@ -163,9 +163,10 @@ def loss_of(event: Event) -> float:
 
 
 def load(folders: Sequence[Path]) -> list[LongRun]:
-    """Load the runs in these folders. Raises RecordError where one holds none or is damaged."""
+    """Load the runs in these folders, each once. Raises RecordError where one holds none or is damaged."""
     runs = []
-    for folder in folders:
+    own = {folder.resolve(): folder for folder in reversed(folders)}
+    for folder in dict.fromkeys(own[folder.resolve()] for folder in folders):
         try:
             config = json.loads((folder / "run.json").read_text(encoding="utf-8-sig"))["run"]
             events = tuple(read(folder))

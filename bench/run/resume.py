@@ -41,12 +41,7 @@ def unfinished(
     Raises BenchError if there is none, with the first difference of the newest file, one of this machine
     before those of others.
     """
-    runs: list[tuple[Path, list[Record]]] = []
-    for path in results_files(out, f"{ladder.file_name}-"):
-        with contextlib.suppress(RecordError):  # no results of ours
-            records = read(path)[0]
-            if records and records[0].ladder == ladder.name:
-                runs.append((path, records))
+    runs = runs_of(out, ladder)
     if not runs:
         raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     runs.sort(
@@ -76,6 +71,17 @@ def unfinished(
     if complete:
         return complete[0]
     raise BenchError(reasons[0])
+
+
+def runs_of(out: Path, ladder: Ladder) -> list[tuple[Path, list[Record]]]:
+    """Return the results files of a ladder, by its name in their records: in their own it may be cut off."""
+    runs: list[tuple[Path, list[Record]]] = []
+    for path in results_files(out, f"{ladder.file_name}-"):
+        with contextlib.suppress(RecordError):  # no results of ours
+            records = read(path)[0]
+            if records and records[0].ladder == ladder.name:
+                runs.append((path, records))
+    return runs
 
 
 def _machine(records: Sequence[Record], machine: Environment, device: str) -> Iterator[Difference]:

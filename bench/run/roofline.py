@@ -12,11 +12,11 @@ from bench.analysis.select import load_boards
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, Protocol
 from bench.process.shutdown import stoppable
-from bench.records.record import Record, RecordError, append
+from bench.records.record import Record, RecordError, append, reserved
 from bench.run.command import Options
 from bench.run.executor import Executor, Watcher
 from bench.run.probe import probe
-from bench.run.runner import results_file
+from bench.run.runner import new_results
 from gpt2.config.devices import DEVICES
 from gpt2.config.workload import Workload
 from gpt2.hardware.host import temp_folder
@@ -38,9 +38,13 @@ def measure(
         raise BenchError(f"--device {device}: is not one of {', '.join(DEVICES)}; choose one of them")
     ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
     probed = probe(device)
-    path = results_file(ladder, out, probed.environment)
+    path = new_results(ladder, out, probed.environment)
     task = Task(kind="ceiling", rung=ceiling_rung(device), repetition=1)
-    with tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch, stoppable() as stop:
+    with (
+        reserved(path),
+        tempfile.TemporaryDirectory(prefix="bench-", dir=temp_folder()) as scratch,
+        stoppable() as stop,
+    ):
         watcher.started(task, 1, None)
         record = Executor(ladder, Options(out=out), Path(scratch), path.stem, probed, watcher, stop=stop).run(
             task

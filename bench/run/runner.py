@@ -135,7 +135,7 @@ def run(
         )
         _check_writable(path.parent)
     else:
-        path = _new_results(ladder, options.out, machine)
+        path = new_results(ladder, options.out, machine)
     records: list[Record] = []
     interrupted, error = False, None
     with (
@@ -283,17 +283,16 @@ def missing_peers(ladder: Ladder, rungs: Sequence[Rung]) -> Iterator[tuple[str, 
             yield rung.name, reason
 
 
-def results_file(ladder: Ladder, out: Path, machine: Environment, now: datetime | None = None) -> Path:
-    """Return a name for new results, in a folder that can be written. Raises BenchError."""
+def new_results(ladder: Ladder, out: Path, machine: Environment, name: str = "{}.jsonl") -> Path:
+    """Create an empty results file; one of the same second gets a later name. Raises BenchError.
+
+    name: of the file, with {} for ladder and time.
+    """
     folder = out / machine.machine
     _check_writable(folder)
-    return folder / f"{ladder.file_name}-{now or datetime.now(UTC):%Y%m%dT%H%M%SZ}.jsonl"
-
-
-def _new_results(ladder: Ladder, out: Path, machine: Environment) -> Path:
-    """Create an empty results file; one of the same second gets a later name. Raises BenchError."""
     for seconds in count():
-        path = results_file(ladder, out, machine, datetime.now(UTC) + timedelta(seconds=seconds))
+        time = datetime.now(UTC) + timedelta(seconds=seconds)
+        path = folder / name.format(f"{ladder.file_name}-{time:%Y%m%dT%H%M%SZ}")
         with contextlib.suppress(FileExistsError):
             path.open("x").close()
             return path

@@ -148,10 +148,13 @@ def import_(
     Example: gpt2 import gpt2_124M.bin weights/openai
     """
     from gpt2.data.tokenizer_files import other_vocabulary
+    from gpt2.files.listing import name_problem
     from gpt2.interop import convert
     from gpt2.pretrain import checkpoint_tensors
 
     try:
+        if problem := name_problem(folder):
+            fail(problem)
         if folder.exists():
             fail(f"{folder} is there already; choose another folder")
         with _said():
@@ -176,9 +179,12 @@ def export(
 
     Example: gpt2 export runs/mine exported
     """
+    from gpt2.files.listing import name_problem
     from gpt2.interop import convert
 
     try:
+        if problem := name_problem(target):
+            fail(problem)
         if target.exists():
             fail(f"{target} is there already; choose another name")
         with _said():

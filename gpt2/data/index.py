@@ -54,7 +54,7 @@ class Index:
 
     def write(self, folder: Path) -> None:
         """Replace the folder's index.json atomically. Raises DataError."""
-        with atomic_write(folder / "index.json", DataError, AGAIN, one_writer=True) as file:
+        with atomic_write(folder / "index.json", DataError, AGAIN) as file:
             file.write(json.dumps(asdict(self), indent=1).encode())
 
 
@@ -105,7 +105,7 @@ def to_nanogpt(folder: Path, target: Path) -> list[Path]:
         raise DataError(f"cannot write into {target} ({error.strerror})") from None
     written = []
     for split in ("train", "val"):
-        with atomic_write(target / f"{split}.bin", DataError, AGAIN, one_writer=True) as file:
+        with atomic_write(target / f"{split}.bin", DataError, AGAIN) as file:
             for entry in (entry for entry in index.shards if entry["split"] == split):
                 ids = np.memmap(folder / entry["file"], dtype=TOKEN, mode="r", offset=HEADER_BYTES)
                 for start in range(0, len(ids), 1 << 22):

@@ -1,38 +1,41 @@
-"""Write files whole or not at all. Imports no torch.
+"""Write files and folders whole or not at all, under temporary names that nobody else has. Imports no torch.
 
 with atomic_write(Path("index.json"), DataError, "make room") as file: file.write(b"{}")
+with atomic_folder(Path("exported")) as part: (part / "config.json").write_text("{}")
+
+A name that can be guessed, such as NAME.part, may be that of a user's file, which would be lost.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
+import shutil
 from collections.abc import Iterator
 from io import BufferedRandom
 from pathlib import Path
 
+LONGEST = 200
+"""Bytes of the final name in a temporary one; a file system allows 255 in all."""
+
 
 @contextlib.contextmanager
 def atomic_write(
-    path: Path,
-    raises: type[Exception] = OSError,
-    advice: str = "",
-    *,
-    one_writer: bool = False,
-    sync: bool = True,
+    path: Path, raises: type[Exception] = OSError, advice: str = "", *, sync: bool = True
 ) -> Iterator[BufferedRandom]:
     """Open a file that replaces `path` once the block has ended without an error; makes its folder.
 
-    Where it cannot be written, raises `raises`, with `advice`. one_writer: write to NAME.part, which the next
-    one overwrites if this one is killed; else to a name of its own, as others may write at once. sync: wait
-    for the disk, or a power failure could leave the name without its content.
+    Where it cannot be written, raises `raises`, with `advice`. sync: wait for the disk, or a power failure
+    could leave the name without its content. A killed process leaves the temporary file (see leftovers()).
     """
-    part = path.with_name(f"{path.name}.{'part' if one_writer else secrets.token_hex(4)}")
+    part = _temporary(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(part, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         try:
-            with part.open("wb+") as file:
+            with open(handle, "wb+") as file:
                 yield file
                 file.flush()
                 if sync:
@@ -47,3 +50,35 @@ def atomic_write(
             raise
         more = f"; {advice}" if advice else ""
         raise raises(f"cannot write {path} ({error.strerror or error}){more}") from None
+
+
+@contextlib.contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Create a folder to fill that becomes `path` once the block has ended without an error.
+
+    Raises OSError; also where `path` is by then something else than an empty folder.
+    """
+    part = new_folder(path)
+    try:
+        yield part
+        part.rename(path)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def new_folder(path: Path) -> Path:
+    """Create an empty folder beside `path`, which is to become it, and the folders above. Raises OSError."""
+    part = _temporary(path)
+    part.mkdir(parents=True)
+    return part
+
+
+def leftovers(folder: Path, names: str) -> list[Path]:
+    """Return the temporary files and folders that killed processes left; names: a pattern of final names."""
+    temporary = re.compile(rf"(?:{names})-[0-9a-f]{{8}}\.part")
+    return [each for each in sorted(folder.iterdir()) if temporary.fullmatch(each.name)]
+
+
+def _temporary(path: Path) -> Path:
+    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    return path.with_name(f"{name}-{secrets.token_hex(4)}.part")

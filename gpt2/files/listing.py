@@ -40,6 +40,15 @@ def printable(name: str) -> str:
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
+def name_problem(path: Path) -> str | None:
+    """Return what is wrong where a path is not UTF-8, which safetensors and torch cannot open; else None."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return f"the name of {printable(str(path))} is no UTF-8; rename it, or choose another"
+    return None
+
+
 def listed(names: Sequence[str]) -> str:
     """Return a short list of names: all of up to three, else the first, the last and their number."""
     names = [printable(name) for name in names]

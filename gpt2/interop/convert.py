@@ -13,7 +13,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shutil
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -27,8 +26,9 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.data.tokenizer_files import SIZE, tokenizer_files
-from gpt2.files.atomic import atomic_write
+from gpt2.files.atomic import atomic_folder, atomic_write
 from gpt2.files.cache import DataError
+from gpt2.files.listing import name_problem
 from gpt2.interop.llmc import is_llmc, read_llmc, write_llmc
 from gpt2.interop.weight_files import (
     MEND,
@@ -62,6 +62,7 @@ HUGGINGFACE_MATHS: dict[str, tuple[Any, ...]] = {
     "scale_attn_weights": (True,),
     "scale_attn_by_inverse_layer_idx": (False,),
     "add_cross_attention": (False,),
+    "position_embedding_type": ("absolute", None),
 }
 """Keys of config.json that change the arithmetic, with the values taken as GPT-2's, the default first."""
 
@@ -206,6 +207,8 @@ def write_nanogpt(path: Path, config: GPT2Config, weights: Mapping[str, Tensor])
     Warns with ConvertWarning about nanoGPT's GELU. Raises ConvertError where it cannot be written.
     """
     assert_fit(config, weights)
+    if problem := name_problem(path):
+        raise ConvertError(problem)
     warnings.warn(f"{path}: {NANOGPT_GELU}", ConvertWarning, stacklevel=2)
     # Cloned, because torch.save would write a view's whole storage.
     model = {f"transformer.{name}": float32(tensor).clone() for name, tensor in weights.items()}
@@ -320,13 +323,10 @@ def _new_folder(folder: Path) -> Iterator[Path]:
     """Create a folder to fill, and give it its final name once complete. Raises ConvertError."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConvertError(f"{folder} is there already; choose another name, or remove it")
-    part = folder.with_name(f"{folder.name}.part")
+    if problem := name_problem(folder):
+        raise ConvertError(problem)
     try:
-        shutil.rmtree(part, ignore_errors=True)
-        part.mkdir(parents=True)
-        yield part
-        part.rename(folder)
+        with atomic_folder(folder) as part:
+            yield part
     except (OSError, SafetensorError) as error:
         raise ConvertError(f"cannot write {folder} ({reason(error)}); {MEND}") from None
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

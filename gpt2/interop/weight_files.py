@@ -22,6 +22,7 @@ from torch import Tensor
 
 from gpt2.config.workload import GPT2Config
 from gpt2.errors import GPT2Error
+from gpt2.files.listing import name_problem
 from gpt2.model.model import GPT2
 
 Weights = dict[str, Tensor]
@@ -45,6 +46,8 @@ def content(path: Path, *, index: bool = True) -> dict[str, Any]:
         start = opened.read(64)
     if not start:
         raise ConvertError(f"{path} is empty; copy it again")
+    if problem := name_problem(path):
+        raise ConvertError(problem)
     if start[8:9] == b"{":  # safetensors: a length, whose first bytes may look like torch's, then JSON
         try:
             return load_file(path)
@@ -139,15 +142,20 @@ def _saved_by_torch(path: Path, *, zipped: bool) -> dict[str, Any]:
 
 
 def _indexed(path: Path) -> dict[str, Any]:
-    names = read_json(path).get("weight_map")
-    if not isinstance(names, dict) or not names:
+    """Return each tensor from the file that an index names for it; another file may hold an older copy."""
+    files = read_json(path).get("weight_map")
+    if not isinstance(files, dict) or not files:
         raise ConvertError(f"{path} is no index of weights; give the folder, or the file that holds them")
     tensors: dict[str, Any] = {}
-    for name in sorted({str(name) for name in names.values()}):
+    for name in sorted({str(name) for name in files.values()}):
         part = path.with_name(Path(name).name)
         if not part.is_file():
             raise ConvertError(f"{path} names {name}, which is no file beside it; copy it there")
-        tensors |= content(part, index=False)
+        found = content(part, index=False)
+        wanted = [tensor for tensor, file in files.items() if str(file) == name]
+        if missing := [tensor for tensor in wanted if tensor not in found]:
+            raise ConvertError(f"{part} lacks {missing[0]}, which {path.name} says is there; copy both again")
+        tensors |= {tensor: found[tensor] for tensor in wanted}
     return tensors
 
 

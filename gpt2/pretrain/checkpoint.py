@@ -17,13 +17,15 @@ from typing import Any
 
 from gpt2.config.workload import GPT2Config
 from gpt2.errors import GPT2Error
+from gpt2.files.atomic import leftovers
+from gpt2.files.listing import hidden, name_problem, printable
 from gpt2.files.strict_json import dumps
 
 FORMAT = "gpt2-bench checkpoint"
 VERSION = 1
 FACTS = "checkpoint.json"
-PART = ".part"
-"""Suffix of a checkpoint's folder while it is being written."""
+WEIGHTS = ".safetensors"
+"""Suffix of the files of tensors."""
 
 
 class CheckpointError(GPT2Error):
@@ -106,8 +108,10 @@ def read(folder: Path) -> Saved:
     """Read a checkpoint.json and check the sizes of the files that it lists.
 
     Raises CheckpointError where it is no checkpoint, of another version, damaged, or a file is missing or of
-    another size.
+    another size; where the folder holds other weights besides, or its name is not UTF-8.
     """
+    if problem := name_problem(folder):
+        raise CheckpointError(problem)
     path = folder / FACTS
     if not path.is_file():
         what = f"holds no {FACTS}: it is no checkpoint of gpt2 train" if folder.is_dir() else "is no folder"
@@ -131,21 +135,26 @@ def read(folder: Path) -> Saved:
         if found != size:
             differs = f"has {found:,} bytes instead of {size:,}"
             raise CheckpointError(f"{file} {differs}; it was cut off or changed")
+    for file in sorted(folder.iterdir()):
+        if file.suffix.lower() == WEIGHTS and not hidden(file.name) and file.name not in saved.files:
+            unlisted = f"{printable(str(file))} is none of the files that {FACTS} lists"
+            raise CheckpointError(f"{unlisted}; move it elsewhere")
     return saved
 
 
-def seal(part: Path, folder: Path, saved: Saved) -> None:
-    """Turn the folder `part` into the checkpoint `folder` in one rename, replacing one of that name.
+def seal(part: Path, folder: Path, saved: Saved, *, replace: bool) -> None:
+    """Turn the folder `part` into the checkpoint `folder` in one rename.
 
-    Raises OSError.
+    replace: whether it takes the place of one of that name. Raises OSError.
     """
-    sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir())}
+    sizes = {each.name: each.stat().st_size for each in sorted(part.iterdir()) if not hidden(each.name)}
     content = {"format": FORMAT, "version": VERSION, **asdict(saved), "files": sizes}
     with (part / FACTS).open("w", encoding="utf-8") as file:
         file.write(dumps(content, indent=1))
         file.flush()
         os.fsync(file.fileno())
-    shutil.rmtree(folder, ignore_errors=True)
+    if replace:
+        shutil.rmtree(folder, ignore_errors=True)
     part.rename(folder)
     with contextlib.suppress(OSError):  # makes the rename survive a power failure; not every file system can
         handle = os.open(folder.parent, os.O_RDONLY)
@@ -169,5 +178,5 @@ def prune(root: Path, keep: int) -> None:
     for folder in found[:-keep]:
         if folder not in [each for _, each in best.values()]:
             shutil.rmtree(folder, ignore_errors=True)
-    for torn in root.glob(f"step-*{PART}"):
+    for torn in leftovers(root, STEP.pattern):
         shutil.rmtree(torn, ignore_errors=True)

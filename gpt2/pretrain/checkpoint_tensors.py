@@ -9,28 +9,36 @@ ranks. Reading runs no code.
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystem
 from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import Metadata
 from torch.distributed.checkpoint.state_dict_loader import load
 from torch.distributed.checkpoint.state_dict_saver import save as save_distributed
 
 from gpt2.config.workload import GPT2Config
+from gpt2.files.atomic import new_folder
+from gpt2.files.listing import name_problem
 from gpt2.model.model import GPT2, build
-from gpt2.pretrain.checkpoint import PART, CheckpointError, Saved, Shape, read, seal
+from gpt2.pretrain.checkpoint import CheckpointError, Saved, Shape, read, seal
 from gpt2.training import distributed
 from gpt2.training.train import Training
 
 FILE_BYTES = 1 << 30
 """Approximate bytes of tensors per file; each file is assembled in memory."""
+T = TypeVar("T")
 AVERAGES = ("exp_avg", "exp_avg_sq")
 FAILURES = (Exception, CheckpointException)
 """Exceptions to catch: CheckpointException is not an Exception, and safetensors raises several kinds."""
@@ -41,14 +49,14 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
 
     Raises CheckpointError on every rank where it cannot be written.
     """
-    first = distributed.rank() == 0
-    part = _part(folder)
+    part: Path | None = None
     try:
-        _on_first_rank(lambda: _begin(part))
+        name = _on_first_rank(lambda: new_folder(folder).name)
+        part = made = folder.with_name(name)
         _write(part, _named(training), training.model)
-        _on_first_rank(lambda: seal(part, folder, saved))
+        _on_first_rank(lambda: seal(made, folder, saved, replace=True))
     except FAILURES as error:
-        if first:
+        if part and distributed.rank() == 0:
             shutil.rmtree(part, ignore_errors=True)
         mended = "once that is mended, --resume goes on from the checkpoint before"
         raise CheckpointError(f"cannot write {folder} ({_cause(error)}); {mended}") from None
@@ -57,16 +65,20 @@ def save(folder: Path, training: Training, saved: Saved) -> None:
 def save_weights(folder: Path, config: GPT2Config, weights: Mapping[str, Tensor]) -> None:
     """Write a checkpoint of weights only, as weights() returns them, from one process.
 
-    Raises CheckpointError.
+    Raises CheckpointError, also where something is there already.
     """
-    part = _part(folder)
+    if problem := name_problem(folder):
+        raise CheckpointError(problem)
+    part: Path | None = None
     try:
-        _begin(part)
+        part = new_folder(folder)
         _write(part, {f"model.{name}": tensor for name, tensor in weights.items()}, None)
-        seal(part, folder, Saved(shape=Shape.of(config), step=0, updates=0, tokens=0))
+        seal(part, folder, Saved(shape=Shape.of(config), step=0, updates=0, tokens=0), replace=False)
     except FAILURES as error:
-        shutil.rmtree(part, ignore_errors=True)
         raise CheckpointError(f"cannot write {folder} ({_cause(error)})") from None
+    finally:
+        if part:
+            shutil.rmtree(part, ignore_errors=True)
 
 
 def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
@@ -74,11 +86,12 @@ def weights(folder: Path) -> tuple[GPT2Config, dict[str, Tensor]]:
 
     Raises CheckpointError.
     """
-    config = read(folder).shape.config
+    saved = read(folder)
+    config = saved.shape.config
     with torch.device("meta"):
         shapes = {name: parameter.shape for name, parameter in GPT2(config).named_parameters()}
     found = {name: torch.empty(shape) for name, shape in shapes.items()}
-    _read(folder, {f"model.{name}": tensor for name, tensor in found.items()})
+    _read(folder, saved, {f"model.{name}": tensor for name, tensor in found.items()})
     return config, found
 
 
@@ -124,7 +137,7 @@ def _fill(folder: Path, saved: Saved, training: Training, tensors: Mapping[str, 
             full_tensor[name] = targets[name] = torch.zeros((rows, *tensor.shape[1:]), device=tensor.device)
         else:
             targets[name] = tensor if rows is None else tensor[:rows]
-    _read(folder, targets)
+    _read(folder, saved, targets)
     for name, rows in full_tensor.items():
         distributed.fill(tensors[name], rows)
     for weight, copy in getattr(training.optimizer, "copies", {}).items():
@@ -192,15 +205,6 @@ def _prepare(optimizer: torch.optim.Optimizer, updates: int) -> None:
             state["step"].fill_(updates)
 
 
-def _part(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}{PART}")
-
-
-def _begin(part: Path) -> None:
-    shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-
-
 def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> None:
     """Write tensors as safetensors; model: a training's, whose other ranks may have further tensors."""
     if model is None:
@@ -215,36 +219,76 @@ def _write(part: Path, tensors: Mapping[str, Tensor], model: GPT2 | None) -> Non
         files[name] = 1 + total // FILE_BYTES
         total += size
     writer = HuggingFaceStorageWriter(str(part), fqn_to_index_mapping=files, save_distributed=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns where there is no process group
+    with _quiet():
         save_distributed(dict(tensors), storage_writer=writer, no_dist=not torch.distributed.is_initialized())
 
 
-def _read(folder: Path, targets: dict[str, Tensor]) -> None:
+class _Files(FileSystem):
+    """A file system whose folders hold some files only."""
+
+    def __init__(self, names: Collection[str]) -> None:
+        self._names = names
+
+    def ls(self, path: str | os.PathLike[str]) -> list[str]:
+        return [each for each in super().ls(path) if Path(each).name in self._names]
+
+
+class _Reader(HuggingFaceStorageReader):
+    """Reads the files that a checkpoint.json lists; torch's own takes every .safetensors of the folder."""
+
+    problem: Exception | None = None
+    """Why their headers cannot be read, of which torch passes on no more than that there is no metadata."""
+
+    def __init__(self, folder: Path, names: Collection[str]) -> None:
+        super().__init__(str(folder))
+        self.fs = _Files(names)
+
+    def read_metadata(self) -> Metadata:
+        try:
+            return super().read_metadata()
+        except Exception as error:
+            self.problem = error
+            raise
+
+
+def _read(folder: Path, saved: Saved, targets: dict[str, Tensor]) -> None:
     """Fill `targets` in place, converting number formats. Raises CheckpointError."""
-    reader = HuggingFaceStorageReader(str(folder))
+    reader = _Reader(folder, saved.files)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with _quiet():
             load(dict(targets), storage_reader=reader, no_dist=not torch.distributed.is_initialized())
     except FAILURES as error:
-        raise CheckpointError(f"{folder} cannot be read ({_cause(error)})") from None
+        raise CheckpointError(f"{folder} cannot be read ({_cause(reader.problem or error)})") from None
 
 
-def _on_first_rank(action: Any) -> None:
-    """Run `action` on rank 0 while the others wait; raises its OSError on all ranks."""
-    problem: Exception | None = None
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep torch from warning that there is no process group, and from logging what it raises anyway."""
+    before = logging.root.manager.disable
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.disable()
+        try:
+            yield
+        finally:
+            logging.disable(before)
+
+
+def _on_first_rank(action: Callable[[], T]) -> T:
+    """Run `action` on rank 0 while the others wait, and return what it returned; raises its OSError on all
+    ranks.
+    """
+    shared: list[Any] = [None, None]
     if distributed.rank() == 0:
         try:
-            action()
+            shared[0] = action()
         except OSError as error:
-            problem = error
+            shared[1] = error
     if torch.distributed.is_initialized():
-        shared = [problem]
         torch.distributed.broadcast_object_list(shared)
-        problem = shared[0]
-    if problem:
-        raise problem
+    if shared[1]:
+        raise shared[1]
+    return shared[0]
 
 
 def _cause(error: BaseException) -> str:

@@ -78,7 +78,7 @@ class Files:
         """New path of metrics that could not be continued (no checkpoint, or damaged); else None."""
         kept = self._kept(step, looked)
         try:
-            with atomic_write(self._jsonl_path, one_writer=True, sync=False) as file:
+            with atomic_write(self._jsonl_path, sync=False) as file:
                 file.write("".join(f"{_json(event)}\n" for event in kept).encode())
             self._jsonl: IO[str] = self._jsonl_path.open("a", encoding="utf-8")
             self._csv: IO[str] = self._csv_path.open("w", encoding="utf-8", newline="")
@@ -99,9 +99,9 @@ class Files:
                 return [e for e in found if e.step < step or (e.step == step and e.kind not in again)]
             if not any(event.kind == "step" for event in found):
                 return []
-        others = len(list(self._jsonl_path.parent.glob("metrics-before*.jsonl")))
-        number = f"-{others + 1}" if others else ""
-        self.set_aside = self._jsonl_path.with_name(f"metrics-before{number}.jsonl")
+        names = ("metrics-before.jsonl", *(f"metrics-before-{number}.jsonl" for number in range(2, 1000)))
+        places = (self._jsonl_path.with_name(name) for name in names)
+        self.set_aside = next(place for place in places if not place.exists())
         self._jsonl_path.replace(self.set_aside)
         return []
 

@@ -26,6 +26,7 @@ from gpt2.device import Device, find
 from gpt2.errors import GPT2Error
 from gpt2.evals.hellaswag import ScoreError
 from gpt2.files.atomic import atomic_write
+from gpt2.files.listing import name_problem
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.strict_json import dumps
 from gpt2.pretrain.anomaly import TrainingStopped
@@ -152,12 +153,8 @@ def _close(sink: Sink, kind: type[BaseException] | None, *_: Any) -> None:
 def _take_folder(options: SessionOptions, stack: ExitStack) -> None:
     """Create and lock the run's folder until the stack is closed. Raises MetricsError."""
     folder = options.folder
-    try:
-        str(folder).encode()
-    except UnicodeEncodeError:  # safetensors cannot open such a path
-        shown = os.fsencode(folder).decode(errors="backslashreplace")
-        unreadable = f"the name of {shown} is no UTF-8, and no checkpoint there could be read again"
-        raise MetricsError(unreadable) from None
+    if problem := name_problem(folder):
+        raise MetricsError(problem)
     try:
         fresh = not folder.exists()
         folder.mkdir(parents=True, exist_ok=True)

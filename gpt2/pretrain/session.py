@@ -98,6 +98,11 @@ class Session(Iterator[Event]):
             checkpoint_tensors.restore(self.resumed_from, saved, self.training)
             if changes := list(_changes(saved.run, asdict(run))):
                 self._note(saved.step, f"goes on with {'; '.join(changes)}")
+            if options.begin_from:
+                self._note(
+                    saved.step,
+                    f"goes on from {self.resumed_from.name}: --init-from is for a run without checkpoints",
+                )
         elif options.begin_from:
             checkpoint_tensors.begin_from(options.begin_from, self.training)
         if run.guard.skips and not device.lazy:  # only skipping has to wait for the device before AdamW

@@ -15,6 +15,7 @@ from bench.run.command import anonymous
 from bench.run.turns.interleave import CONTROL, Group, TurnOptions
 from bench.run.turns.paused_process import tokens_per_step
 from bench.stats import LEAST_ROUNDS, Estimate, Verdict, geometric_mean, noise_floor, verdict
+from gpt2.files.atomic import atomic_write
 from gpt2.files.strict_json import dumps
 
 
@@ -103,14 +104,12 @@ def write(
     data_sha256: str,
 ) -> None:
     """Replace the file of results as a whole. Raises BenchError, and leaves the file as it was."""
-    part = path.with_suffix(".part")
+    text = dumps(_content(options, groups, environment, time, data_sha256), indent=1)
     try:
-        text = dumps(_content(options, groups, environment, time, data_sha256), indent=1)
-        part.write_text(f"{text}\n", encoding="utf-8")
-        part.replace(path)
+        with atomic_write(path) as file:
+            file.write(f"{text}\n".encode())
     except OSError as error:
-        part.unlink(missing_ok=True)
-        holds = "it holds the rounds before" if path.exists() else "nothing is kept"
+        holds = "it holds the rounds before" if path.exists() and path.stat().st_size else "nothing is kept"
         raise BenchError(f"cannot write {path} ({error.strerror}); {holds}") from None
 
 

@@ -28,7 +28,7 @@ from gpt2.data.corpora.encode import Batch, Encoder, Tokens
 from gpt2.data.corpora.sources import Documents, has_validation, open_documents, open_validation_corpus
 from gpt2.data.documents import SEPARATOR
 from gpt2.data.index import AGAIN, Index, damaged, read_index
-from gpt2.files.atomic import atomic_write
+from gpt2.files.atomic import atomic_write, leftovers
 from gpt2.files.cache import DataError
 from gpt2.files.lock import Locked, exclusive
 from gpt2.files.shard_format import HEADER_BYTES, TOKEN, shard_header
@@ -139,6 +139,9 @@ class _Job:
 
     def run(self, encoder: Encoder) -> Iterator[Progress]:
         self.before = self.index.tokens
+        for torn in leftovers(self.folder, rf"index\.json|{re.escape(self.index.name)}_(train|val)_\d+\.bin"):
+            with contextlib.suppress(OSError):
+                torn.unlink()
         if self.validation is not None and not self.index.shards:
             tokens = Tokens(encoder.encoded(self.validation, None), limit=self._val_tokens)
             entry = yield from self._shard("val", tokens, self._val_tokens)
@@ -175,7 +178,7 @@ class _Job:
         number = sum(entry["split"] == "train" for entry in self.index.shards) + 1 if split == "train" else 0
         path = self.folder / f"{self.index.name}_{split}_{number:06d}.bin"
         count, before = 0, tokens.documents
-        with atomic_write(path, DataError, AGAIN, one_writer=True) as file:
+        with atomic_write(path, DataError, AGAIN) as file:
             file.write(bytes(HEADER_BYTES))
             while count < wanted and tokens.more():
                 part = tokens.take(wanted - count)
