@@ -16,15 +16,16 @@ from statistics import median
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early, warnings
-from bench.format import GIB, listed, markdown, number, plain, times, training_time
+from bench.format import GIB, listed, markdown, number, plain, plural, times, training_time
 from bench.records.machine import Environment
 from bench.report.caption import derived_peak, other_step
-from bench.report.single_run import TOKENS, WORK, profiled
+from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
 
@@ -34,6 +35,7 @@ RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_WARNINGS = 3
+CEILING = "of ceiling"
 VERDICTS = {"same": "no difference", "not replicated": "", "no control": ""}
 """What a reader is told in place of a verdict; the others stand as they are."""
 STATUSES = {
@@ -75,15 +77,22 @@ class _Field:
         return bool(filled) and (len(self.cells) == 1 or len(set(self.cells)) > 1)
 
 
-def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False) -> list[Text]:
+def screen(
+    board: Scoreboard,
+    width: int = MOST_COLUMNS,
+    *,
+    notes: bool = False,
+    price_per_hour: float | None = None,
+) -> list[Text]:
     """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
 
-    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most.
+    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most. price_per_hour: of the
+    machine, by which the cost of training is stated; by default that which the run was given.
     """
     width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
     lines = [*_wrapped(title(board), width, "bold"), Text()]
     lines += [*_table(board, width), Text()]
-    for line in (*_marks(board), *findings(board)):
+    for line in (*_marks(board), *findings(board, price_per_hour)):
         lines += _wrapped(line, width)
     said = warnings_by_weight(board)
     shown = said if notes else said[:MOST_WARNINGS]
@@ -95,7 +104,9 @@ def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False)
     lines.append(Text())
     if board.source:
         lines += _wrapped(f"Records: {board.source.as_posix()}", width, "dim")
-    lines += _wrapped("All columns: --full · how it is measured: docs/measuring.md", width, "dim")
+    keeps = "" if board.swept else "Each rung keeps what those above it switch on; "
+    more = "all columns, each change alone: --full" if attribution(board) else "all columns: --full"
+    lines += _wrapped(f"{keeps}±: 95 % interval · {more}", width, "dim")
     return lines
 
 
@@ -130,10 +141,10 @@ def title(board: Scoreboard) -> str:
     parts = [
         f"{model_title_of(board)} on {machine_title(board)}",
         f"torch {board.environment.torch.partition('+')[0]}",
-        f"{board.rounds} round{'s' if board.rounds > 1 else ''}",
+        f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
     if board.delta is not None:
-        parts.append(f"noise {_share(board.delta, '±')}")
+        parts.append(f"run-to-run noise {_share(board.delta, '±')}")
     return " · ".join(parts)
 
 
@@ -221,7 +232,7 @@ def _fields(board: Scoreboard) -> list[_Field]:
             "", cells(lambda row: bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
         ),
         _Field(
-            "over before",
+            "over rung before",
             cells(lambda row: f"{_over(row.gain):>{step}}  {verdict_word(row)}".rstrip()),
             None,
             left=True,
@@ -240,7 +251,7 @@ def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
         return "MFU", lambda row: row.mfu
     if any(row.ceiling_share is not None for row in board.rows):
-        return "of ceiling", lambda row: row.ceiling_share
+        return CEILING, lambda row: row.ceiling_share
     return "MFU, derived", lambda row: row.mfu
 
 
@@ -276,37 +287,57 @@ def verdict_word(row: Row) -> str:
     return VERDICTS.get(row.verdict, row.verdict) if row.verdict else ""
 
 
-def findings(board: Scoreboard) -> Iterator[str]:
-    """The fastest rung, what gave most, how far the limit is, and what a step is spent on."""
+def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
+    """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on."""
     best = board.fastest
     if best is None or best.tps is None:
         return
-    days = f"10B tokens: {training_time(TOKENS, best.tps.value)}."
-    speed = f"{number(best.tps.value)} tokens/s"
-    first = plain(board.rows[0].rung)
+    time = f"10B tokens: {training_time(TOKENS, best.tps.value)}"
+    if (price := price_of(board, price_per_hour)) is not None:
+        time += f", {number(price * hours_to_10b(best.tps.value))} at {price:g} per hour"
     if len(board.sound) < 2:
-        yield f"{plain(best.rung)}: {speed}. {days}"
+        yield f"{_speed(best)}. {time}."
     else:
-        over = "" if best is board.rows[0] or not best.speedup else f", {times(best.speedup.value)} {first}"
-        if over and best.speedup and best.speedup.low is not None and best.speedup.high is not None:
-            over += f" ({best.speedup.low:.2f} to {best.speedup.high:.2f})"
-        yield f"Fastest: {plain(best.rung)}, {speed}{over}. {days}"
-        if board.delta is None:
-            needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
-            yield f"How sure: not at all yet; it takes {needed} to tell a difference from noise."
-        elif alike := board.ties:
-            yield f"Not surely faster than {listed([row.rung for row in alike])}."
-    if steps := _most_gained(board):
-        yield f"Gave most: {'; '.join(steps)}."
+        over = ""
+        if best is not board.rows[0] and best.speedup:
+            over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
+        yield f"Fastest: {_speed(best)}{over}. {time}."
+        same_step = [row for row in board.sound if not other_step(row, board)]
+        alike = board.fastest_of(same_step)
+        if other_step(best, board) and alike and alike is not board.rows[0]:
+            over = f", {times(alike.speedup.value)}" if alike.speedup else ""
+            yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
+        yield f"How sure: {_certainty(board, best)}."
+        steps = _most_gained(board)
+        yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
     least = bound_of(board, best) if best.tokens_per_step else None
     most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
-    parts = (
-        [f"To this machine's bound: {most / best.tps.value:.1f}x ({number(most)} tokens/s)."] if most else []
-    )
+    if most:
+        more = f"{number(most)} tokens/s ({most / best.tps.value:.1f}x)"
+        limit = f"{more}, were matmuls and AdamW's memory traffic all of a step"
+    else:
+        limit = "not measured here (bench roofline)"
+    yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
-        parts.append(f"Most of a step: {', '.join(spent)}.")
-    if parts:
-        yield " ".join(parts)
+        yield f"Its step is spent on {', '.join(spent)}."
+
+
+def _speed(row: Row) -> str:
+    assert row.tps
+    return f"{plain(row.rung)}, {number(row.tps.value)} tokens/s"
+
+
+def _certainty(board: Scoreboard, best: Row) -> str:
+    """How surely the fastest rung is faster than the first, and than the others."""
+    if board.delta is None:
+        needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
+        return f"not at all yet; it takes {needed} to tell a difference from noise"
+    words = []
+    if best.speedup and best.speedup.low is not None and best.speedup.high is not None:
+        words.append(f"{best.speedup.low:.2f}x to {best.speedup.high:.2f}x at 95 %")
+    if ties := board.ties:
+        words.append(f"perhaps no faster than {listed([row.rung for row in ties])}")
+    return "; ".join(words) or "faster than every other rung"
 
 
 def _most_gained(board: Scoreboard) -> list[str]:
@@ -339,6 +370,11 @@ def _mark(row: Row, board: Scoreboard) -> str:
 def _marks(board: Scoreboard) -> Iterator[str]:
     """What the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
+    if (limit := _limit(board)[0]) == CEILING:
+        best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
+        yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
+    elif limit == "MFU" and any(row.mfu is not None for row in board.rows):
+        yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "*" in marks:
         yield f"* Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
     if "†" in marks:
@@ -380,7 +416,11 @@ def _clipped(lines: list[Text], width: int) -> list[Text]:
     """The first two lines; an ellipsis stands for the others."""
     if len(lines) <= 2:
         return lines
-    return [lines[0], Text(_cut(f"{lines[1].plain} {lines[2].plain}", width), style="yellow")]
+    rest = " (--notes)"
+    return [
+        lines[0],
+        Text(_cut(f"{lines[1].plain} {lines[2].plain}", width - len(rest)) + rest, style="yellow"),
+    ]
 
 
 def _padded(cell: str, wide: int, left: bool) -> str:
