@@ -34,6 +34,7 @@ benchmark: .venv/.ready-test
 
 # All of reports/ from results/, byte for byte.
 reports: .venv/.ready
+	rm -rf $(OUT)/plots $(OUT)/*.md $(OUT)/*/*.md
 	$(BIN)/bench report $(RESULTS) $(AGAINST) --html --plots --out $(OUT)
 	$(BIN)/bench trainings $(sort $(wildcard results/*/trainings/*)) --plots --out $(OUT)
 	rm -f $(OUT)/plots/*.png

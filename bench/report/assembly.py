@@ -72,7 +72,7 @@ def assemble(
 
 
 def short_markdown(report: Report) -> str:
-    """What several runs come to, then of each run what stands on one screen; all of what others published."""
+    """What several runs come to, then each run's screen; of published figures alone all tables."""
     tables = report.opening if report.boards else report.published
     return "\n".join([*(table.to_markdown("###") for table in tables), *map(screen_markdown, report.boards)])
 

@@ -24,7 +24,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early, warnings
 from bench.format import GIB, listed, markdown, number, plain, plural, times, training_time
 from bench.records.machine import Environment
-from bench.report.caption import derived_peak, other_step
+from bench.report.caption import derived_peak, other_method, other_step
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
@@ -91,8 +91,9 @@ def screen(
     """
     width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
     lines = [*_wrapped(title(board), width, "bold"), Text()]
-    lines += [*_table(board, width), Text()]
-    for line in (*_marks(board), *findings(board, price_per_hour)):
+    fields = _fitting(_fields(board), width)
+    lines += [*_table(board, fields, width), Text()]
+    for line in (*_marks(board, fields), *findings(board, price_per_hour)):
         lines += _wrapped(line, width)
     said = warnings_by_weight(board)
     shown = said if notes else said[:MOST_WARNINGS]
@@ -100,13 +101,14 @@ def screen(
         wrapped = _wrapped(f"! {warning}", width, "yellow", "  ")
         lines += wrapped if notes else _clipped(wrapped, width)
     if hidden := len(said) - len(shown):
-        lines.append(Text(f"  {hidden} more warning{'s' if hidden > 1 else ''}: --notes", style="yellow"))
+        more = f"  {plural(hidden, 'more warning')}: bench report FILE --notes"
+        lines.append(Text(more, style="yellow"))
     lines.append(Text())
     if board.source:
-        lines += _wrapped(f"Records: {board.source.as_posix()}", width, "dim")
-    keeps = "" if board.swept else "Each rung keeps what those above it switch on; "
-    more = "all columns, each change alone: --full" if attribution(board) else "all columns: --full"
-    lines += _wrapped(f"{keeps}±: 95 % interval · {more}", width, "dim")
+        more = "Each change alone, all columns" if attribution(board) else "All columns"
+        lines += _wrapped(f"{more}: bench report {board.source.as_posix()} --full", width, "dim")
+    keeps = "" if board.swept else "Each rung keeps what those above it switch on. "
+    lines += _wrapped(f"{keeps}±: 95 % interval.", width, "dim")
     return lines
 
 
@@ -132,7 +134,8 @@ def screen_markdown(board: Scoreboard) -> str:
             cells[1] = words
         cells[-1] = f"{cells[-1]} {marks[place]}".strip()
         lines.append(f"| {' | '.join(map(markdown, cells))} |")
-    said = [*_marks(board), *findings(board)]
+    said = [*_marks(board, fields), *findings(board)]
+    said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_WARNINGS]]
     return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in said)]).rstrip() + "\n"
 
 
@@ -144,7 +147,8 @@ def title(board: Scoreboard) -> str:
         f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
     if board.delta is not None:
-        parts.append(f"run-to-run noise {_share(board.delta, '±')}")
+        noise = _share(board.delta, "±") if board.delta < 1 else "above 100 %"
+        parts.append(f"run-to-run noise {noise}")
     return " · ".join(parts)
 
 
@@ -172,12 +176,14 @@ def model_title(model: str, parameters: int | None) -> str:
 def machine_title(board: Scoreboard) -> str:
     """What it ran on, in a few words."""
     e = board.environment
-    if all(row.toggles.device == HOST for row in board.rows):
+    if e.xla_on_cpu or all(row.toggles.device == HOST for row in board.rows):
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
-        what = f"{e.cpu_cores} core{'s' if e.cpu_cores > 1 else ''} of {cpu_title(e)}"
+        what = f"{plural(e.cpu_cores, 'core')} of {cpu_title(e)}"
         what += f" ({units})" if units else ""
+        what += " by XLA" if e.xla_on_cpu else ""
     else:
-        what = f"{max(row.toggles.world_size for row in board.rows)} x {e.chip}"
+        chips = max(row.toggles.world_size for row in board.rows)
+        what = f"{chips // (e.nodes or 1)} x {e.chip}"
     return f"{e.nodes} nodes, each {what}" if e.nodes else what
 
 
@@ -187,9 +193,8 @@ def cpu_title(environment: Environment) -> str:
     return plain(name)
 
 
-def _table(board: Scoreboard, width: int) -> Iterator[Text]:
+def _table(board: Scoreboard, fields: Sequence[_Field], width: int) -> Iterator[Text]:
     rows = board.rows
-    fields = _fitting(_fields(board), width)
     widths = [field.width for field in fields]
     yield Text(
         "  " + "  ".join(map(_padded, [f.title for f in fields], widths, [f.left for f in fields])).rstrip(),
@@ -239,11 +244,13 @@ def _fields(board: Scoreboard) -> list[_Field]:
         ),
         _Field("over first", cells(lambda row: "1.00x" if row is rows[0] else _over(row.speedup)), 5),
         _Field(share_title, cells(lambda row: _share(share(row))), 4),
-        _Field("memory", cells(lambda row: _memory(row.peak_memory_bytes)), 3),
+        _Field("memory", cells(lambda row: _memory(row, board)), 3),
         _Field("loss", cells(lambda row: f"{row.loss:.3f}" if row.loss is not None else ""), 1),
         _Field("", [_mark(row, board) for row in rows], None, left=True),
     ]
-    return [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
+    marks = every.pop()
+    kept = [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
+    return [*kept, marks] if any(marks.cells) else kept
 
 
 def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
@@ -341,7 +348,7 @@ def _certainty(board: Scoreboard, best: Row) -> str:
 
 
 def _most_gained(board: Scoreboard) -> list[str]:
-    gains = [row for row in board.rows if row.gain and row.verdict == "faster" and row.status == "ok"]
+    gains = [row for row in board.sound if row.gain and row.verdict == "faster"]
     best = sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
     return [f"{plain(row.rung)} {_over(row.gain)}" for row in best]
 
@@ -363,24 +370,25 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
 
 
 def _mark(row: Row, board: Scoreboard) -> str:
-    found = "*" * (row.loss is not None and other_step(row, board)) + "†" * row.other_maths
-    return found + "‡" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
+    marks = "†" * (row.loss is not None and other_step(row, board)) + "*" * row.other_maths
+    return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
 
 
-def _marks(board: Scoreboard) -> Iterator[str]:
-    """What the marks behind rows mean."""
+def _marks(board: Scoreboard, fields: Sequence[_Field]) -> Iterator[str]:
+    """What a share is of, and what the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
-    if (limit := _limit(board)[0]) == CEILING:
+    titles = [field.title for field in fields]
+    if CEILING in titles:
         best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
         yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
-    elif limit == "MFU" and any(row.mfu is not None for row in board.rows):
+    elif "MFU" in titles:
         yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
-    if "*" in marks:
-        yield f"* Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
     if "†" in marks:
-        yield "† Changes the maths: another training, never called the fastest."
-    if "‡" in marks:
-        yield "‡ A warning below or behind --notes is about it; never called the fastest."
+        yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
+    if "*" in marks:
+        yield "* Changes the maths: another training, never called the fastest."
+    if "!" in marks:
+        yield "! A warning is about it; never called the fastest."
 
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
@@ -419,7 +427,7 @@ def _clipped(lines: list[Text], width: int) -> list[Text]:
     rest = " (--notes)"
     return [
         lines[0],
-        Text(_cut(f"{lines[1].plain} {lines[2].plain}", width - len(rest)) + rest, style="yellow"),
+        Text(_cut(f"{lines[1].plain} {lines[2].plain.strip()}", width - len(rest)) + rest, style="yellow"),
     ]
 
 
@@ -443,18 +451,22 @@ def _over(estimate: Estimate | None) -> str:
 
 
 def _spread(estimate: Estimate | None) -> str:
+    if estimate and estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
+        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
     return _share(estimate.half_width, "±") if estimate and estimate.half_width is not None else ""
 
 
 def _share(share: float | None, sign: str = "") -> str:
-    """In percent: whole ones, but of what is below 1 % two digits."""
+    """In percent: whole ones, but one digit of what is below 1 %."""
     if share is None:
         return ""
     percent = 100 * share
     return f"{sign}{percent:.0f} %" if percent >= 1 else f"{sign}{percent:.1g} %"
 
 
-def _memory(size: int | None) -> str:
-    if size is None:
+def _memory(row: Row, board: Scoreboard) -> str:
+    """Peak memory; empty where another method measured it than the first rung's, which does not compare."""
+    size = row.peak_memory_bytes
+    if size is None or other_method(row, board):
         return ""
     return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.0f} MiB"

@@ -153,6 +153,7 @@ def test_reports_are_made_anew_from_results_byte_for_byte(tmp_path: Path) -> Non
     results = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("results/*/*.jsonl"))
     against = ["results/published", "--baseline", "results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline"]
     trainings = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("results/*/trainings/*"))
+    (tmp_path / "plots").mkdir()  # as beside pictures
     for arguments in (["report", *results, *against], ["trainings", *trainings]):
         command = [sys.executable, "-m", "bench.cli", *arguments, "--out", str(tmp_path)]
         subprocess.run(command, capture_output=True, check=True, cwd=ROOT)

@@ -133,7 +133,7 @@ def test_three_warnings_are_shown_and_the_others_counted() -> None:
     warned = board(warnings=[f"{kind} is odd; see to it" for kind in ("one", "two", "three", "four", "five")])
     shown = text(warned)
     assert shown.count("is odd") == MOST_WARNINGS
-    assert "2 more warnings: --notes" in shown
+    assert "2 more warnings: bench report FILE --notes" in shown
     assert text(warned, notes=True).count("is odd") == 5
 
 
@@ -147,7 +147,7 @@ def test_a_run_that_was_broken_off_says_so_before_any_other_warning() -> None:
 def test_a_rung_that_changes_the_maths_is_marked_and_never_the_fastest() -> None:
     changed = board(toggles=Toggles(device="cuda", autocast="bfloat16", residual="bfloat16"))
     shown = text(changed)
-    assert "†" in shown
+    assert "  *" in shown
     assert "Changes the maths" in shown
     assert "Fastest: SDPA" not in shown
 
