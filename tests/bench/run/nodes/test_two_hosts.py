@@ -177,7 +177,7 @@ def test_two_hosts_compute_what_one_does(story: Story) -> None:
 
 
 def test_two_hosts_that_are_one_machine_are_said_to_be(story: Story) -> None:
-    said = "nodes 0, 1 are one machine and share its cores"
+    said = "nodes 0, 1 share the cores of one machine"
     assert any(warning.startswith(said) for warning in story.records["whole"].warnings)
     assert not any(warning.startswith(said) for warning in story.records["alone"].warnings)
 
