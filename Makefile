@@ -23,17 +23,18 @@ test-slow: .venv/.ready-test
 # Options of its own: of pytest's plugins it takes pytest-xdist alone. All tests of one value share what it compiles.
 test-cuda: .venv/.ready-test
 	TORCHINDUCTOR_COMPILE_THREADS=4 $(BIN)/python -m pytest -o addopts="-q -rfEs --strict-markers -p no:cacheprovider" \
-	  --numprocesses 4 --dist loadgroup -m cuda tests/test_on_cuda.py
+	  --numprocesses 4 --dist loadgroup -m cuda tests/gpt2/device/test_on_cuda.py
 
 # torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.
 test-xla: .venv-xla/.ready
-	PJRT_DEVICE=CPU .venv-xla/bin/pytest tests/test_xla.py
+	PJRT_DEVICE=CPU .venv-xla/bin/pytest tests/gpt2/device/test_xla.py
 
 benchmark: .venv/.ready-test
-	$(BIN)/pytest tests/test_benchmarks.py --benchmark-enable --benchmark-only
+	$(BIN)/pytest tests/system/test_benchmarks.py --benchmark-enable --benchmark-only
 
 # All of reports/ from results/, byte for byte.
 reports: .venv/.ready
+	rm -rf $(OUT)/plots $(OUT)/*.md $(OUT)/*/*.md
 	$(BIN)/bench report $(RESULTS) $(AGAINST) --html --plots --out $(OUT)
 	$(BIN)/bench trainings $(sort $(wildcard results/*/trainings/*)) --plots --out $(OUT)
 	rm -f $(OUT)/plots/*.png

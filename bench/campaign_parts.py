@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 """Folder of the project, in which the commands run."""
 BENCH = (sys.executable, "-m", "bench.cli")
 TRAIN = (sys.executable, "-m", "gpt2.cli", "train")
-CUDA_TESTS = "tests/test_on_cuda.py"
+CUDA_TESTS = "tests/gpt2/device/test_on_cuda.py"
 COMPILED = "compiled"
 """Subfolder of a campaign for compiled code, so that resuming does not compile again."""
 

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from places import REAL
 
 if TYPE_CHECKING:
     from bench.run.probe import ProbeResult
-
-ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT.parent / "shared" / "data"
 
 
 @pytest.fixture(autouse=True)

@@ -88,7 +88,7 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
                 why = "holds no records of rungs" if records else "is empty; name other files"
                 warnings.append(f"{file}: {why}")
         for runs in runs_by_name.values():
-            chosen = _choose(runs)
+            chosen = choose(runs)
             if not any(chosen.same_run(board) for board in boards):
                 boards.append(chosen)
             warnings += _passed_over(runs, chosen)
@@ -191,7 +191,7 @@ def _machine(record: Record) -> tuple[str, str, str]:
     return record.environment.machine, record.environment.torch, record.workload["model"]
 
 
-def _choose(runs: Sequence[Scoreboard]) -> Scoreboard:
+def choose(runs: Sequence[Scoreboard]) -> Scoreboard:
     """The run that stands for all runs of one name, see load_boards()."""
     newest = max(runs, key=lambda board: (_has_measurement(board), not board.interrupted, board.begun))
     # A ladder that was changed takes the place of what it was; sweeps of one name may go over other values.

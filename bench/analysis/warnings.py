@@ -8,6 +8,7 @@ from bench.analysis.run_records import by_rung, group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import NUMBER, number
 from bench.records.record import RUNGS, Outcome, Record
+from bench.stats import LOUD
 
 BUSY = 2.0
 """Runnable processes per core before a process starts, above which something else must have been running."""
@@ -31,6 +32,9 @@ def warnings(board: Scoreboard) -> list[str]:
             "only, its second part with the control as first rung"
         )
     lines += [f"{row.rung}: {caveat}" for row in board.rows for caveat in row.caveats]
+    for device, ceiling in board.ceilings.items():
+        if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
+            lines.append(f"the measured ceiling of this {device} drifted within the run; its share is rough")
     if board.has_gaps:
         lines.append("not all rungs of the ladder were run; a row's changes are those from the row above it")
     for rung in by_rung(records):

@@ -52,7 +52,7 @@ class Progress(LiveLine):
     def finished(self, record: Record) -> None:
         if record.kind in RUNGS:
             self._rungs.setdefault(record.rung, []).append(record)
-        if not self.is_drawn or (record.kind not in RUNGS and record.status != "ok"):
+        if not self.is_drawn or record.status != "ok":
             left = self._seconds_left()
             after = f"; about {duration(left)} left" if left is not None else ""
             self.print(Text(f"{self._title}: {_result(record)}{after}"))

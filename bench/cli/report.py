@@ -59,9 +59,9 @@ def report(
 ) -> None:
     """Show what RESULTS (default: results/) come to: of one run its screen, of several a line for each.
 
-    --full shows all tables, as --out writes them. Published results of others (results/published/) have
-    tables of their own. With --baseline, one more table chains the rungs of all runs, in the order in which
-    RESULTS names them.
+    --full shows all tables, as --out writes them, those of published results of others (results/published/)
+    included. With --baseline, one more table chains the rungs of all runs, in the order in which RESULTS
+    names them.
 
     Example: bench report results/ --markdown --plots --out reports/ --update README.md
     """
@@ -82,6 +82,8 @@ def report(
     chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     for warning in (*left_out, *warnings):
         say(warning)
+    if notes and (len(boards) != 1 or full or markdown or csv or json or out or update):
+        raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
     assembled = assemble(boards, published, price_per_hour, chain)
     if not (markdown or csv or json or out or update):
         return _print(assembled, full=full, notes=notes)
@@ -110,7 +112,8 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     """Write the folder of a report. Raises OSError."""
     from bench.report.folder import files, newest
 
-    for name, text in {**files(assembled), **tables}.items():
+    drawn = plots or (out / "plots").is_dir()
+    for name, text in {**files(assembled, pictures=drawn), **tables}.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text(text, encoding="utf-8")
     if html:
@@ -126,9 +129,12 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
 
 def show(boards: Sequence[Scoreboard]) -> None:
     """Print the scoreboards of a run that has just ended."""
-    from bench.report.assembly import assemble
+    from bench.report.screen import screen
 
-    _print(assemble(boards))
+    terminal = console()
+    for board in boards:
+        for line in screen(board, terminal.width):
+            terminal.print(line)
 
 
 def _print(assembled: Report, *, full: bool = False, notes: bool = False) -> None:

@@ -29,6 +29,7 @@ class Report:
     """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
+    price_per_hour: float | None = None
 
     def of(self, boards: Sequence[Scoreboard]) -> Report:
         """The same report with some of its runs only; tables over several runs stay as they are."""
@@ -66,11 +67,12 @@ def assemble(
         runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
         cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
+        price_per_hour=price_per_hour,
     )
 
 
 def short_markdown(report: Report) -> str:
-    """What several runs come to, then of each run what stands on one screen; all of what others published."""
+    """What several runs come to, then each run's screen; of published figures alone all tables."""
     tables = report.opening if report.boards else report.published
     return "\n".join([*(table.to_markdown("###") for table in tables), *map(screen_markdown, report.boards)])
 
@@ -78,7 +80,7 @@ def short_markdown(report: Report) -> str:
 def short(report: Report, width: int, *, notes: bool = False) -> list[RenderableType]:
     """The same for rich: of several runs one table, of one run its screen."""
     if len(report.boards) == 1 and not report.opening:
-        return list(screen(report.boards[0], width, notes=notes))
+        return list(screen(report.boards[0], width, notes=notes, price_per_hour=report.price_per_hour))
     tables = report.opening if report.boards else report.published
     hint = Text("One run: bench report FILE · all tables: --full", style="dim")
     return [*(part for table in tables for part in table.to_terminal(width)), hint]

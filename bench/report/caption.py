@@ -250,9 +250,6 @@ def _ceilings(board: Scoreboard) -> list[str]:
             f"Measured ceiling of this {device}: {rates} TFLOP/s, {when}, sustained by {best.title} "
             f"{best.m} x {best.k} x {best.n} in {best.number_format}."
         )
-        if max(ceiling.rates) > (1 + 2 * LOUD) * min(ceiling.rates):
-            drifted = "drifted within the run; its share is rough"
-            lines.append(f"Warning: the measured ceiling of this {device} {drifted}.")
     if (leader := board.fastest) and (tokens := leader.tokens_per_step):
         speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
         if known := [number(speed) for speed in speeds if speed is not None]:

@@ -109,9 +109,8 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
         columns=columns,
         rows=[Run(board, fastest_rung(board)) for board in boards],
         notes=[
-            "In the order of the tables beneath. Fastest rung: by mean tokens per second, of those of equal "
-            "maths that nothing is held against; how surely, its scoreboard's notes tell. Runs on unlike "
-            "models do not rank."
+            "Fastest rung: by mean tokens per second, of those of equal maths that failed no check; how sure "
+            "that is, each run's own report tells. Runs on unlike models do not rank."
         ],
     )
 

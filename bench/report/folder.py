@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from html import escape
 from itertools import groupby
 
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.select import choose
 from bench.format import DASH, markdown, number, plain, times
 from bench.report.assembly import Report
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
@@ -20,10 +22,10 @@ from bench.report.table import NOTES_TITLE, Table, share_notes
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
 
-def files(report: Report) -> dict[str, str]:
-    """The text of each file, by its path within the folder."""
+def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
+    """The text of each file, by its path within the folder. pictures: whether they are drawn beside them."""
     shown = newest(report.boards)
-    written = {INDEX: _index(report, shown)}
+    written = {INDEX: _index(report, shown, pictures=pictures)}
     for board, tables in zip(report.boards, report.runs, strict=True):
         if board in shown:
             written[page_of(board)] = _run(board, tables)
@@ -35,14 +37,11 @@ def files(report: Report) -> dict[str, str]:
 
 
 def newest(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
-    """Of each machine and ladder the newest of its longest runs, rather one that was not interrupted."""
-    by_name: dict[str, list[Scoreboard]] = {}
+    """The run that stands for all runs of a machine and ladder, as bench report chooses it of a folder."""
+    by_page: dict[str, list[Scoreboard]] = {}
     for board in boards:
-        by_name.setdefault(page_of(board), []).append(board)
-    return [
-        max(runs, key=lambda run: (not run.interrupted, len(run.rows), run.begun))
-        for runs in by_name.values()
-    ]
+        by_page.setdefault(page_of(board), []).append(board)
+    return [choose(runs) for runs in by_page.values()]
 
 
 def page_of(board: Scoreboard) -> str:
@@ -58,16 +57,26 @@ def stems(boards: Sequence[Scoreboard]) -> list[str]:
     return found
 
 
+def sure(board: Scoreboard) -> bool:
+    """Whether its fastest rung is surely ahead of all others of its run."""
+    return board.delta is not None and not board.ties
+
+
 def climbs(board: Scoreboard) -> bool:
     """Whether its rungs stand on one another and at least two were measured: what a picture of it needs."""
     measured = [row for row in board.rows if row.tps]
     return len(measured) > 1 and any(row.external is None for row in measured) and not board.swept
 
 
-def _index(report: Report, shown: Sequence[Scoreboard]) -> str:
-    pictures = dict(zip(map(id, shown), stems(shown), strict=True))
-    lines = ["# Results", "", "The fastest run of each machine that trains GPT-2 124M or another model.", ""]
-    lines += ["| machine | model | fastest rung | tokens/s | over first | MFU or share of ceiling |"]
+def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> str:
+    names = dict(zip(map(id, shown), stems(shown), strict=True))
+    lines = [
+        "# Results",
+        "",
+        "Of each machine and model the run with most tokens per second; ? is a lead that is not sure.",
+        "",
+    ]
+    lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]
     ranked = sorted(shown, key=lambda board: (_model(board), -_most(board)))
     seen: set[tuple[str, str]] = set()
@@ -81,7 +90,7 @@ def _index(report: Report, shown: Sequence[Scoreboard]) -> str:
         cells = [
             markdown(machine_title(board)),
             markdown(_model(board)),
-            f"[{markdown(fastest.rung)}]({page_of(board)})",
+            f"[{markdown(fastest.rung)}]({page_of(board)}){'' if sure(board) else ' ?'}",
             number(fastest.tps.value),
             over,
             limit_of(board, fastest) or DASH,
@@ -97,13 +106,14 @@ def _index(report: Report, shown: Sequence[Scoreboard]) -> str:
         main = max(
             (board for board in of_it if climbs(board)), key=lambda board: len(board.rows), default=None
         )
-        if main is not None:
+        if main is not None and pictures:
             lines += [
-                *_picture(f"plots/{pictures[id(main)]}-climb", f"The climb of {main.ladder} on {machine}"),
+                *_picture(f"plots/{names[id(main)]}-climb", f"The climb of {main.ladder} on {machine}"),
                 "",
             ]
     if older := [board for board in report.boards if board not in shown]:
-        lines += ["## Superseded runs", "", "Repeated since; bench report FILE shows each.", ""]
+        lines += ["## Other runs of these ladders", ""]
+        lines += ["Shorter, older or interrupted; bench report FILE shows each.", ""]
         lines += [f"- {board.source.as_posix()}: {_said(board)}" for board in older if board.source]
         lines.append("")
     return "\n".join(lines).rstrip() + "\n"
@@ -132,7 +142,7 @@ def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
     lines = [screen_markdown(board).replace("### ", "# ", 1)]
     for table in tables:
         body = table.to_markdown("###").split("\n", 2)[2]
-        lines.append(f"<details><summary>{markdown(table.title)}</summary>\n\n{body}\n</details>\n")
+        lines.append(f"<details><summary>{escape(plain(table.title))}</summary>\n\n{body}\n</details>\n")
     return "\n".join(lines)
 
 
@@ -148,7 +158,7 @@ def _page(heading: str, tables: Sequence[Table]) -> str:
 def _picture(stem: str, alt: str) -> Iterable[str]:
     yield "<picture>"
     yield f'<source media="(prefers-color-scheme: dark)" srcset="{stem}-dark.svg">'
-    yield f'<img alt="{markdown(plain(alt))}" src="{stem}.svg">'
+    yield f'<img alt="{escape(plain(alt))}" src="{stem}.svg">'
     yield "</picture>"
 
 

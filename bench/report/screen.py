@@ -16,15 +16,16 @@ from statistics import median
 from rich.cells import cell_len, set_cell_size
 from rich.text import Text
 
+from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early, warnings
-from bench.format import GIB, listed, markdown, number, plain, times, training_time
+from bench.format import GIB, listed, markdown, number, plain, plural, times, training_time
 from bench.records.machine import Environment
-from bench.report.caption import derived_peak, other_step
-from bench.report.single_run import TOKENS, WORK, profiled
+from bench.report.caption import derived_peak, other_method, other_step
+from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
 
@@ -34,6 +35,7 @@ RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_WARNINGS = 3
+CEILING = "of ceiling"
 VERDICTS = {"same": "no difference", "not replicated": "", "no control": ""}
 """What a reader is told in place of a verdict; the others stand as they are."""
 STATUSES = {
@@ -75,15 +77,23 @@ class _Field:
         return bool(filled) and (len(self.cells) == 1 or len(set(self.cells)) > 1)
 
 
-def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False) -> list[Text]:
+def screen(
+    board: Scoreboard,
+    width: int = MOST_COLUMNS,
+    *,
+    notes: bool = False,
+    price_per_hour: float | None = None,
+) -> list[Text]:
     """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
 
-    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most.
+    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most. price_per_hour: of the
+    machine, by which the cost of training is stated; by default that which the run was given.
     """
     width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
     lines = [*_wrapped(title(board), width, "bold"), Text()]
-    lines += [*_table(board, width), Text()]
-    for line in (*_marks(board), *findings(board)):
+    fields = _fitting(_fields(board), width)
+    lines += [*_table(board, fields, width), Text()]
+    for line in (*_marks(board, fields), *findings(board, price_per_hour)):
         lines += _wrapped(line, width)
     said = warnings_by_weight(board)
     shown = said if notes else said[:MOST_WARNINGS]
@@ -91,11 +101,14 @@ def screen(board: Scoreboard, width: int = MOST_COLUMNS, *, notes: bool = False)
         wrapped = _wrapped(f"! {warning}", width, "yellow", "  ")
         lines += wrapped if notes else _clipped(wrapped, width)
     if hidden := len(said) - len(shown):
-        lines.append(Text(f"  {hidden} more warning{'s' if hidden > 1 else ''}: --notes", style="yellow"))
+        more = f"  {plural(hidden, 'more warning')}: bench report FILE --notes"
+        lines.append(Text(more, style="yellow"))
     lines.append(Text())
     if board.source:
-        lines += _wrapped(f"Records: {board.source.as_posix()}", width, "dim")
-    lines += _wrapped("All columns: --full · how it is measured: docs/measuring.md", width, "dim")
+        more = "Each change alone, all columns" if attribution(board) else "All columns"
+        lines += _wrapped(f"{more}: bench report {board.source.as_posix()} --full", width, "dim")
+    keeps = "" if board.swept else "Each rung keeps what those above it switch on. "
+    lines += _wrapped(f"{keeps}±: 95 % interval.", width, "dim")
     return lines
 
 
@@ -121,7 +134,8 @@ def screen_markdown(board: Scoreboard) -> str:
             cells[1] = words
         cells[-1] = f"{cells[-1]} {marks[place]}".strip()
         lines.append(f"| {' | '.join(map(markdown, cells))} |")
-    said = [*_marks(board), *findings(board)]
+    said = [*_marks(board, fields), *findings(board)]
+    said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_WARNINGS]]
     return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in said)]).rstrip() + "\n"
 
 
@@ -130,10 +144,11 @@ def title(board: Scoreboard) -> str:
     parts = [
         f"{model_title_of(board)} on {machine_title(board)}",
         f"torch {board.environment.torch.partition('+')[0]}",
-        f"{board.rounds} round{'s' if board.rounds > 1 else ''}",
+        f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
     if board.delta is not None:
-        parts.append(f"noise {_share(board.delta, '±')}")
+        noise = _share(board.delta, "±") if board.delta < 1 else "above 100 %"
+        parts.append(f"run-to-run noise {noise}")
     return " · ".join(parts)
 
 
@@ -161,12 +176,14 @@ def model_title(model: str, parameters: int | None) -> str:
 def machine_title(board: Scoreboard) -> str:
     """What it ran on, in a few words."""
     e = board.environment
-    if all(row.toggles.device == HOST for row in board.rows):
+    if e.xla_on_cpu or all(row.toggles.device == HOST for row in board.rows):
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
-        what = f"{e.cpu_cores} core{'s' if e.cpu_cores > 1 else ''} of {cpu_title(e)}"
+        what = f"{plural(e.cpu_cores, 'core')} of {cpu_title(e)}"
         what += f" ({units})" if units else ""
+        what += " by XLA" if e.xla_on_cpu else ""
     else:
-        what = f"{max(row.toggles.world_size for row in board.rows)} x {e.chip}"
+        chips = max(row.toggles.world_size for row in board.rows)
+        what = f"{chips // (e.nodes or 1)} x {e.chip}"
     return f"{e.nodes} nodes, each {what}" if e.nodes else what
 
 
@@ -176,9 +193,8 @@ def cpu_title(environment: Environment) -> str:
     return plain(name)
 
 
-def _table(board: Scoreboard, width: int) -> Iterator[Text]:
+def _table(board: Scoreboard, fields: Sequence[_Field], width: int) -> Iterator[Text]:
     rows = board.rows
-    fields = _fitting(_fields(board), width)
     widths = [field.width for field in fields]
     yield Text(
         "  " + "  ".join(map(_padded, [f.title for f in fields], widths, [f.left for f in fields])).rstrip(),
@@ -221,18 +237,20 @@ def _fields(board: Scoreboard) -> list[_Field]:
             "", cells(lambda row: bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
         ),
         _Field(
-            "over before",
+            "over rung before",
             cells(lambda row: f"{_over(row.gain):>{step}}  {verdict_word(row)}".rstrip()),
             None,
             left=True,
         ),
         _Field("over first", cells(lambda row: "1.00x" if row is rows[0] else _over(row.speedup)), 5),
         _Field(share_title, cells(lambda row: _share(share(row))), 4),
-        _Field("memory", cells(lambda row: _memory(row.peak_memory_bytes)), 3),
+        _Field("memory", cells(lambda row: _memory(row, board)), 3),
         _Field("loss", cells(lambda row: f"{row.loss:.3f}" if row.loss is not None else ""), 1),
         _Field("", [_mark(row, board) for row in rows], None, left=True),
     ]
-    return [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
+    marks = every.pop()
+    kept = [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
+    return [*kept, marks] if any(marks.cells) else kept
 
 
 def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
@@ -240,7 +258,7 @@ def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
         return "MFU", lambda row: row.mfu
     if any(row.ceiling_share is not None for row in board.rows):
-        return "of ceiling", lambda row: row.ceiling_share
+        return CEILING, lambda row: row.ceiling_share
     return "MFU, derived", lambda row: row.mfu
 
 
@@ -276,41 +294,61 @@ def verdict_word(row: Row) -> str:
     return VERDICTS.get(row.verdict, row.verdict) if row.verdict else ""
 
 
-def findings(board: Scoreboard) -> Iterator[str]:
-    """The fastest rung, what gave most, how far the limit is, and what a step is spent on."""
+def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
+    """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on."""
     best = board.fastest
     if best is None or best.tps is None:
         return
-    days = f"10B tokens: {training_time(TOKENS, best.tps.value)}."
-    speed = f"{number(best.tps.value)} tokens/s"
-    first = plain(board.rows[0].rung)
+    time = f"10B tokens: {training_time(TOKENS, best.tps.value)}"
+    if (price := price_of(board, price_per_hour)) is not None:
+        time += f", {number(price * hours_to_10b(best.tps.value))} at {price:g} per hour"
     if len(board.sound) < 2:
-        yield f"{plain(best.rung)}: {speed}. {days}"
+        yield f"{_speed(best)}. {time}."
     else:
-        over = "" if best is board.rows[0] or not best.speedup else f", {times(best.speedup.value)} {first}"
-        if over and best.speedup and best.speedup.low is not None and best.speedup.high is not None:
-            over += f" ({best.speedup.low:.2f} to {best.speedup.high:.2f})"
-        yield f"Fastest: {plain(best.rung)}, {speed}{over}. {days}"
-        if board.delta is None:
-            needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
-            yield f"How sure: not at all yet; it takes {needed} to tell a difference from noise."
-        elif alike := board.ties:
-            yield f"Not surely faster than {listed([row.rung for row in alike])}."
-    if steps := _most_gained(board):
-        yield f"Gave most: {'; '.join(steps)}."
+        over = ""
+        if best is not board.rows[0] and best.speedup:
+            over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
+        yield f"Fastest: {_speed(best)}{over}. {time}."
+        same_step = [row for row in board.sound if not other_step(row, board)]
+        alike = board.fastest_of(same_step)
+        if other_step(best, board) and alike and alike is not board.rows[0]:
+            over = f", {times(alike.speedup.value)}" if alike.speedup else ""
+            yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
+        yield f"How sure: {_certainty(board, best)}."
+        steps = _most_gained(board)
+        yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
     least = bound_of(board, best) if best.tokens_per_step else None
     most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
-    parts = (
-        [f"To this machine's bound: {most / best.tps.value:.1f}x ({number(most)} tokens/s)."] if most else []
-    )
+    if most:
+        more = f"{number(most)} tokens/s ({most / best.tps.value:.1f}x)"
+        limit = f"{more}, were matmuls and AdamW's memory traffic all of a step"
+    else:
+        limit = "not measured here (bench roofline)"
+    yield f"Limit: {limit}."
     if spent := _most_spent(board, best):
-        parts.append(f"Most of a step: {', '.join(spent)}.")
-    if parts:
-        yield " ".join(parts)
+        yield f"Its step is spent on {', '.join(spent)}."
+
+
+def _speed(row: Row) -> str:
+    assert row.tps
+    return f"{plain(row.rung)}, {number(row.tps.value)} tokens/s"
+
+
+def _certainty(board: Scoreboard, best: Row) -> str:
+    """How surely the fastest rung is faster than the first, and than the others."""
+    if board.delta is None:
+        needed = f"{LEAST_ROUNDS} rounds and the first rung run again (A/A control)"
+        return f"not at all yet; it takes {needed} to tell a difference from noise"
+    words = []
+    if best.speedup and best.speedup.low is not None and best.speedup.high is not None:
+        words.append(f"{best.speedup.low:.2f}x to {best.speedup.high:.2f}x at 95 %")
+    if ties := board.ties:
+        words.append(f"perhaps no faster than {listed([row.rung for row in ties])}")
+    return "; ".join(words) or "faster than every other rung"
 
 
 def _most_gained(board: Scoreboard) -> list[str]:
-    gains = [row for row in board.rows if row.gain and row.verdict == "faster" and row.status == "ok"]
+    gains = [row for row in board.sound if row.gain and row.verdict == "faster"]
     best = sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
     return [f"{plain(row.rung)} {_over(row.gain)}" for row in best]
 
@@ -332,19 +370,25 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
 
 
 def _mark(row: Row, board: Scoreboard) -> str:
-    found = "*" * (row.loss is not None and other_step(row, board)) + "†" * row.other_maths
-    return found + "‡" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
+    marks = "†" * (row.loss is not None and other_step(row, board)) + "*" * row.other_maths
+    return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
 
 
-def _marks(board: Scoreboard) -> Iterator[str]:
-    """What the marks behind rows mean."""
+def _marks(board: Scoreboard, fields: Sequence[_Field]) -> Iterator[str]:
+    """What a share is of, and what the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
-    if "*" in marks:
-        yield f"* Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
+    titles = [field.title for field in fields]
+    if CEILING in titles:
+        best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
+        yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
+    elif "MFU" in titles:
+        yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
-        yield "† Changes the maths: another training, never called the fastest."
-    if "‡" in marks:
-        yield "‡ A warning below or behind --notes is about it; never called the fastest."
+        yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
+    if "*" in marks:
+        yield "* Changes the maths: another training, never called the fastest."
+    if "!" in marks:
+        yield "! A warning is about it; never called the fastest."
 
 
 def warnings_by_weight(board: Scoreboard) -> list[str]:
@@ -380,7 +424,11 @@ def _clipped(lines: list[Text], width: int) -> list[Text]:
     """The first two lines; an ellipsis stands for the others."""
     if len(lines) <= 2:
         return lines
-    return [lines[0], Text(_cut(f"{lines[1].plain} {lines[2].plain}", width), style="yellow")]
+    rest = " (--notes)"
+    return [
+        lines[0],
+        Text(_cut(f"{lines[1].plain} {lines[2].plain.strip()}", width - len(rest)) + rest, style="yellow"),
+    ]
 
 
 def _padded(cell: str, wide: int, left: bool) -> str:
@@ -403,18 +451,22 @@ def _over(estimate: Estimate | None) -> str:
 
 
 def _spread(estimate: Estimate | None) -> str:
+    if estimate and estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
+        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
     return _share(estimate.half_width, "±") if estimate and estimate.half_width is not None else ""
 
 
 def _share(share: float | None, sign: str = "") -> str:
-    """In percent: whole ones, but of what is below 1 % two digits."""
+    """In percent: whole ones, but one digit of what is below 1 %."""
     if share is None:
         return ""
     percent = 100 * share
     return f"{sign}{percent:.0f} %" if percent >= 1 else f"{sign}{percent:.1g} %"
 
 
-def _memory(size: int | None) -> str:
-    if size is None:
+def _memory(row: Row, board: Scoreboard) -> str:
+    """Peak memory; empty where another method measured it than the first rung's, which does not compare."""
+    size = row.peak_memory_bytes
+    if size is None or other_method(row, board):
         return ""
     return f"{size / GIB:.1f} GiB" if size >= 0.1 * GIB else f"{size / 2**20:.0f} MiB"

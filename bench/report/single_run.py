@@ -269,11 +269,17 @@ def _spread(times: Timing) -> str | None:
     return None if low is None or high is None else f"{_milliseconds(low)} to {_milliseconds(high)}"
 
 
+def price_of(board: Scoreboard, price_per_hour: float | None) -> float | None:
+    """Price of the machine per hour: as given now, or as the newest of the run's processes was told."""
+    if price_per_hour is not None:
+        return price_per_hour
+    priced = [record for record in board.records if record.price_per_hour is not None]
+    return max(priced, key=lambda record: record.time).price_per_hour if priced else None
+
+
 def _cost(board: Scoreboard, price_per_hour: float | None) -> Table | None:
     """Hours, energy and money for 10 billion tokens; None where neither energy nor price is known."""
-    priced = [record for record in board.records if record.price_per_hour is not None]
-    last = max(priced, key=lambda record: record.time, default=None)
-    price = price_per_hour if price_per_hour is not None else last and last.price_per_hour
+    price = price_of(board, price_per_hour)
     rows = [(row, hours_to_10b(row.tps.value)) for row in board.rows if row.tps]
     if not any(price is not None or row.joules_per_token is not None for row, _ in rows):
         return None

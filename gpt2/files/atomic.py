@@ -80,5 +80,5 @@ def leftovers(folder: Path, names: str) -> list[Path]:
 
 
 def _temporary(path: Path) -> Path:
-    name = os.fsdecode(os.fsencode(path.name)[:LONGEST])
+    name = os.fsencode(path.name)[:LONGEST].decode(errors="ignore")  # never half a character
     return path.with_name(f"{name}-{secrets.token_hex(4)}.part")

@@ -1,0 +1,93 @@
+"""A peer ends with what times it and with the runner, whatever it does about that."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from standin import SILENT, SINGLE_STEPS, await_none, await_peer, command, paced, timed
+
+from bench.process.shutdown import Stop
+from bench.process.supervisor import MOST_OUTPUT, supervise
+
+DETACHES = """\
+import os, time
+if not os.fork():
+    os.setsid()
+    if not os.fork():
+        time.sleep(600)
+    os._exit(0)
+os.wait()
+"""
+"""A process of its own session that is no longer its child."""
+STUBBORN = {
+    "ignores SIGTERM": "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n",
+    "ignores SIGHUP": "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\n",
+    "leaves a child in a session of its own": DETACHES,
+}
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+def test_a_peer_dies_with_the_process_that_times_it(peer, tmp_path: Path, number: int) -> None:
+    timing = subprocess.Popen(
+        command(peer(SILENT)), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    await_peer(tmp_path / "checkout")
+    timing.send_signal(number)
+    timing.wait(timeout=120)
+    await_none(tmp_path / "checkout")
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a program of its starter's end but by a terminal"
+)
+def test_a_peer_that_ignores_its_terminal_s_end_dies_with_the_process_that_times_it(
+    peer, tmp_path: Path
+) -> None:
+    words = command(peer(STUBBORN["ignores SIGHUP"] + SILENT))
+    timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await_peer(tmp_path / "checkout")
+    timing.kill()
+    timing.wait(timeout=120)
+    await_none(tmp_path / "checkout")
+
+
+@pytest.mark.parametrize("first", STUBBORN.values(), ids=STUBBORN)
+def test_a_stubborn_peer_ends_with_an_ended_timing(peer, tmp_path: Path, first: str) -> None:
+    words = command(peer(first + SILENT))
+    timing = subprocess.Popen(words, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    await_peer(tmp_path / "checkout")
+    timing.terminate()
+    timing.wait(timeout=120)
+    await_none(tmp_path / "checkout")
+
+
+def test_what_a_measured_peer_started_apart_ends_with_it(peer, tmp_path: Path) -> None:
+    outcome, _ = timed(peer(DETACHES + paced(), **SINGLE_STEPS))
+    assert outcome.status == "ok", outcome.error
+    await_none(tmp_path / "checkout")
+
+
+@pytest.mark.parametrize("first", ["", *STUBBORN.values()], ids=["as usual", *STUBBORN])
+def test_a_peer_dies_with_the_runner(peer, tmp_path: Path, first: str) -> None:
+    holder = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    words = command(peer(first + SILENT))
+    environ = {**os.environ, "BENCH_RUNNER_PID": str(holder.pid)}
+    with subprocess.Popen(words, cwd=ROOT, env=environ, stdout=subprocess.DEVNULL) as timing:
+        await_peer(tmp_path / "checkout")
+        holder.kill()
+        holder.wait()
+        assert timing.wait(timeout=120) == 1
+    await_none(tmp_path / "checkout")
+
+
+def test_of_a_process_that_floods_its_log_only_the_end_is_read(tmp_path: Path) -> None:
+    words = [sys.executable, "-c", "print('x' * 20_000_000); print('the last line')"]
+    ended = supervise(words, dict(os.environ), tmp_path / "m.json", 600, lambda *told: None, Stop())
+    assert len(ended.output) == MOST_OUTPUT
+    assert ended.output.endswith("the last line\n")

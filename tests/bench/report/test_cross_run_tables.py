@@ -1,0 +1,364 @@
+"""Tables over all runs shown: what is in them, what is kept apart, and when there is none."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from places import REAL, ROOT
+from rich.console import Console
+from samples import MACHINE, measurement, record
+
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.timing import timing
+from bench.cli.report import show
+from bench.ladder.ladder import Protocol
+from bench.records.published import read_published
+from bench.report.cross_run import hardware, mfu_context, number_formats, overview, scaling, sizes, tables
+from bench.report.published import tables as published_tables
+from bench.report.single_run import tables as board_tables
+from bench.report.table import Table
+from gpt2.config.toggles import Toggles
+from gpt2.config.workload import Workload
+
+PUBLISHED = ROOT / "results" / "published"
+POST = read_published(PUBLISHED / "jjschwartz-2024.jsonl")
+CONTEXT = read_published(PUBLISHED / "mfu-context.jsonl")
+CUDA = Toggles(device="cuda")
+BF16 = replace(CUDA, autocast="bfloat16")
+TF32 = replace(CUDA, matmul_precision="high")
+
+
+def board(
+    *rungs: tuple[str, Toggles, float], chip: str = MACHINE.chip, source: str = "a", **changes: Any
+) -> Scoreboard:
+    """Of three rounds in which nothing varies."""
+    environment = MACHINE.model_copy(update={"chip": chip})
+    records = [
+        record(
+            name,
+            index,
+            repetition,
+            toggles=toggles,
+            measurement=measurement(tps),
+            environment=environment,
+            **changes,
+        )
+        for index, (name, toggles, tps) in enumerate(rungs)
+        for repetition in (1, 2, 3)
+    ]
+    return scoreboard(records, Path(source))
+
+
+def column(table: Table | None, title: str) -> list[str]:
+    assert table is not None
+    return [row[table.head.index(title)] for row in table.cells]
+
+
+def titles(shown: Sequence[Table]) -> list[str]:
+    return [table.title for table in shown]
+
+
+SLOW, FAST = board(("a", CUDA, 1e3)), board(("b", CUDA, 5e3), chip="NVIDIA H200", source="b")
+MEDIUM = board(("m", CUDA, 500.0), workload=asdict(Workload(model="gpt2-medium")), source="c")
+
+
+def test_machines_of_one_model_are_ranked_and_published_ones_stand_beneath_labelled() -> None:
+    (table,) = hardware([SLOW, FAST, MEDIUM], POST)
+    assert table.title == "Hardware: gpt2 at T = 1024"
+    assert column(table, "Chip")[:2] == ["NVIDIA H200", "NVIDIA H100 80GB HBM3"]
+    assert column(table, "Figures") == ["measured"] * 2 + ["published"] * len(table.beneath)
+    assert column(table, "TPS")[2] == "3,046,409"  # faster than ours, and not among them
+    assert all("gpt2-xl" not in " ".join(row) for row in table.cells)
+
+
+def test_of_a_source_and_its_hardware_the_fastest_published_figure_is_shown() -> None:
+    (table,) = hardware([SLOW, FAST], POST)
+    stated = [f for f in POST if f.hardware == "H100 SXM" and f.devices == 1 and f.model == "gpt2" and f.tps]
+    line = next(row for row in table.cells if row[:3] == ["published", "H100 SXM", "1"])
+    assert line[table.head.index("TPS")] == f"{max(f.tps or 0 for f in stated):,.0f}"
+
+
+def test_a_run_that_leaves_only_doubts_is_shown_by_its_ok_rung_and_says_so() -> None:
+    compiled = replace(CUDA, compile="default")  # whose gradients were held to nothing
+    doubtful = board(("compiled", compiled, 9e3), source="b")
+    (table,) = hardware([SLOW, doubtful], [])
+    assert column(table, "Rung") == ["a", "compiled (in doubt)"]  # beneath, though it is faster
+    assert any(note.startswith("In doubt, ") for note in table.notes)
+    assert column(sizes([doubtful, SLOW]), "Fastest rung")[0] == "h100: a"
+
+
+def test_a_rung_of_other_maths_is_no_run_s_fastest_in_any_table() -> None:
+    residual = replace(BF16, residual="bfloat16")
+    equal = board(("bfloat16", BF16, 2e3), ("residual", residual, 9e3), source="b")
+    none = board(("residual", residual, 9e3), source="c")
+    (table,) = hardware([SLOW, equal, none], [])
+    assert column(table, "Rung") == ["bfloat16", "a"]
+    assert "No rung is ok and of equal maths: c." in table.notes
+    assert column(overview([SLOW, equal, none]), "Fastest rung") == ["a", "bfloat16", "none"]
+    assert column(sizes([SLOW, equal, none]), "Fastest rung")[0] == "h100: bfloat16"
+    assert column(mfu_context([none, equal], CONTEXT), "Run or source")[0] == "h100: bfloat16"
+
+
+def test_for_want_of_a_rung_without_a_doubt_one_of_other_maths_does_not_step_in() -> None:
+    compiled = replace(BF16, compile="default")  # whose gradients were held to nothing
+    doubtful = board(("compiled", compiled, 2e3), ("residual", replace(compiled, residual="bfloat16"), 9e3))
+    assert column(overview([SLOW, doubtful]), "Fastest rung") == ["a", "compiled (in doubt)"]
+
+
+def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_are_marked() -> None:
+    once = scoreboard([record("once", measurement=measurement(9e9))], Path("once"))
+    three = asdict(Protocol(repeats=3))
+    torn = [record("torn", 0, n, protocol=three, measurement=measurement(8e9)) for n in (1, 2)]
+    torn = scoreboard([*torn, record("torn", 0, 3, status="interrupted", error="by the user")], Path("torn"))
+    (table,) = hardware([once, torn, SLOW, FAST], [])
+    assert column(table, "Rung") == ["b", "a", "once (1 round)", "torn (interrupted, 2 rounds)"]
+    assert any(note.startswith("Beneath the others: ") for note in table.notes)
+    assert column(sizes([once, torn, SLOW]), "Fastest rung")[0] == "h100: a"
+    assert column(sizes([once, torn]), "Fastest rung")[0] == "h100: once (1 round)"
+
+
+def test_a_run_without_an_ok_rung_is_named_and_not_listed() -> None:
+    broken = scoreboard([record("x", status="failed", error="why")], Path("broken.jsonl"))
+    (table,) = hardware([SLOW, FAST, broken], [])
+    assert len(table.cells) == 2
+    assert "No rung is ok and of equal maths: broken.jsonl." in table.notes
+
+
+def test_a_derived_peak_is_marked_wherever_its_mfu_stands() -> None:
+    derived = measurement(peak_flops_kind="derived")
+    cpu = scoreboard(
+        [record("d", 0, n, toggles=Toggles(), measurement=derived) for n in (1, 2, 3)], Path("d")
+    )
+    (table,) = hardware([SLOW, cpu], [])
+    assert dict(zip(column(table, "Rung"), column(table, "MFU (bf16)"), strict=True)) == {
+        "a": "0.086%",
+        "d": "0.086%§",
+    }
+    context = mfu_context([cpu, SLOW], CONTEXT)
+    assert column(context, "MFU")[:2] == ["0.086%", "0.086%§"]  # a datasheet's first
+    assert any(note.startswith("§ ") for note in table.notes)
+
+
+def test_how_an_mfu_on_ranks_of_one_cpu_follows_from_its_peak_is_said() -> None:
+    """The peak is counted once, though two ranks share it."""
+    two = Toggles(world_size=2)
+    shared = measurement(1e3, tokens_per_step=2048, peak_flops_bf16=5e12, peak_devices=1)
+    cpu = scoreboard([record("d", 0, n, toggles=two, measurement=shared) for n in (1, 2, 3)], Path("d"))
+    (table,) = hardware([SLOW, cpu], [])
+    assert column(table, "MFU (bf16)")[1] == f"{854_438_400 * 1e3 / 5e12:.1%}"
+    assert any("MFU counts each CPU once" in note for note in table.notes)
+
+
+def test_each_size_is_told_with_its_facts_and_its_fastest_rung() -> None:
+    table = sizes([SLOW, FAST])
+    assert table is not None
+    lines = {row[0]: dict(zip(table.head, row, strict=True)) for row in table.cells}
+    assert list(lines) == ["gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"]
+    assert lines["gpt2-xl"]["Parameters"] == "1,557,611,200"
+    assert lines["gpt2-xl"]["FLOPs per token"] == "10,273,545,600"  # as the post states it
+    assert (lines["gpt2"]["TPS"], lines["gpt2"]["Fastest rung"]) == ("5,000 ±0.0%", "h100: b")
+    assert lines["gpt2-medium"]["TPS"] == "-"
+    assert sizes([SLOW]) is None
+
+
+def test_ranges_of_mfu_stand_beneath_ours_and_in_no_other_table() -> None:
+    table = mfu_context([SLOW], [*POST, *CONTEXT])
+    assert column(table, "MFU")[1:] == ["21.3% to 46.2%", "up to 56.3%", "38.0% to 43.0%"]
+    assert column(table, "Figures") == ["measured", "published", "published", "published"]
+    assert mfu_context([SLOW], POST) is None
+    assert titles(published_tables([*POST, *CONTEXT])) == titles(published_tables(POST))
+
+
+def test_the_committed_ranges_are_those_of_the_reference() -> None:
+    reference = REAL.parent / "reference" / "published.yaml"
+    if not reference.is_file():
+        pytest.skip("the reference figures are not at hand")
+    stated = yaml.safe_load(reference.read_text())["mfu_context"]
+    assert len(stated) == len(CONTEXT)
+    for row, figure in zip(stated, CONTEXT, strict=True):
+        assert figure.source == row["source"]
+        for ours, theirs in ((figure.mfu_low, row.get("low")), (figure.mfu_high, row.get("high"))):
+            assert ours == (pytest.approx(theirs / 100) if theirs is not None else None)
+
+
+def batches(*rungs: tuple[Toggles, float]) -> Scoreboard:
+    """Rungs of a sweep over formats and batches, whose steps have as many tokens as their batch."""
+    return scoreboard(
+        [
+            record(
+                f"rung {index}",
+                index,
+                repetition,
+                toggles=toggles,
+                measurement=measurement(tps, tokens_per_step=1024 * toggles.micro_batch_size),
+            )
+            for index, (toggles, tps) in enumerate(rungs)
+            for repetition in (1, 2, 3)
+        ],
+        Path("sweep.jsonl"),
+    )
+
+
+def test_formats_are_set_against_float32_by_batch() -> None:
+    large = {"micro_batch_size": 8}
+    table = number_formats(
+        [
+            batches(
+                (CUDA, 27e3),
+                (TF32, 46e3),
+                (BF16, 42e3),
+                (replace(CUDA, **large), 30e3),
+                (replace(BF16, **large), 120e3),
+                (replace(BF16, attention="sdpa", **large), 130e3),  # differs in more than its format
+            )
+        ]
+    )
+    assert table is not None
+    assert table.head == ["Figure", "Format", "gpt2, batch of 1", "gpt2, batch of 8"]
+    assert [row for row in table.cells if row[0] == "TPS"] == [
+        ["TPS", "float32", "27,000 ±0.0%", "30,000 ±0.0%"],
+        ["TPS", "TF32", "46,000 ±0.0%", "-"],
+        ["TPS", "bfloat16", "42,000 ±0.0%", "120,000 ±0.0%"],
+    ]
+    assert [row for row in table.cells if row[0] == "TPS over float32"] == [
+        ["TPS over float32", "TF32", f"{46 / 27:.2f}x ±0.0%", "-"],
+        ["TPS over float32", "bfloat16", f"{42 / 27:.2f}x ±0.0%", f"{120 / 30:.2f}x ±0.0%"],
+    ]
+
+
+def test_one_step_from_float32_in_one_run_makes_no_table_of_formats() -> None:
+    pair = batches((CUDA, 27e3), (BF16, 42e3))
+    assert number_formats([pair]) is None
+    assert number_formats([pair, pair]) is not None
+
+
+def test_columns_that_differ_in_more_than_their_batch_say_in_what() -> None:
+    compiled = {"compile": "default"}
+    rungs = ((CUDA, 1e3), (BF16, 2e3), (replace(CUDA, **compiled), 3e3), (replace(BF16, **compiled), 4e3))
+    table = number_formats([batches(*rungs)])
+    assert table is not None
+    assert table.head[2:] == ["gpt2, batch of 1, compile=eager", "gpt2, batch of 1, compile=default"]
+
+
+def test_what_is_called_tf32_on_cuda_has_its_own_name_elsewhere() -> None:
+    xla = Toggles(device="xla")
+    passes = [replace(xla, matmul_precision=name) for name in ("high", "medium")]
+    table = number_formats([batches((xla, 1e3), *((each, 2e3) for each in passes))])
+    assert {"matmul_precision=high", "matmul_precision=medium"} < {*column(table, "Format")}
+
+
+def test_a_format_that_ran_out_of_memory_says_so_in_its_cell() -> None:
+    small = batches((CUDA, 1e3), (TF32, 2e3))
+    failed = record("x", 2, toggles=BF16, status="out_of_memory")
+    table = number_formats([scoreboard([*small.records, failed], Path("s"))])
+    assert table is not None
+    assert ["TPS", "bfloat16", "OOM"] in table.cells
+
+
+def test_scaling_is_held_to_a_line_through_the_single_device() -> None:
+    rungs = [
+        (f"{n} GPUs", replace(CUDA, world_size=n), tps) for n, tps in ((1, 400e3), (2, 780e3), (8, 3.04e6))
+    ]
+    table = scaling([board(*rungs)])
+    assert column(table, "Linear would be") == ["-", "800,000", "3,200,000"]
+    assert column(table, "Efficiency") == ["-", f"{780 / 800:.1%} ±0.0%", f"{3040 / 3200:.1%} ±0.0%"]
+    assert scaling([SLOW, FAST]) is None
+    assert scaling([board(*rungs[:2])]) is None  # of which the scoreboard says as much
+
+
+def test_a_rung_s_memory_and_step_are_held_to_the_rung_before() -> None:
+    found = [measurement(tps, peak_memory_bytes=size * 2**30) for tps, size in ((1e3, 4), (2e3, 3))]
+    shown = scoreboard(
+        [record("a", measurement=found[0]), record("b", 1, toggles=BF16, measurement=found[1])]
+    )
+    assert column(board_tables(shown)[0], "Memory over rung before") == ["-", "0.75x"]
+    assert [each.saved for each in timing(shown)] == [None, pytest.approx(1.024 - 0.512)]
+
+
+def test_in_a_grid_speed_memory_and_step_are_all_held_to_the_one_rung_before_that_the_caption_names() -> None:
+    """That is the next smaller batch of the same toggles or else the first row, whatever row stands above."""
+    grid = [(CUDA, 1e3, 8), (replace(CUDA, micro_batch_size=4), 2e3, 16), (BF16, 4e3, 4)]
+    grid.append((replace(BF16, micro_batch_size=4), 5e3, 6))
+    records = []
+    for index, (toggles, tps, size) in enumerate(grid):
+        tokens = 1024 * toggles.micro_batch_size
+        found = measurement(tps, tokens_per_step=tokens, peak_memory_bytes=size * 2**30)
+        records.append(record(str(index), index, kind="sweep", toggles=toggles, measurement=found))
+    shown = scoreboard(records)
+    table = board_tables(shown)[0]
+    assert [each.split(",")[0] for each in column(table, "Over rung before")] == [
+        "-",
+        "2.00x",
+        "4.00x",
+        "1.25x",
+    ]
+    assert column(table, "Memory over rung before") == ["-", "2.00x", "0.50x", "1.50x"]
+    assert [each.saved for each in timing(shown)] == [None, None, pytest.approx(1.024 - 0.256), None]
+
+
+def test_a_step_of_another_size_saves_nothing_over_the_rung_before() -> None:
+    larger = measurement(1e3, tokens_per_step=4096)
+    shown = scoreboard(
+        [record(), record("b", 1, toggles=replace(CUDA, micro_batch_size=4), measurement=larger)]
+    )
+    assert timing(shown)[1].saved is None
+
+
+def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> None:
+    assert tables([SLOW], POST) == []
+
+
+def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "250")
+    show([SLOW, FAST])
+    several = capsys.readouterr().out
+    assert several.startswith("2 runs")
+    assert several.count("Medians over rounds.") == several.count("dense bfloat16 peak of 989.4") == 1
+    _, _, end = several.partition("Notes to several tables\n")
+    assert end.startswith("1. TPS: tokens per second of the timed window")
+    assert several.count("Notes to several tables, at the end: 1, 2, ") == 2
+
+
+def test_the_report_of_one_run_is_complete_in_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    show([SLOW])
+    one = " ".join(capsys.readouterr().out.split())
+    assert "Medians over rounds." in one
+    assert "dense bfloat16 peak of 989.4" in one
+    assert "Notes to several tables" not in one
+    assert "1 runs" not in one
+
+
+def test_the_list_of_runs_tells_which_was_interrupted_and_which_has_no_sound_rung() -> None:
+    three = asdict(Protocol(repeats=3))
+    torn = scoreboard([record("torn", protocol=three)], Path("torn"))
+    broken = scoreboard([record("x", status="failed", error="why")], Path("broken"))
+    table = overview([FAST, torn, broken])
+    assert column(table, "Rounds") == ["3", "1, interrupted", "1"]
+    assert column(table, "Fastest rung") == ["b", "torn (interrupted, 1 round)", "none"]
+    assert overview([FAST]) is None
+
+
+def test_a_range_is_not_broken_over_lines() -> None:
+    found = measurement(1e3, step_seconds=[4.741] * 40 + [5.126] * 10)
+    shown = scoreboard([record(measurement=found)])
+    lines = io.StringIO()
+    Console(width=80, file=lines).print(*board_tables(shown)[1].to_terminal(80))
+    assert "4,741 to 5,126" in lines.getvalue()
+
+
+def test_hostile_names_stay_text_in_every_table() -> None:
+    hostile = "<b>x</b> | `y`"
+    runs = [board((hostile, CUDA, 1e3), ladder=hostile, source=hostile), FAST]
+    for table in tables(runs, [*POST, *CONTEXT]):
+        text = table.to_markdown("###")
+        assert "<b>" not in text
+        lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
+        assert len({line.count("|") for line in lines}) == 1

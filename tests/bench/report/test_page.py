@@ -1,0 +1,219 @@
+"""The page, as a person's browser shows it: headless Chromium, driven by Playwright."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+from places import ROOT
+from samples import MACHINE, measurement, record
+
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.records.published import read_published
+from bench.report.assembly import assemble
+from bench.report.page import page
+from gpt2.config.toggles import Toggles
+
+CUDA = Toggles(device="cuda")
+BF16 = replace(CUDA, autocast="bfloat16")
+HOSTILE = '</script><script>window.hit=1</script><img src=x onerror="window.hit=2"> & "quoted"'
+
+
+def board(machine: str = "NVIDIA H100 80GB HBM3", factor: float = 1.0) -> Scoreboard:
+    environment = MACHINE.model_copy(update={"chip": machine})
+    return scoreboard(
+        [
+            record(
+                name,
+                n,
+                r,
+                toggles=toggles,
+                measurement=measurement(tps * factor * (1 + r / 100)),
+                environment=environment,
+            )
+            for n, (name, toggles, tps) in enumerate((("baseline", CUDA, 1000.0), (HOSTILE, BF16, 21000.0)))
+            for r in (1, 2, 3)
+        ]
+    )
+
+
+@pytest.fixture(scope="module")
+def text() -> str:
+    figures = read_published(ROOT / "results" / "published" / "jjschwartz-2024.jsonl")
+    return page(assemble([board(), board("NVIDIA H200", 1.2)], figures))
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    playwright = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if chromium is None:
+        pytest.skip("no Chromium is installed")
+    quiet = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
+    with playwright.sync_playwright() as driver:
+        yield driver.chromium.launch(executable_path=chromium, args=quiet)
+
+
+@pytest.fixture
+def shown(browser: Any, text: str, tmp_path: Path) -> Iterator[Any]:
+    """The page at a phone's width, with what it said on the console and asked of the network."""
+    file = tmp_path / "index.html"
+    file.write_text(text, encoding="utf-8")
+    tab = browser.new_page(viewport={"width": 390, "height": 800})
+    tab.said, tab.asked = [], []
+    tab.on("console", lambda message: tab.said.append(message.text))
+    tab.on("pageerror", lambda error: tab.said.append(str(error)))
+    tab.on("request", lambda request: tab.asked.append(request.url))
+    tab.goto(file.as_uri())
+    yield tab
+    tab.close()
+
+
+def test_it_loads_without_an_error_and_asks_nothing_of_the_network(shown: Any) -> None:
+    assert shown.said == []
+    assert [url for url in shown.asked if not url.startswith("file:")] == []
+
+
+def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str) -> None:
+    assert shown.evaluate("window.hit") is None
+    assert shown.locator("main img").count() == 0
+    assert shown.locator("tbody th", has_text=HOSTILE).count() > 0
+    assert text.count("<script") == 2
+
+
+def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed() -> None:
+    foul = "\x1b[31ma\x07\x00"
+    environment = MACHINE.model_copy(update={"chip": foul, "torch": foul})
+    names = [(f"{foul}{n}", replace(CUDA, micro_batch_size=n)) for n in (1, 2)]
+    rungs = [
+        record(name, n, ladder=foul, environment=environment, toggles=toggles)
+        for n, (name, toggles) in enumerate(names)
+    ]
+    text = page(assemble([scoreboard(rungs)] * 2))
+    assert not re.search("[\x00-\x08\x0b-\x1f]", text)
+    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(pictures) > 4
+    for picture in pictures:
+        ElementTree.fromstring(picture)
+
+
+def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
+    cells = (
+        "cell => { const made = document.createElement('td'); made.textContent = cell; return value(made); }"
+    )
+    found = shown.evaluate(f"['33.5 s', '80 min', '1.7 h', '2.5 days', '456 ±2.7%', '-'].map({cells})")
+    assert found == [33.5, 4800, 6120, 216000, 456, None]
+
+
+def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
+    table = shown.locator('[aria-label^="Hardware"] table.sortable').first
+    button = table.locator("thead th", has_text="TPS").first.locator("button")
+    for _ in ("ascending", "descending"):
+        button.click()
+        labels = table.locator("tbody th").all_inner_texts()
+        assert labels == sorted(labels)
+        assert labels[:3] == ["measured", "measured", "published"]
+
+
+def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
+    table = shown.locator("section:has(#board-2) table.sortable").first
+    header = table.locator("thead th", has_text="TPS").first
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "ascending"
+    header.locator("button").click()
+    assert header.get_attribute("aria-sort") == "descending"
+    assert table.locator("tbody tr").first.inner_text().startswith("</script>")
+
+
+def test_the_keyboard_sorts_too(shown: Any) -> None:
+    header = shown.locator("table.sortable thead th").first
+    header.locator("button").focus()
+    shown.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "ascending"
+
+
+def test_rows_are_filtered_by_words(shown: Any) -> None:
+    shown.fill("#filter", "BASELINE")
+    assert re.fullmatch(r"\d+ of \d+ rows", shown.inner_text("#count"))
+    rows = shown.locator("section > .scroll tbody tr:visible")
+    assert rows.count() > 0
+    assert all("baseline" in row.lower() for row in rows.all_inner_texts())
+
+
+def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) -> None:
+    options = shown.locator("#a option").all_inner_texts()
+    shown.select_option("#a", index=0)
+    shown.select_option("#b", index=next(n for n, name in enumerate(options) if "h200" in name))
+    said = shown.inner_text("#compared")
+    assert "B is 1.20 times as fast as A ±" in said
+    assert "chip" in said
+    assert "NVIDIA H200" in said
+
+
+def test_the_maths_are_among_the_facts_by_which_two_rungs_are_compared() -> None:
+    residual = record("r", 1, toggles=replace(BF16, residual="bfloat16"))
+    found = page(assemble([scoreboard([record(), residual])]))
+    assert '"facts": {"maths": "equal", ' in found
+    assert '"facts": {"maths": "residual=bfloat16 changes the maths: ' in found
+
+
+def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
+    assert shown.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> None:
+    """What is wider than its sheet, a browser prints smaller: all of the page."""
+    pdf = shown.pdf(prefer_css_page_size=True)
+    ((width, height), *_) = [
+        map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)
+    ]
+    assert width > height
+    shown.emulate_media(media="print")
+    shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
+    assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert not shown.locator("#compare").is_visible()
+
+
+def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
+    assert shown.locator("figure:not([aria-label])").count() == 0
+    assert shown.evaluate(
+        "[...document.querySelectorAll('select, input')].every((each) => each.labels.length)"
+    )
+    assert shown.evaluate("document.documentElement.lang") == "en"
+
+
+def test_pictures_take_the_page_s_own_colours(text: str) -> None:
+    drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert drawn
+    assert all("var(--ink)" in svg and "#1f2328" not in svg.lower() for svg in drawn)
+
+
+def test_pictures_keep_every_word_letter_by_letter() -> None:
+    name = "#1f2328 <b>&0.123456"
+    records = [record("baseline"), record(name, 1, toggles=BF16, measurement=measurement(2e3))]
+    drawn = re.findall(r"<svg.*?</svg>", page(assemble([scoreboard(records)])), re.DOTALL)
+    words = [
+        each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
+    ]
+    assert any(name in (each or "") for each in words)
+
+
+def test_what_pictures_refer_to_is_on_the_page(text: str) -> None:
+    references = set(re.findall(r'xlink:href="#([^"]+)"|url\(#([^)]+)\)', text))
+    assert len(references) > 10
+    assert {one or other for one, other in references} <= set(re.findall(r'\bid="([^"]+)"', text))
+
+
+def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
+    names = re.findall(r'\bid="([^"]+)"', text)
+    assert len(names) == len(set(names))
+
+
+def test_the_page_of_all_results_takes_less_than_2_megabytes() -> None:
+    assert (ROOT / "reports" / "index.html").stat().st_size < 2_000_000

@@ -1,0 +1,185 @@
+"""The answer of one run on one screen: what stands there, how wide it is, and whose figures they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from rich.cells import cell_len
+from samples import measurement, record
+
+from bench.analysis.scoreboard import Scoreboard, scoreboard
+from bench.analysis.select import load_boards
+from bench.format import number, times
+from bench.report.screen import MOST_WARNINGS, cpu_title, model_title, screen, screen_markdown
+from bench.report.single_run import columns
+from gpt2.config.toggles import Toggles
+
+GOLDEN = ROOT / "tests" / "golden"
+RUNS = {
+    "zen5": "amd-epyc-26-2-1-x2/cpu-20261125T050205Z",
+    "h200": "h200-x1/gpu-65k-20261126T022541Z",
+    "peers": "amd-epyc-x2/peers-cpu-20261125T022550Z",
+    "ddp": "intel-xeon-x2/ddp-cpu-20261121T211353Z",
+    "sweep": "intel-xeon-x2/cpu-vocabulary-of-50304-over-micro_batch_size-20261122T010805Z",
+}
+
+
+def board_of(name: str) -> Scoreboard:
+    (board,), _ = load_boards([Path("results") / f"{RUNS[name]}.jsonl"])
+    return board
+
+
+def text(board: Scoreboard, width: int = 100, *, notes: bool = False) -> str:
+    return "\n".join(line.plain for line in screen(board, width, notes=notes))
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the paths of results are as they are shown
+
+
+@pytest.mark.parametrize("width", [80, 100, 200])
+@pytest.mark.parametrize("name", RUNS)
+def test_a_committed_run_is_shown_as_it_was_looked_at(name: str, width: int) -> None:
+    """GOLDEN=write pytest tests/bench/report/test_screen.py writes them anew; look at them then."""
+    golden, shown = GOLDEN / f"{name}-{width}.txt", text(board_of(name), width) + "\n"
+    if os.environ.get("GOLDEN") == "write":
+        golden.parent.mkdir(exist_ok=True)
+        golden.write_text(shown, encoding="utf-8")
+    assert shown == golden.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [1, 40, 60, 80, 100, 300])
+@pytest.mark.parametrize("name", RUNS)
+def test_no_line_is_wider_than_the_terminal_nor_than_a_hundred_columns(name: str, width: int) -> None:
+    lines = [line for line in text(board_of(name), width).splitlines() if " " in line]  # a path stays whole
+    widest = max(map(cell_len, lines))
+    assert widest <= max(60, min(width, 100))
+
+
+def test_a_ladder_of_eighteen_rungs_fits_forty_lines() -> None:
+    board = board_of("zen5")
+    assert len(board.rows) == 18
+    assert len(text(board).splitlines()) <= 40
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_its_figures_are_those_of_the_full_table(name: str) -> None:
+    board = board_of(name)
+    full = {column.title: column for column in columns(board)}
+    shown = screen_markdown(board)
+    for row in board.rows:
+        if row.status not in ("ok", "external") or not row.tps:
+            continue
+        (line,) = [
+            line for line in shown.splitlines() if line.replace("\\", "").startswith(f"| {row.rung} |")
+        ]
+        assert full["TPS"].cell(row).split(" ")[0] == number(row.tps.value)
+        assert f"| {number(row.tps.value)}" in line
+        if row.gain:
+            assert times(row.gain.value) in line
+        if row.speedup:
+            assert times(row.speedup.value) in line
+
+
+def board(**of_second: object) -> Scoreboard:
+    records = []
+    for repetition in (1, 2, 3):
+        records.append(record(repetition=repetition, measurement=measurement(1000.0 + repetition)))
+        records.append(
+            record(kind="control", repetition=repetition, measurement=measurement(1000.0 + repetition))
+        )
+        second = {
+            "toggles": Toggles(device="cuda", attention="sdpa"),
+            "measurement": measurement(2000.0 + repetition),
+        }
+        records.append(record("SDPA", 1, repetition, **{**second, **of_second}))
+    return scoreboard(records)
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        ("out_of_memory", "out of memory: no room"),
+        ("timeout", "timed out: no room"),
+        ("failed", "failed: no room"),
+    ],
+)
+def test_words_stand_in_place_of_figures_that_are_not_there(status: str, words: str) -> None:
+    shown = text(board(status=status, error="no room\nTraceback", measurement=None))
+    assert words in shown
+    assert "Traceback" not in shown
+
+
+def test_an_outcome_that_was_the_point_is_called_expected() -> None:
+    shown = text(board(status="out_of_memory", expect="out_of_memory", error="no room", measurement=None))
+    assert "out of memory, as expected" in shown
+
+
+def test_a_verdict_is_said_in_one_word_of_the_glossary() -> None:
+    assert "2.00x  faster" in text(board())
+    assert "no difference" in text(board(measurement=measurement(1002.0)))
+
+
+def test_columns_that_are_equal_in_all_rows_are_left_out() -> None:
+    assert "memory" not in text(board())
+    assert "memory" in text(board(measurement=measurement(2000.0, peak_memory_bytes=2**30)))
+
+
+def test_three_warnings_are_shown_and_the_others_counted() -> None:
+    warned = board(warnings=[f"{kind} is odd; see to it" for kind in ("one", "two", "three", "four", "five")])
+    shown = text(warned)
+    assert shown.count("is odd") == MOST_WARNINGS
+    assert "2 more warnings: bench report FILE --notes" in shown
+    assert text(warned, notes=True).count("is odd") == 5
+
+
+def test_a_run_that_was_broken_off_says_so_before_any_other_warning() -> None:
+    warned = board(warnings=["one is odd; see to it"])
+    records = list(warned.records)[:-1]
+    lines = [line for line in text(scoreboard(records)).splitlines() if line.startswith("! ")]
+    assert "--resume" in lines[0] + lines[1]
+
+
+def test_a_rung_that_changes_the_maths_is_marked_and_never_the_fastest() -> None:
+    changed = board(toggles=Toggles(device="cuda", autocast="bfloat16", residual="bfloat16"))
+    shown = text(changed)
+    assert "  *" in shown
+    assert "Changes the maths" in shown
+    assert "Fastest: SDPA" not in shown
+
+
+def test_one_round_claims_nothing() -> None:
+    shown = text(scoreboard([each for each in board().records if each.repetition == 1]))
+    assert "How sure: not at all yet" in shown
+
+
+@pytest.mark.parametrize(
+    ("model", "parameters", "said"),
+    [
+        ("gpt2", 124_439_808, "GPT-2 124M"),
+        ("gpt2-medium", 354_823_168, "GPT-2 medium 355M"),
+        ("tiny", 140_864, "model tiny of 140,864 parameters"),
+        ("gpt2", None, "GPT-2"),
+    ],
+)
+def test_a_model_goes_by_the_name_that_people_know(model: str, parameters: int | None, said: str) -> None:
+    assert model_title(model, parameters) == said
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ("Intel(R) Xeon(R) Processor", "Intel Xeon"),
+        ("Intel(R) Core(TM) i7-8550U CPU @ 1.80GHz", "Intel Core i7-8550U"),
+        ("AMD Ryzen 9 7950X 16-Core Processor", "AMD Ryzen 9 7950X"),
+        ("AMD EPYC (family 26 model 2 stepping 1)", "AMD EPYC"),
+        ("Apple M3", "Apple M3"),
+    ],
+)
+def test_a_cpu_goes_by_its_name_without_trademarks(own: str, said: str) -> None:
+    environment = board().environment
+    assert cpu_title(environment.model_copy(update={"cpu": own})) == said

@@ -1,0 +1,600 @@
+"""Runs of real processes: what ends well, and every way to end badly, becomes a record."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from runs import GOOD, Silent, instead_of_workers
+from samples import measurement
+from waiting import Clock, is_gone, said_in
+
+from bench.analysis.schedule import Task
+from bench.analysis.scoreboard import scoreboard
+from bench.errors import BenchError
+from bench.ladder.ladder import load
+from bench.process import supervisor
+from bench.process.supervisor import CACHE
+from bench.process.worker_side import compile_cache, compile_cache_filled
+from bench.records.machine import GpuState, State
+from bench.records.measurement import Measurement
+from bench.records.record import Record, read
+from bench.run import executor as processes
+from bench.run import runner
+from bench.run.command import Options
+from bench.run.probe import ProbeResult, _first_here
+from bench.run.runner import MOST_ROUNDS_UNTIL, run
+from gpt2.config.toggles import UnsupportedToggle
+from gpt2.device import DEVICES, Cpu
+
+pytestmark = pytest.mark.usefixtures("quick_start")
+
+
+def run_with(
+    write_ladder, tmp_path: Path, rungs: str, monkeypatch=None, script: str = "", **protocol: float
+) -> list[Record]:
+    """Run a ladder; with `script`, every worker is that Python program instead, or GOOD for a rung `good`."""
+    ladder = load(write_ladder(rungs, **protocol))
+    if monkeypatch:
+        instead_of_workers(monkeypatch, script)
+    result = run(ladder, Options(out=tmp_path / "results"), Silent())
+    records, warnings = read(result.path)
+    assert warnings == []
+    assert records == result.records
+    return records
+
+
+def test_every_process_becomes_a_record_round_by_round(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a worker that trains nothing."""
+    rungs = "[{name: a, set: {device: cpu}}, {name: b, set: {attention: sdpa}}]"
+    records = run_with(write_ladder, tmp_path, rungs, monkeypatch, GOOD, repeats=2)
+    assert [(r.repetition, r.kind, r.rung, r.status) for r in records] == [
+        (1, "cumulative", "a", "ok"),
+        (1, "cumulative", "b", "ok"),
+        (1, "control", "a", "ok"),
+        (1, "control", "b", "ok"),
+        (2, "cumulative", "a", "ok"),
+        (2, "cumulative", "b", "ok"),
+        (2, "control", "a", "ok"),
+        (2, "control", "b", "ok"),
+    ]
+    assert records[1].toggles.all["attention"] == "sdpa"
+    assert records[1].changed == ["attention=sdpa"]
+    assert records[0].environment.machine in str(next((tmp_path / "results").iterdir()))
+
+
+def test_a_rung_learns_the_same_each_time_and_is_timed_in_blocks(write_ladder, tmp_path: Path) -> None:
+    one, other = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2)[:2]
+    first, again = one.measurement, other.measurement
+    assert first is not None
+    assert again is not None
+    assert first.losses[:8] == again.losses[:8]
+    assert len(first.block_seconds) >= 5
+    assert first.peak_memory_bytes is not None
+
+
+def test_the_recorded_command_runs_the_rung_again(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: 'a rung'}]", monkeypatch, GOOD)
+    command = record.command.replace("python", sys.executable, 1).replace("m.json", str(tmp_path / "m.json"))
+    command = command.replace("LADDER", str(tmp_path / "ladder.yaml"))
+    subprocess.run(command, shell=True, check=True, capture_output=True, timeout=600)
+    assert '"status":"ok"' in (tmp_path / "m.json").read_text()
+
+
+def test_several_ranks_run_under_torchrun_and_each_is_recorded(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: two, set: {world_size: 2, autocast: float16}}]"
+    record, alone = run_with(write_ladder, tmp_path, rungs)
+    assert record.status == "ok", record.error
+    assert (alone.kind, alone.toggles.all["world_size"], alone.toggles.all["grad_accum_steps"]) == (
+        "parity",
+        1,
+        2,
+    )
+    assert scoreboard([record, alone]).rows[0].status == "ok"  # with its losses
+    measured = record.measurement
+    assert measured is not None
+    assert len(measured.ranks) == 2
+    assert measured.tokens_per_step == 64
+    assert measured.block_seconds in [rank.block_seconds for rank in measured.ranks]
+    assert "torch.distributed.run --standalone --nproc-per-node 2" in record.command
+    assert measured.ranks_agree is True
+    assert measured.skipped_steps == 0
+
+
+@pytest.fixture(scope="module")
+def compiled(
+    asked: ProbeResult, tmp_path_factory: pytest.TempPathFactory
+) -> dict[tuple[int, str], Measurement]:
+    """A compiled rung in two rounds, by round and kind."""
+    place = tmp_path_factory.mktemp("compiled")
+    protocol = "repeats: 2, block_seconds: 0.01, blocks: 5, max_window_seconds: 1, ceiling_seconds: 0"
+    (place / "ladder.yaml").write_text(
+        "name: compiled\nworkload: {model: tiny, data: synthetic, seq_len: 32}\n"
+        f"protocol: {{{protocol}}}\nrungs: [{{name: compiled, set: {{compile: default}}}}]\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "probe", lambda *arguments, **options: asked)
+        records = run(load(place / "ladder.yaml"), Options(out=place / "results"), Silent()).records
+    return {(r.repetition, r.kind): r.measurement for r in records if r.measurement}
+
+
+@pytest.mark.slow
+def test_compiling_is_cold_in_the_first_round_and_warm_after(compiled) -> None:
+    cold, warm = compiled[1, "cumulative"], compiled[2, "cumulative"]
+    assert (cold.compile_cache, compiled[1, "control"].compile_cache, warm.compile_cache) == (
+        "cold",
+        "cold",
+        "warm",
+    )
+    assert cold.recompiles == warm.recompiles == 0
+
+
+@pytest.mark.slow
+def test_compiled_gradients_are_held_to_eager_ones_in_the_first_round(compiled) -> None:
+    difference = compiled[1, "cumulative"].gradient_difference
+    assert difference is not None
+    assert difference < 1e-3
+    assert compiled[1, "control"].gradient_difference is compiled[2, "cumulative"].gradient_difference is None
+
+
+@pytest.mark.slow
+def test_losses_wanted_after_the_window_are_taken_in_the_first_round_only(
+    write_ladder, tmp_path: Path
+) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, loss_steps=150)
+    first, *others = (r.measurement for r in records)
+    assert first is not None
+    assert len(first.losses) >= 150
+    profiled = 1
+    for other in others:
+        assert other is not None
+        assert other.block_steps is not None
+        timed = other.block_steps * len(other.block_seconds)
+        assert len(other.losses) == other.warmup_steps + timed + profiled
+
+
+@pytest.mark.slow
+def test_an_unsupported_rung_is_a_row_with_its_reason_and_is_tried_once(write_ladder, tmp_path: Path) -> None:
+    rungs = (
+        "[{name: good}, {name: tf32, set: {matmul_precision: high}}, "
+        "{name: last, set: {matmul_precision: highest}}]"
+    )
+    records = run_with(write_ladder, tmp_path, rungs, repeats=2)
+    assert [r.rung for r in records if r.kind == "cumulative"] == ["good", "tf32", "last", "good", "last"]
+    assert records[1].status == "unsupported"
+    assert "on a CPU choose medium" in (records[1].error or "")
+
+
+BAD_ENDS = {
+    "a crash": ("raise SystemExit(7)", "failed", "exit code 7"),
+    "an exception": ("raise ValueError('the reason')", "failed", "exit code 1: ValueError: the reason"),
+    "a segfault": ("import ctypes; ctypes.string_at(0)", "failed", "killed by SIGSEGV"),
+    "an unexplained kill": (
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "failed",
+        "killed by SIGKILL",
+    ),
+    "an exit without a result": ("pass", "failed", "exit code 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD_ENDS)
+def test_a_bad_end_is_a_row_and_the_ladder_goes_on(
+    case: str, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, status, error = BAD_ENDS[case]
+    records = run_with(write_ladder, tmp_path, "[{name: bad}, {name: good}]", monkeypatch, script)
+    assert [r.status for r in records] == [status, "ok"]
+    assert error in (records[0].error or "")
+    assert records[0].measurement is None
+
+
+def test_out_of_memory_is_a_row_of_its_own_kind(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A real worker under a real limit: the address space is too small for the batch."""
+    limit = "import resource, runpy, sys; resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30)); "
+    path = write_ladder(
+        "[{name: huge, set: {micro_batch_size: 40000}}]", workload="model: tiny, seq_len: 128"
+    )
+    genuine = processes.worker_command
+
+    def command(*arguments) -> list[str]:
+        worker = genuine(*arguments)
+        return [
+            "-c",
+            f"{limit}sys.argv[0] = 'worker'; runpy.run_module('bench.worker', run_name='__main__')",
+            *worker[2:],
+        ]
+
+    monkeypatch.setattr(processes, "worker_command", command)
+    (record,) = run(load(path), Options(out=tmp_path / "results"), Silent()).records
+    assert record.status == "out_of_memory", record.error
+
+
+def test_a_hang_ends_at_the_time_limit_with_everything_it_started(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = (
+        "import subprocess, sys, time\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        f"start_new_session=True)\nopen({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+        "time.sleep(600)\n"
+    )
+    monkeypatch.setattr(supervisor, "time", Clock(lambda: pid_file.exists() and pid_file.read_text()))
+    records = run_with(write_ladder, tmp_path, "[{name: hangs}]", monkeypatch, script)
+    assert records[0].status == "timeout"
+    assert "longer than protocol.timeout_seconds 600" in (records[0].error or "")
+    assert is_gone(int(pid_file.read_text()))
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_what_was_measured_and_ends_the_process(
+    number: signal.Signals, write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt() -> None:
+        said_in(pid_file)
+        os.kill(os.getpid(), number)
+
+    threading.Thread(target=interrupt).start()
+    records = run_with(
+        write_ladder, tmp_path, "[{name: good}, {name: hangs}, {name: never}]", monkeypatch, script
+    )
+    assert [r.status for r in records] == ["ok", "interrupted"]
+    assert is_gone(int(pid_file.read_text()))
+
+
+def test_an_interrupt_while_an_outcome_is_being_kept_loses_nothing(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = processes.classify
+
+    def interrupted(*arguments):
+        os.kill(os.getpid(), signal.SIGINT)
+        return genuine(*arguments)
+
+    monkeypatch.setattr(processes, "classify", interrupted)
+    records = run_with(write_ladder, tmp_path, "[{name: good}, {name: never}]", monkeypatch, GOOD)
+    assert [(r.rung, r.status) for r in records] == [("good", "ok")]
+
+
+def test_many_interrupts_count_as_one(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pid_file = tmp_path / "pid"
+    script = f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
+
+    def interrupt() -> None:
+        said_in(pid_file)
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+            time.sleep(0.002)
+
+    # What arrives after the run meets the handlers of before, which would end the tests.
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    sender = threading.Thread(target=interrupt)
+    sender.start()
+    try:
+        records = run_with(write_ladder, tmp_path, "[{name: hangs}]", monkeypatch, script)
+        sender.join()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert [r.status for r in records] == ["interrupted"]
+    assert is_gone(int(pid_file.read_text()))
+
+
+@pytest.mark.slow
+def test_a_time_limit_during_further_losses_keeps_the_window(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watcher = Silent()
+    monkeypatch.setattr(supervisor, "time", Clock(lambda: "losses" in watcher.phases))
+    ladder = load(write_ladder("[{name: a}]", loss_steps=10**7))
+    (record,) = run(ladder, Options(out=tmp_path / "results"), watcher).records
+    assert record.status == "ok"
+    assert record.measurement is not None
+    assert "after the window: took longer than" in record.warnings[0]
+
+
+def test_what_a_finished_process_left_running_is_ended(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_file = tmp_path / "pid"
+    script = (
+        "import subprocess, sys\n"
+        "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'], "
+        f"start_new_session=True)\nopen({str(pid_file)!r}, 'w').write(str(child.pid))\n"
+    )
+    run_with(write_ladder, tmp_path, "[{name: leaves}]", monkeypatch, script)
+    assert is_gone(int(pid_file.read_text()))
+
+
+def test_a_rank_that_is_killed_is_the_cause_not_its_peer_s_complaint(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker is the real one, except that rank 1 kills itself within the first step."""
+    spoil = tmp_path / "spoil.py"
+    spoil.write_text(
+        "import os, runpy, signal, sys, gpt2.training.train\n"
+        "def batches(batches, toggles, *, rank=0):\n"
+        "    yield from genuine(batches, toggles, rank=rank) if rank == 0 else os.kill(os.getpid(), "
+        "signal.SIGKILL)\nfrom gpt2.training import train\n"
+        "genuine, train.micro_batches = train.micro_batches, batches\n"
+        "runpy.run_module('bench.worker', run_name='__main__', alter_sys=True)\n"
+    )
+    genuine = processes.worker_command
+
+    def command(*arguments) -> list[str]:
+        worker = genuine(*arguments)
+        place = worker.index("bench.worker")
+        return [*worker[: place - 1], str(spoil), *worker[place + 1 :]]
+
+    monkeypatch.setattr(processes, "worker_command", command)
+    ladder = load(write_ladder("[{name: two, set: {world_size: 2}}]"))
+    record = run(ladder, Options(out=tmp_path / "results"), Silent()).records[0]
+    assert record.status == "failed"
+    assert (record.error or "").startswith("killed by SIGKILL")
+
+
+def test_a_failed_rung_keeps_the_last_lines_of_its_output(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "import sys; sys.stderr.write('first\\nsecond\\n'); sys.exit(3)"
+    records = run_with(write_ladder, tmp_path, "[{name: bad}]", monkeypatch, script)
+    assert records[0].error == "exit code 3: second\nfirst"
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(
+    write_ladder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BenchError, match=r"cannot write to .* choose another folder with --out"):
+        run(load(write_ladder("[{name: a}]")), Options(out=tmp_path / "file"), Silent())
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"), [("my cache", "without blanks or quotes"), ("file", "cannot write")]
+)
+def test_a_folder_that_no_compiler_can_use_is_refused_before_anything_runs(
+    name: str, reason: str, write_ladder, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    options = Options(out=tmp_path / "out", compile_cache=tmp_path / name)
+    with pytest.raises(BenchError, match=reason):
+        run(load(write_ladder("[{name: a}]")), options, Silent())
+
+
+def test_a_corpus_that_cannot_be_used_is_refused_before_anything_runs(write_ladder, tmp_path: Path) -> None:
+    ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: nowhere, seq_len: 32"))
+    with pytest.raises(BenchError, match=r"ladder\.yaml: workload\.data: corpus 'nowhere'"):
+        run(ladder, Options(out=tmp_path / "results"), Silent())
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_record_holds_no_path_of_the_corpus_or_of_a_ladder_from_elsewhere(
+    write_ladder, tmp_path: Path
+) -> None:
+    import numpy as np
+
+    corpus = tmp_path / "secret place.bin"
+    np.arange(5000, dtype="<u2").__mod__(509).tofile(corpus)
+    ladder = load(write_ladder("[{name: a}]", workload="model: tiny, data: mine, seq_len: 32"))
+    (record,) = run(ladder, Options(out=tmp_path / "results", data=corpus), Silent()).records
+    assert record.status == "ok", record.error
+    assert "secret" not in record.model_dump_json()
+    assert str(tmp_path) not in record.model_dump_json()
+    assert "--data DATA" in record.command
+    assert record.data_sha256 is not None
+
+
+@pytest.mark.slow
+def test_a_rung_that_takes_larger_steps_is_followed_by_its_parity_process(
+    write_ladder, tmp_path: Path
+) -> None:
+    rungs = "[{name: a}, {name: b, set: {micro_batch_size: 4}}]"
+    records = run_with(write_ladder, tmp_path, rungs)
+    assert [(r.kind, r.rung) for r in records] == [("cumulative", "a"), ("cumulative", "b"), ("parity", "b")]
+    (child,) = [r for r in records if r.kind == "parity"]
+    assert child.status == "ok", child.error
+    assert child.toggles.all["grad_accum_steps"] == 4
+    assert child.measurement is not None
+    larger = next(r.measurement for r in records if r.rung == "b" and r.kind == "cumulative")
+    assert larger is not None
+    assert child.measurement.losses == pytest.approx(larger.losses[:5], rel=1e-5)
+    assert child.measurement.block_seconds == []
+    assert child.measurement.tokens_per_second is None
+
+
+def test_every_toggle_of_a_real_process_is_proved(write_ladder, tmp_path: Path) -> None:
+    (record,) = run_with(write_ladder, tmp_path, "[{name: a, set: {attention: sdpa, adamw: fused}}]")
+    assert record.measurement is not None
+    proofs = record.measurement.proofs
+    assert proofs is not None
+    assert set(proofs) == set(record.toggles.all)
+    assert all(proof.took_effect for proof in proofs.values()), proofs
+    assert "_scaled_dot_product_flash_attention_for_cpu" in proofs["attention"].evidence
+    assert record.measurement.attention_kernel == "flash"
+    # One rank, and no scaler.
+    assert record.measurement.ranks_agree is record.measurement.skipped_steps is None
+
+
+@pytest.mark.slow
+def test_an_ablation_measures_each_change_alone_and_left_out(write_ladder, tmp_path: Path) -> None:
+    rungs = "[{name: a}, {name: b, set: {attention: sdpa}}, {name: c, set: {adamw: fused}}]"
+    ladder = load(write_ladder(rungs))
+    records = run(ladder, Options(out=tmp_path, ablate=True), Silent()).records
+    # b alone is b, b left out is c alone, c left out is b.
+    assert [(r.kind, r.rung, r.status) for r in records] == [
+        ("cumulative", "a", "ok"),
+        ("cumulative", "b", "ok"),
+        ("cumulative", "c", "ok"),
+        ("alone", "c", "ok"),
+    ]
+    assert "--kind alone" in records[3].command
+
+
+@pytest.mark.slow
+def test_the_ceiling_is_measured_in_a_process_of_its_own(write_ladder, tmp_path: Path) -> None:
+    records = run_with(write_ladder, tmp_path, "[{name: a}]", repeats=2, ceiling_seconds=0.01)
+    ceilings = [r for r in records if r.ceiling]
+    assert [(r.repetition, r.kind, r.rung, r.status) for r in ceilings] == [
+        (1, "ceiling", "ceiling", "ok"),
+        (2, "ceiling", "ceiling", "ok"),
+    ]
+    assert all(r.ceiling and r.ceiling.best.flops_per_second > 1e9 for r in ceilings)
+
+
+def test_rounds_are_added_until_every_interval_is_narrow_enough(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes are made up: their noise allows 50 % at once, and 0.1 % never."""
+    rounds = made_up_rounds(write_ladder, tmp_path, monkeypatch)
+    assert rounds(0.5) == 5
+    assert rounds(0.001) == MOST_ROUNDS_UNTIL
+    assert 5 < rounds(0.022) < MOST_ROUNDS_UNTIL
+
+
+def made_up_rounds(write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """How many rounds a run takes until its intervals are as narrow as given."""
+    import random
+
+    from samples import record
+
+    noise = random.Random(7)
+
+    def made_up(self, task: Task) -> Record:
+        speed = 1000.0 * (1 + task.rung.index) * noise.gauss(1.0, 0.02)
+        toggles = task.rung.toggles
+        facts = {"kind": task.kind, "toggles": toggles, "measurement": measurement(speed)}
+        return record(task.rung.name, task.rung.index, task.repetition, **facts)
+
+    monkeypatch.setattr(processes.Executor, "run", made_up)
+    numbers = iter(range(100))
+
+    def rounds(width: float) -> int:
+        ladder = load(write_ladder("[{name: a}, {name: b, set: {adamw: fused}}]", until=width))
+        return max(
+            r.repetition for r in run(ladder, Options(out=tmp_path / str(next(numbers))), Silent()).records
+        )
+
+    return rounds
+
+
+def test_an_ablation_of_some_rungs_only_is_refused(write_ladder, tmp_path: Path) -> None:
+    ladder = load(write_ladder("[{name: a}, {name: b}]"))
+    with pytest.raises(BenchError, match="leave out --rungs"):
+        run(ladder, Options(out=tmp_path, ablate=True, rungs=("b",)), Silent())
+
+
+@pytest.mark.slow
+def test_what_was_compiled_and_kept_is_warm_in_a_later_run_but_not_for_another_rung(
+    write_ladder, tmp_path: Path
+) -> None:
+    found = []
+    for changes in ("compile: default", "compile: default", "compile: default, gelu: sigmoid"):
+        ladder = load(write_ladder(f"[{{name: a, set: {{{changes}}}}}]", timeout_seconds=600))
+        options = Options(out=tmp_path / "out", compile_cache=tmp_path / "kept")
+        (record,) = run(ladder, options, Silent()).records
+        assert record.measurement
+        found.append(record.measurement.compile_cache)
+    assert found == ["cold", "warm", "cold"]
+
+
+@pytest.mark.parametrize(
+    ("there", "state"),
+    [([], "cold"), (["half-written.py"], "cold"), (["code.py", "filled-by-bench"], "warm")],
+)
+def test_a_cache_is_warm_only_where_all_code_came_into_it(
+    there: list[str], state: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    monkeypatch.setenv(CACHE, str(tmp_path))
+    assert compile_cache() == state
+    assert compile_cache_filled() is bool(there)
+    assert compile_cache() == ("warm" if there else "cold")
+
+
+@pytest.mark.slow
+def test_what_the_machine_did_meanwhile_is_in_the_record(write_ladder, tmp_path: Path) -> None:
+    # Long enough for the runner to look in, however busy the machine is.
+    (record,) = run_with(write_ladder, tmp_path, "[{name: a}]", block_seconds=1, max_window_seconds=10)
+    for state in (record.before, record.during, record.after):
+        assert state is not None
+        assert state.memory_available_bytes > 0
+
+
+def look(**gpu) -> State:
+    return State(
+        load_average=None,
+        cpu_mhz=None,
+        swap_used_bytes=0,
+        memory_available_bytes=1,
+        gpus=[GpuState(index=0, **gpu)],
+    )
+
+
+def test_a_gpu_is_judged_by_all_looks_at_it_at_work_and_by_who_else_uses_it_afterwards() -> None:
+    at_work = [
+        look(sm_clock_mhz=mhz, throttle_reasons=reasons) for mhz, reasons in ((990, ["heat"]), (1010, []))
+    ]
+    at_work.append(look(throttle_reasons=["power"]))  # a look that the driver did not answer in full
+    judged = processes._under_load(at_work, look(sm_clock_mhz=200, other_processes=1)).gpus[0]
+    assert (judged.throttle_reasons, judged.sm_clock_mhz, judged.other_processes) == (
+        ["heat", "power"],
+        1000,
+        1,
+    )
+
+
+def test_too_little_memory_for_a_rung_is_a_warning_in_its_record(
+    write_ladder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    genuine = processes.warnings
+    monkeypatch.setattr(processes, "warnings", lambda *a, **k: genuine(*a, **{**k, "memory_bytes": 2**50}))
+    (record,) = run_with(write_ladder, tmp_path, "[{name: good}]", monkeypatch, GOOD)
+    assert any("GiB needed" in warning for warning in record.warnings)
+
+
+def test_a_run_on_another_chip_than_the_ladder_s_says_so(write_ladder, tmp_path: Path) -> None:
+    path = write_ladder("[{name: a}]")
+    path.write_text(path.read_text().replace("name: test\n", "name: test\nchip: T4\n"))
+    notes: list[str] = []
+
+    class Noting(Silent):
+        def note(self, text: str) -> None:
+            notes.append(text)
+
+    with pytest.raises(BenchError):  # before any process starts
+        run(load(path), Options(out=tmp_path / "out", resume=True), Noting())
+    assert [note.split(", and this is ")[0] for note in notes] == [f"{path} is written for T4"]
+
+
+def test_a_machine_without_the_last_rung_s_device_is_described_by_the_last_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Absent(Cpu):
+        def __init__(self, *arguments: object) -> None:
+            raise UnsupportedToggle("device", "cuda", "none here; choose cpu")
+
+    class Present(Cpu):
+        pass
+
+    monkeypatch.setitem(DEVICES, "cuda", Absent)
+    monkeypatch.setitem(DEVICES, "mps", Present)
+    assert isinstance(_first_here(["cuda", "mps", "cpu"]), Present)
+    assert type(_first_here(["cuda"])) is Cpu

@@ -1,0 +1,348 @@
+"""Odd but legitimate surroundings: a working directory, a home, an environment and a terminal of any kind."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import samples
+from places import ROOT
+
+from bench.ladder.peers import PEERS
+from bench.run.command import anonymous
+from bench.run.peers.child_env import peer_variables
+from gpt2 import provenance, terminal
+from gpt2.config.toggles import Toggles
+from gpt2.config.validation import ConfigError
+from gpt2.files import cache
+from gpt2.files.cache import DataError
+from gpt2.hardware import host
+from gpt2.hardware.host import missing_compiler, temp_folder
+from gpt2.training import reexec, stages
+from gpt2.training.stages import unheeded_threads
+
+BIN = Path(sys.executable).parent
+PROTOCOL = "{repeats: 1, block_seconds: 0.02, blocks: 5, ceiling_seconds: 0}"
+
+
+def program(name: str, *arguments: object, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run `bench` or `gpt2` as a user does, in a folder and with variables of his."""
+    environ = {**os.environ, **variables}
+    words = [BIN / name, *map(str, arguments)]
+    return subprocess.run(
+        words, cwd=cwd, env=environ, capture_output=True, text=True, errors="replace", timeout=300
+    )
+
+
+def ladder(folder: Path, rung: str = "{name: a, set: {device: cpu}}") -> Path:
+    path = folder / "ladder.yaml"
+    path.write_text(
+        f"name: odd\nworkload: {{model: tiny, data: synthetic, seq_len: 32}}\nprotocol: {PROTOCOL}\nrungs: "
+        f"[{rung}]\n",
+        encoding="utf-8",
+    )
+    return path
+
+
+# --- the working directory
+
+NAMES = ("bench", "gpt2", "torch", "numpy", "json", "random", "pydantic", "psutil", "yaml")
+
+
+@pytest.fixture
+def own_modules(tmp_path: Path) -> Path:
+    """A folder with files named like modules, each of which leaves word that it ran."""
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    for name in NAMES:
+        (folder / f"{name}.py").write_text(f"open({str(tmp_path / f'ran-{name}')!r}, 'w')\n")
+    (folder / "bench").mkdir()
+    (folder / "bench" / "__init__.py").write_text(f"open({str(tmp_path / 'ran-package')!r}, 'w')\n")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bench", "run", "LADDER", "--out", "out"),
+        ("bench", "run", "LADDER", "--out", "out", "--set", "toggles.world_size=2"),
+        ("bench", "roofline", "--seconds", "0.001", "--out", "out"),
+        ("bench", "turns", "LADDER", "--starts", "1", "--rounds", "1", "--steps", "1", "--out", "out"),
+        ("gpt2", "train", "tiny", "--set", "steps=2", "--set", "toggles.threads=1", "--out", "out"),
+        ("gpt2", "train", "tiny", "--set", "steps=2", "--set", "toggles.world_size=2", "--out", "out"),
+    ],
+    ids=lambda words: " ".join(words[:2]) + (" in ranks" if "toggles.world_size=2" in words else ""),
+)
+def test_no_file_of_the_working_directory_is_run(
+    command: tuple[str, ...], own_modules: Path, tmp_path: Path
+) -> None:
+    path = ladder(tmp_path, "{name: a, set: {device: cpu, micro_batch_size: 2}}, {name: b}")
+    name, *words = (str(path) if word == "LADDER" else word for word in command)
+    done = program(name, *words, cwd=own_modules)
+    assert done.returncode == 0, done.stderr
+    assert [each.name for each in tmp_path.glob("ran-*")] == []
+
+
+def test_a_peer_may_import_what_lies_beside_it() -> None:
+    environ = {**os.environ, **reexec.own_variables()}
+    command = [sys.executable, "-c", "import sys; print(sys.flags.safe_path)"]
+    ours = subprocess.run(command, env=environ, text=True, capture_output=True, check=True)
+    assert ours.stdout.strip() == "True"
+    assert all("PYTHONSAFEPATH" not in peer_variables(Toggles(), peer, "cache") for peer in PEERS.values())
+
+
+def test_a_peer_run_from_a_checkout_that_is_not_installed_does_not_find_us(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "path", [str(reexec.ROOT), *sys.path])
+    monkeypatch.setenv("PYTHONPATH", "/theirs")
+    child = reexec.own_path()["PYTHONPATH"]
+    assert child == f"{reexec.ROOT}{os.pathsep}/theirs"
+    monkeypatch.setenv("PYTHONPATH", child)
+    assert reexec.without_own_path()["PYTHONPATH"] == "/theirs"
+    monkeypatch.setenv("PYTHONPATH", str(reexec.ROOT))
+    assert "PYTHONPATH" not in reexec.without_own_path()
+
+
+# --- no home directory
+
+
+@pytest.fixture
+def no_home(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user who is not in the system's list, in a container for one."""
+
+    def unknown(number: int) -> None:
+        raise KeyError(f"getpwuid(): uid not found: {number}")
+
+    for name in ("HOME", "GPT2_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
+def test_without_a_home_the_variable_that_names_a_cache_is_named(no_home: None) -> None:
+    with pytest.raises(DataError, match=r"no home directory.*set GPT2_CACHE_DIR"):
+        cache.cache_dir()
+
+
+def test_without_a_home_a_text_has_no_home_to_leave_out(no_home: None) -> None:
+    assert anonymous("in /somewhere/else") == "in /somewhere/else"
+
+
+def test_without_a_home_files_are_read_anew_each_time(no_home: None, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a")
+    assert cache.sha256_of(tmp_path / "a.txt") == cache.sha256_of(tmp_path / "a.txt")
+
+
+@pytest.mark.parametrize("name", ["~nobody-of-this-name/a.txt", "~", "~x.txt"])
+def test_a_name_that_begins_with_a_tilde_is_a_name_where_there_is_no_such_user(name: str) -> None:
+    from gpt2.data.corpora.sources import open_documents
+
+    with pytest.raises(DataError):
+        open_documents(name)
+
+
+# --- variables
+
+
+@pytest.mark.parametrize("columns", ["0", "-5", "1", "abc", "", "99999999999", "80.0", "\u0663"])
+def test_a_width_that_no_terminal_has_is_forgotten(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal.use_streams()
+    assert "COLUMNS" not in os.environ
+
+
+@pytest.mark.parametrize("columns", ["20", "80", "200"])
+def test_a_width_that_a_terminal_may_have_stays(columns: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    terminal.use_streams()
+    assert os.environ["COLUMNS"] == columns
+
+
+@pytest.mark.parametrize("name", reexec.RANK_VARIABLES)
+@pytest.mark.parametrize("value", ["", " "])
+def test_a_rank_variable_set_to_nothing_is_not_set(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+    reexec.check_rank_variables()
+    assert name not in os.environ
+
+
+@pytest.mark.parametrize("value", ["two", "-1", "1.0", "0x1"])
+def test_a_rank_variable_that_is_no_number_is_named(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", value)
+    with pytest.raises(ConfigError, match=r"the environment variable WORLD_SIZE is .*no number; unset it"):
+        reexec.check_rank_variables()
+
+
+@pytest.mark.parametrize("asked", ["1", " 1 ", "7", "1,2"])
+def test_threads_asked_for_by_a_variable_and_not_taken_are_told(
+    asked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "usable_cores", lambda: 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert unheeded_threads(Toggles()) == asked.strip()
+    assert unheeded_threads(Toggles(threads=2)) is None
+
+
+@pytest.mark.parametrize("asked", ["2", "", None])
+def test_threads_that_are_taken_as_asked_need_no_word(
+    asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stages, "usable_cores", lambda: 2)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if asked is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert unheeded_threads(Toggles()) is None
+
+
+@pytest.mark.slow
+def test_a_record_tells_of_threads_that_were_not_taken(tmp_path: Path) -> None:
+    from bench.records.record import read
+
+    more = str(host.usable_cores() + 1)
+    done = program("bench", "run", ladder(tmp_path), "--out", "out", cwd=tmp_path, OMP_NUM_THREADS=more)
+    assert done.returncode == 0, done.stderr
+    (path,) = (tmp_path / "out").rglob("*.jsonl")
+    (record,) = read(path)[0]
+    assert any(f"OMP_NUM_THREADS={more} is ignored" in warning for warning in record.warnings)
+
+
+# --- places
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can give a checkout to another user")
+def test_the_commit_of_another_user_s_checkout_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "theirs"
+    environ = {**os.environ, "GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
+
+    def git(*words: str) -> str:
+        who = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", f"safe.directory={folder}"]
+        command = ["git", *who, "-C", str(folder), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
+
+    (folder / provenance.THIS_FILE).parent.mkdir(parents=True)
+    (folder / provenance.THIS_FILE).write_text("")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-qm", "first")
+    for path in [folder, *folder.rglob("*")]:
+        os.chown(path, 12345, 12345)
+    monkeypatch.setattr(provenance, "ROOT", folder)
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", os.devnull)
+    monkeypatch.setenv("GIT_CONFIG_SYSTEM", os.devnull)
+    assert provenance.git_state() == (git("rev-parse", "HEAD"), False)
+
+
+def test_the_commit_of_this_checkout_is_told() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("this is no git checkout")
+    said = subprocess.run(
+        ["git", "-C", str(ROOT), "rev-parse", "HEAD"], capture_output=True, text=True, check=True
+    )
+    assert provenance.git_state()[0] == said.stdout.strip()
+
+
+@pytest.mark.parametrize("name", ["with a blank", "it's", 'say "so"', "back\\slash", "tab\there"])
+def test_compilers_work_in_another_folder_where_torch_cannot_quote_the_usual_one(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
+    folder = temp_folder()
+    assert folder is not None
+    assert not host.SPLITS_WORDS.search(str(folder))
+    assert stages.environment(Toggles(compile="default"))["TMPDIR"] == str(folder)
+    assert "TMPDIR" not in stages.environment(Toggles())
+    monkeypatch.setattr(host, "temp_folder", lambda: None)
+    assert f"cannot compile in {str(tmp_path / name)!r}" in (missing_compiler() or "")
+
+
+@pytest.mark.parametrize("name", ["plain", "größe", "semi;colon", "dollar$"])
+def test_a_folder_that_torch_can_quote_is_taken(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).mkdir()
+    monkeypatch.setattr(host.tempfile, "tempdir", str(tmp_path / name))
+    assert temp_folder() == tmp_path / name
+    assert "TMPDIR" not in stages.environment(Toggles(compile="default"))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(missing_compiler() is not None, reason=str(missing_compiler()))
+@pytest.mark.parametrize("name", ["it's here", "a folder\twith tabs"])
+def test_compiled_code_runs_whatever_the_folder_for_temporary_files_is_called(
+    name: str, tmp_path: Path
+) -> None:
+    from bench.records.record import read
+
+    (tmp_path / name).mkdir()
+    path = ladder(tmp_path, "{name: compiled, set: {device: cpu, compile: default}}")
+    done = program("bench", "run", path, "--out", "out", cwd=tmp_path, TMPDIR=str(tmp_path / name))
+    assert done.returncode == 0, done.stderr
+    (results,) = (tmp_path / "out").rglob("*.jsonl")
+    assert [record.status for record in read(results)[0]] == ["ok"]
+    what = ("--set", "steps=1", "--set", "toggles.compile=default", "--out", "run")
+    trained = program("gpt2", "train", "tiny", *what, cwd=tmp_path, TMPDIR=str(tmp_path / name))
+    assert trained.returncode == 0, trained.stderr
+
+
+# --- the terminal
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437", "koi8-r", "utf-8:strict"])
+@pytest.mark.parametrize("how", [("--markdown",), ()], ids=["markdown", "terminal"])
+def test_a_table_is_written_in_any_encoding(encoding: str, how: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(
+        samples.record("größer 漢字 😀").model_dump_json(by_alias=True) + "\n", encoding="utf-8"
+    )
+    done = program("bench", "report", "r.jsonl", *how, cwd=tmp_path, PYTHONIOENCODING=encoding)
+    assert done.returncode == 0, done.stderr
+    assert "TPS" in done.stdout
+    assert "1,000" in done.stdout
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&-"])
+def test_closed_streams_end_nothing(closed: str, tmp_path: Path) -> None:
+    (tmp_path / "r.jsonl").write_text(samples.record().model_dump_json(by_alias=True) + "\n")
+    command = f"{BIN / 'bench'} report r.jsonl {closed}"
+    assert subprocess.run(command, shell=True, cwd=tmp_path, timeout=100).returncode == 0
+
+
+@pytest.mark.slow
+def test_a_ladder_of_any_script_runs_where_only_ascii_can_be_written(tmp_path: Path) -> None:
+    from bench.records.record import read
+
+    path = ladder(tmp_path, "{name: größer 漢字, set: {device: cpu}}")
+    done = program("bench", "run", path, "--out", "out", cwd=tmp_path, PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0, done.stderr
+    (results,) = (tmp_path / "out").rglob("*.jsonl")
+    assert read(results)[0][0].rung == "größer 漢字"
+
+
+def test_the_programs_are_where_these_tests_look() -> None:
+    assert all(shutil.which(BIN / name) for name in ("bench", "gpt2"))
+
+
+def test_progress_that_nobody_reads_any_more_ends_no_program() -> None:
+    script = (
+        "from gpt2.terminal import stderr_console; import os, sys\n"
+        "console = stderr_console()\n"
+        "for number in range(9): console.print('x' * 9000)\n"
+        "os.write(1, b'done')\n"
+    )
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr
+        process.stderr.close()
+        assert process.stdout
+        assert process.stdout.read() == "done"
+    assert process.returncode == 0
