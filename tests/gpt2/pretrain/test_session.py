@@ -471,10 +471,10 @@ from gpt2.pretrain.metrics import Files
 kind, count, seconds = sys.argv.pop(1), int(sys.argv.pop(1)), float(sys.argv.pop(1))
 
 def counted(genuine, now):
-    def called(*arguments):
+    def called(*arguments, **options):
         global count
         count -= 1
-        return now() if not count else genuine(*arguments)
+        return now() if not count else genuine(*arguments, **options)
     return called
 
 if kind == "checkpoint":
