@@ -126,8 +126,9 @@ def story(hosts: TwoHosts, tmp_path_factory: pytest.TempPathFactory) -> Story:
         try:
             with held(nodes["killed"].process, "worker killed") as (worker,):
                 worker.kill()
-            with held(nodes["killed"].process, "node killed"):
+            with held(nodes["killed"].process, "node killed") as (worker,):
                 nodes["killed"].send(signal.SIGKILL)
+                worker.kill()  # or it could end its short window before it sees that its runner is gone
             nodes["cut"] = come_back(leader, hosts, place)
             with held(nodes["cut"].process, "cable cut"):
                 hosts.cut()
