@@ -44,7 +44,7 @@ class Ranks:
             **environment(Toggles(world_size=world_size)),
             **{name: str(value) for name, value in shared.items()},
             "MASTER_ADDR": "127.0.0.1",
-            "PYTHONPATH": f"{HERE.parent}{os.pathsep}{HERE}",
+            "PYTHONPATH": f"{HERE.parents[1]}{os.pathsep}{HERE}",
         }
         self.world_size = world_size
         self.processes = [
