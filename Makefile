@@ -22,7 +22,7 @@ test-slow: .venv/.ready-test
 
 # Options of its own: of pytest's plugins it takes pytest-xdist alone. All tests of one value share what it compiles.
 test-cuda: .venv/.ready-test
-	TORCHINDUCTOR_COMPILE_THREADS=4 $(BIN)/python -m pytest -o addopts="-q -rfEs --strict-markers -p no:cacheprovider" \
+	TORCHINDUCTOR_COMPILE_THREADS=4 $(BIN)/python -m pytest -o addopts="--import-mode importlib -q -rfEs --strict-markers -p no:cacheprovider" \
 	  --numprocesses 4 --dist loadgroup -m cuda tests/gpt2/device/test_on_cuda.py
 
 # torch_xla pins a torch of its own, hence an environment of its own: 7 GB, for torch 2.9 comes with CUDA's libraries.

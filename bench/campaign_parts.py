@@ -122,7 +122,7 @@ def _cuda_tests(*before: str) -> Part:
     if not (ROOT / CUDA_TESTS).is_file():
         missing = f"there is no {CUDA_TESTS}"
     # Without the options of pyproject.toml, whose plugins may be missing.
-    options = ["-o", "addopts=", "-q", "-rfEs", "-p", "no:cacheprovider", "-m", "cuda"]
+    options = ["-o", "addopts=--import-mode importlib", "-q", "-rfEs", "-p", "no:cacheprovider", "-m", "cuda"]
     if importlib.util.find_spec("xdist"):  # most of their time is compilation
         options += ["--numprocesses", "4", "--dist", "loadgroup"]
     command = [*before, sys.executable, "-m", "pytest", *options, CUDA_TESTS]
