@@ -16,9 +16,9 @@ from samples import MACHINE, measurement, record
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.timing import timing
-from bench.cli.report import show
 from bench.ladder.ladder import Protocol
 from bench.records.published import read_published
+from bench.report.assembly import assemble, to_terminal
 from bench.report.cross_run import hardware, mfu_context, number_formats, overview, scaling, sizes, tables
 from bench.report.published import tables as published_tables
 from bench.report.single_run import tables as board_tables
@@ -314,12 +314,16 @@ def test_a_single_run_without_formats_or_ranks_has_no_table_beside_its_own() -> 
     assert tables([SLOW], POST) == []
 
 
-def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "250")
-    show([SLOW, FAST])
-    several = capsys.readouterr().out
+def full(boards: list[Scoreboard]) -> str:
+    """All tables of these runs on a wide terminal."""
+    console = Console(file=io.StringIO(), width=250)
+    for part in to_terminal(assemble(boards), 250):
+        console.print(part)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_all_were_measured() -> None:
+    several = full([SLOW, FAST])
     assert several.startswith("2 runs")
     assert several.count("Medians over rounds.") == several.count("dense bfloat16 peak of 989.4") == 1
     _, _, end = several.partition("Notes to several tables\n")
@@ -327,9 +331,8 @@ def test_a_report_of_several_runs_begins_with_a_list_of_them_and_says_once_how_a
     assert several.count("Notes to several tables, at the end: 1, 2, ") == 2
 
 
-def test_the_report_of_one_run_is_complete_in_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    show([SLOW])
-    one = " ".join(capsys.readouterr().out.split())
+def test_the_report_of_one_run_is_complete_in_itself() -> None:
+    one = " ".join(full([SLOW]).split())
     assert "Medians over rounds." in one
     assert "dense bfloat16 peak of 989.4" in one
     assert "Notes to several tables" not in one
