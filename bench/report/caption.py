@@ -323,6 +323,11 @@ def _swept(board: Scoreboard) -> Iterator[str]:
             yield f"{why}, so not run in each: {'; '.join(dropped)}."
         if unfinished := [plain(row.rung) for row in fewer if not row.dropped]:
             yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(unfinished)}."
+    yield from largest_batches(board)
+
+
+def largest_batches(board: Scoreboard) -> Iterator[str]:
+    """The largest batch that ran of each set of alike rungs, where a larger one ran out of memory."""
     workload = board.records[0].workload
     for rows in group_by(board.own.rows, lambda row: without_batch(row.toggles, workload)).values():
         too_large = [row.toggles.micro_batch_size for row in rows if row.status == "out_of_memory"]

@@ -14,7 +14,7 @@ from itertools import groupby
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import choose
-from bench.format import DASH, markdown, number, plain, times
+from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
 from bench.report.table import NOTES_TITLE, Table, share_notes
@@ -78,10 +78,10 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
     ]
     lines += ["| machine | model | rung | tokens/s | over first | MFU or share of ceiling |"]
     lines += ["|---|---|---|--:|--:|--:|"]
-    ranked = sorted(shown, key=lambda board: (_model(board), -_most(board)))
+    ranked = sorted(shown, key=lambda board: (model_title_of(board), -_most(board)))
     seen: set[tuple[str, str]] = set()
     for board in ranked:
-        key = (_model(board), board.environment.machine)
+        key = (model_title_of(board), board.environment.machine)
         fastest = board.fastest
         if fastest is None or fastest.tps is None or key in seen:
             continue
@@ -89,7 +89,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
         over = times(fastest.speedup.value) if fastest.speedup and fastest is not board.rows[0] else DASH
         cells = [
             markdown(machine_title(board)),
-            markdown(_model(board)),
+            markdown(model_title_of(board)),
             f"[{markdown(fastest.rung)}]({page_of(board)}){'' if sure(board) else ' ?'}",
             number(fastest.tps.value),
             over,
@@ -129,8 +129,7 @@ def _others(report: Report) -> Iterator[str]:
 
 def _said(board: Scoreboard) -> str:
     """Rungs, rounds and the fastest rung, in a few words."""
-    rounds = f"{board.rounds} round{'s' if board.rounds > 1 else ''}"
-    what = f"{len(board.rows)} rung{'s' if len(board.rows) > 1 else ''}, {rounds}"
+    what = f"{plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
     what += ", interrupted" if board.interrupted else ""
     fastest = board.fastest
     if fastest is None or fastest.tps is None:
@@ -164,10 +163,6 @@ def _picture(stem: str, alt: str) -> Iterable[str]:
 
 def _machine(board: Scoreboard) -> str:
     return board.environment.machine
-
-
-def _model(board: Scoreboard) -> str:
-    return model_title_of(board)
 
 
 def _most(board: Scoreboard) -> float:

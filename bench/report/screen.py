@@ -24,10 +24,11 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early, warnings
 from bench.format import GIB, listed, markdown, number, plain, plural, times, training_time
 from bench.records.machine import Environment
-from bench.report.caption import derived_peak, other_method, other_step
+from bench.report.caption import derived_peak, largest_batches, other_method, other_step
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
+from gpt2.config.workload import PRESETS
 
 MOST_COLUMNS, LEAST_COLUMNS = 100, 60
 RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
@@ -142,7 +143,7 @@ def screen_markdown(board: Scoreboard) -> str:
 def title(board: Scoreboard) -> str:
     """The model, the machine, the torch, the rounds and the noise, in one line."""
     parts = [
-        f"{model_title_of(board)} on {machine_title(board)}",
+        f"{model_title_of(board)}{_length(board)} on {machine_title(board)}",
         f"torch {board.environment.torch.partition('+')[0]}",
         f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
@@ -150,6 +151,13 @@ def title(board: Scoreboard) -> str:
         noise = _share(board.delta, "±") if board.delta < 1 else "above 100 %"
         parts.append(f"run-to-run noise {noise}")
     return " · ".join(parts)
+
+
+def _length(board: Scoreboard) -> str:
+    """The length of its sequences, where it is not the model's longest."""
+    workload = board.records[0].workload
+    length, preset = workload["seq_len"], PRESETS.get(workload["model"])
+    return "" if preset and length == preset.n_ctx else f", T = {length},"
 
 
 def model_title_of(board: Scoreboard) -> str:
@@ -296,6 +304,7 @@ def verdict_word(row: Row) -> str:
 
 def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
     """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on."""
+    yield from largest_batches(board)
     best = board.fastest
     if best is None or best.tps is None:
         return

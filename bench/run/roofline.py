@@ -35,7 +35,7 @@ def measure(
     )
     device = device or (ladder.rungs[-1].toggles.device if ladder.rungs else "cpu")
     if device not in DEVICES:
-        raise BenchError(f"--device {device}: is not one of {', '.join(DEVICES)}; choose one of them")
+        raise BenchError(f"--device: {device}: is not one of {', '.join(DEVICES)}; choose one of them")
     ladder = replace(ladder, name="roofline", protocol=replace(ladder.protocol, ceiling_seconds=seconds))
     probed = probe(device)
     path = new_results(ladder, out, probed.environment)

@@ -413,5 +413,5 @@ def test_a_device_that_cannot_be_measured_is_refused_and_leaves_no_results(
 ) -> None:
     done = roofline("--device", device, "--out", tmp_path / "out")
     assert done.returncode == 2
-    assert f"{device}: {why}" in done.stderr
+    assert f"bench: --device: {device}: {why}" in done.stderr
     assert not list((tmp_path / "out").rglob("*.jsonl"))

@@ -103,7 +103,7 @@ def test_a_batch_that_does_not_fit_is_an_answer(write_ladder, tmp_path: Path) ->
         ("micro_batch_size=1", "ok"),
         ("micro_batch_size=4096", "out_of_memory"),
     ]
-    assert "out of memory" in shown
+    assert "Largest batch that ran: 1 (micro_batch_size=1); 4096 ran out of memory." in shown
 
 
 def test_an_interrupted_sweep_goes_on_with_resume(write_ladder, tmp_path: Path) -> None:
@@ -145,7 +145,8 @@ def test_each_workload_is_a_task_with_results_of_its_own(write_ladder, tmp_path:
         (16, "test, b, over seq_len=16"),
         (32, "test, b, over seq_len=32"),
     ]
-    assert shown.count("10B tokens: ") == 2  # a screen for each
+    assert "T = 16" in shown
+    assert "T = 32" in shown
 
 
 def test_a_task_that_had_not_begun_is_begun_by_resume(write_ladder, tmp_path: Path) -> None:
