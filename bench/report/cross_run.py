@@ -134,7 +134,7 @@ def _hardware(
 ) -> Table:
     model, length = task
     ours = by_speed(rungs)
-    published = _fastest([figure for figure in figures if (figure.model, figure.seq_len) == task])
+    published = fastest_published([figure for figure in figures if (figure.model, figure.seq_len) == task])
     notes = [
         "One line for each run: its fastest rung, by mean tokens per second. How surely it is the fastest, "
         "and what else must be known of it, stands beneath the run's scoreboard.",
@@ -225,7 +225,7 @@ HARDWARE: list[Column[RungView]] = [
 ]
 
 
-def _fastest(figures: Sequence[Published]) -> list[Published]:
+def fastest_published(figures: Sequence[Published]) -> list[Published]:
     """The fastest figure of each source, hardware and number of devices, sorted by speed."""
     fastest: dict[tuple[str, str, int], Published] = {}
     for figure in sorted(figures, key=_published_tps, reverse=True):

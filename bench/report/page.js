@@ -1,5 +1,8 @@
 "use strict";
-const rungs = JSON.parse(document.getElementById("rungs").textContent);
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+
+// --- Tables
 
 const SECONDS = {s: 1, min: 60, h: 3600, days: 86400};
 
@@ -30,14 +33,19 @@ function sort(header) {
 
 function filter(words) {
   let shown = 0, all = 0;
-  for (const line of document.querySelectorAll("section table.sortable tbody tr")) {
-    if (line.closest("details")) continue;
+  for (const line of document.querySelectorAll("#runs .run > .scroll tbody tr")) {
     const fits = words.every((word) => line.textContent.toLowerCase().includes(word));
     line.hidden = !fits;
     shown += fits; all += 1;
   }
-  document.getElementById("count").textContent = words.length ? `${shown} of ${all} rows` : "";
+  for (const run of document.querySelectorAll("#runs .run")) {
+    run.hidden = words.length > 0 && !run.querySelector(":scope > .scroll tbody tr:not([hidden])");
+    if (words.length) run.open = !run.hidden;
+  }
+  at("count").textContent = words.length ? `${shown} of ${all} rows` : "";
 }
+
+// --- Two rungs compared
 
 // Student's t quantiles for a 95 % interval, by degrees of freedom; beyond them the normal distribution's is near.
 const T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131,
@@ -68,16 +76,9 @@ function ratio(a, b) {
   return {value: Math.exp(difference), half: error === null ? null : Math.exp(t * Math.sqrt(error)) - 1};
 }
 
-function element(name, text, kind) {
-  const made = document.createElement(name);
-  made.textContent = text;
-  if (kind) made.className = kind;
-  return made;
-}
-
 function compare() {
-  const [a, b] = ["a", "b"].map((id) => rungs[Number(document.getElementById(id).value)]);
-  const place = document.getElementById("compared");
+  const [a, b] = ["a", "b"].map((id) => data.rungs[Number(at(id).value)]);
+  const place = at("compared");
   place.replaceChildren();
   if (!a || !b) return;
   const unlike = Object.keys(a.task).filter((key) => a.task[key] !== b.task[key]);
@@ -108,7 +109,297 @@ function compare() {
   around.tabIndex = 0; around.append(table); place.append(around);
 }
 
+// --- Making elements
+
+function element(name, text, kind) {
+  const made = document.createElement(name);
+  made.textContent = text;
+  if (kind) made.className = kind;
+  return made;
+}
+
+function listed(lines, kind = "small") {
+  const made = element("ul", "", kind);
+  made.append(...lines.map((line) => element("li", line)));
+  return made;
+}
+
+function tableOf(head, lines) {
+  const around = element("div", "", "scroll"), table = document.createElement("table");
+  around.tabIndex = 0;
+  if (head) table.createTHead().insertRow().append(...head.map((text) => Object.assign(element("th", text, "word"), {scope: "col"})));
+  const body = table.createTBody();
+  for (const [name, ...cells] of lines) {
+    const row = body.insertRow();
+    row.append(Object.assign(element("th", name, "word"), {scope: "row"}), ...cells.map((text) => element("td", text, "word")));
+  }
+  around.append(table);
+  return around;
+}
+
+function drawn(name, values, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", name);
+  for (const [key, value] of Object.entries(values)) made.setAttribute(key, value);
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
+// --- The chart: a line for each row, with a bar or points, intervals and a text
+
+const WIDE = 640;  // pixels: in a narrower chart names stand above their bars
+const ruler = document.createElement("canvas").getContext("2d");
+ruler.font = "13px system-ui, sans-serif";
+const lengthOf = (text) => ruler.measureText(text ?? "").width;
+
+function shortened(text, width) {
+  if (lengthOf(text) <= width) return text;
+  let kept = text;
+  while (kept.length > 1 && lengthOf(`${kept}\u2026`) > width) kept = kept.slice(0, -1);
+  return `${kept}\u2026`;
+}
+
+// rows: {name, bar, points: [[value, low, high, shape]], text, kind, says, pick}. unit: what the axis shows. wide:
+// whether values that lie far apart have a logarithmic scale. band: from and to of what is within noise.
+function chart(place, rows, {unit, wide = false, band = null, label}) {
+  const redraw = () => {
+    const width = place.clientWidth;
+    if (!width) return;
+    const narrow = width < WIDE, high = narrow ? 40 : 26, name = narrow ? 0 : Math.min(width * 0.36, 12 + Math.max(...rows.map((row) => lengthOf(row.name))));
+    const ends = rows.flatMap((row) => [row.bar, ...(row.points ?? []).flat()]).filter((x) => typeof x === "number" && x > 0);
+    const most = Math.max(...ends, 0), few = Math.min(...ends), bars = rows.some((row) => row.bar);
+    const log = wide && (!bars || most > 5 * few), least = log ? few * (bars ? 0.6 : 0.9) : 0;
+    const texts = rows.map((row) => lengthOf(row.text) + 14);
+    const room = Math.max(60, width - name - Math.min(Math.max(...texts), narrow ? width * 0.55 : width * 0.4));
+    const x = (value) => name + room * (log ? Math.log(value / least) / Math.log(most / least || 1) : value / (most || 1));
+    const svg = drawn("svg", {class: "chart", viewBox: `0 0 ${width} ${rows.length * high + 34}`, role: "group", "aria-label": label});
+    const foot = rows.length * high;
+    if (band) svg.append(drawn("rect", {class: "noise", x: x(band[0]), y: 0, width: x(band[1]) - x(band[0]), height: foot}));
+    for (const value of ticks(least, most, log)) {
+      if (x(value) > width - 12) continue;
+      svg.append(drawn("path", {class: "axis", d: `M${x(value)} 0V${foot + 4}`, "stroke-dasharray": value === 1 && band ? "none" : "1 4"}));
+      svg.append(drawn("text", {class: "key", x: x(value), y: foot + 16, "text-anchor": "middle"}, value.toLocaleString("en")));
+    }
+    svg.append(drawn("text", {class: "key", x: name, y: foot + 31}, `${unit}${log ? ", logarithmic scale" : ""}`));
+    rows.forEach((row, number) => {
+      const top = number * high, middle = narrow ? top + 28 : top + 13, tall = narrow ? 16 : 18;
+      const group = drawn("g", row.says ? {role: "button", tabindex: 0, "aria-label": row.says} : {role: "img", "aria-label": `${row.name}: ${row.text}`});
+      group.append(drawn("rect", {x: 0, y: top, width, height: high}));
+      if (!row.says) group.firstChild.setAttribute("fill", "none");
+      const title = shortened(row.name, narrow ? width : name - 8);
+      group.append(drawn("text", narrow ? {x: 0, y: top + 15} : {x: name - 8, y: middle + 4, "text-anchor": "end"}, title));
+      let end = name;
+      if (row.bar) {
+        end = x(row.bar);
+        group.append(drawn("rect", {class: row.kind ?? "bar", x: name, y: middle - tall / 2, width: Math.max(1, end - name), height: tall}));
+      }
+      for (const [value, low, up, shape] of row.points ?? []) {
+        if (low && up) {
+          const offset = middle + (shape ?? 0) * 5;
+          group.append(drawn("path", {class: "interval", d: `M${x(low)} ${offset}H${x(up)}`}));
+          end = Math.max(end, x(up));
+        }
+        if (shape !== undefined) group.append(drawn(...mark(shape, x(value), middle + shape * 5)));
+        end = Math.max(end, x(value));
+      }
+      group.append(drawn("text", {x: end + 6, y: middle + 4}, shortened(row.text ?? "", width - end - 6)));
+      if (row.says) {
+        const say = () => { at("said").textContent = row.says; };
+        for (const event of ["mouseenter", "focus"]) group.addEventListener(event, say);
+        group.addEventListener("click", row.pick);
+        group.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); row.pick(); } });
+      }
+      svg.append(group);
+    });
+    place.replaceChildren(svg);
+  };
+  place.redraw = redraw;
+  redraw();
+}
+
+function mark(shape, x, y) {
+  if (shape < 0) return ["circle", {class: "bar", cx: x, cy: y, r: 4}];
+  if (shape === 0) return ["rect", {class: "bar", x: x - 4, y: y - 4, width: 8, height: 8}];
+  return ["path", {class: "bar", d: `M${x} ${y - 5}l5 5l-5 5l-5 -5z`}];
+}
+
+// Round values between two, at most six or so.
+function ticks(least, most, log) {
+  if (!(most > 0)) return [];
+  const found = [];
+  if (log) {
+    const decades = Math.log10(most / least), steps = decades > 2.5 ? [1] : decades > 1 ? [1, 3] : [1, 1.2, 1.5, 2, 3, 5, 7];
+    for (let power = Math.floor(Math.log10(least)); power <= Math.log10(most); power++)
+      for (const step of steps) found.push(Number((step * 10 ** power).toPrecision(3)));
+    return found.filter((value) => value >= least && value <= most);
+  }
+  const size = 10 ** Math.floor(Math.log10(most / 4)), step = size * [1, 2, 5, 10].find((n) => n * size >= most / 5);
+  for (let value = step; value <= most; value += step) found.push(Number(value.toPrecision(6)));
+  return found;
+}
+
+// --- The tabs' contents, each made when it is first shown for a run
+
+let run = data.runs[data.chosen];
+
+const KINDS = {faster: "green: faster than the rung before", slower: "orange: slower", same: "grey: a check failed", open: "hatched: another trainer"};
+
+function kindOf(row) {
+  if (row.other_trainer) return "open";
+  return row.sound ? {faster: "faster", slower: "slower"}[row.verdict] ?? "bar" : "same";
+}
+
+function climb() {
+  at("answer").replaceChildren(...run.answer.map(([figure, what]) => {
+    const made = document.createElement("div");
+    made.append(element("b", figure), element("span", what));
+    return made;
+  }));
+  at("about").textContent = run.about;
+  at("said").textContent = "Point at a rung for its interval, memory and loss; choose it for all that is known of it.";
+  at("findings").replaceChildren(...run.findings.map((line) => element("li", line)));
+  at("warned").hidden = !run.warnings.length;
+  at("warned").firstChild.textContent = `${run.warnings.length} warning${run.warnings.length === 1 ? "" : "s"} about these figures`;
+  at("warned").lastElementChild.replaceChildren(...run.warnings.map((line) => element("li", line)));
+  at("rung").hidden = true;
+  const kinds = run.rows.map(kindOf);
+  chart(at("climbed"), run.rows.map((row) => ({
+    name: row.name,
+    bar: row.tps?.[0],
+    points: row.tps ? [row.tps] : [],
+    text: row.words ?? row.said,
+    kind: kindOf(row),
+    says: [`${row.name}:`, Object.entries(row.figures).map(([what, text]) => `${what} ${text}`).join(", ")].join(" "),
+    pick: () => detail(row),
+  })), {unit: ["tokens per second", ...Object.keys(KINDS).filter((kind) => kinds.includes(kind)).map((kind) => KINDS[kind])].join("; "), label: `Tokens per second of ${run.title}`});
+}
+
+function detail(row) {
+  const place = at("rung"), add = (heading, ...parts) => place.append(element("h3", heading), ...parts);
+  place.replaceChildren(element("h2", row.name));
+  place.append(tableOf(null, Object.entries(row.figures)));
+  if (row.error) add("Why it has no figures, or none that count", element("pre", row.error));
+  if (row.caveats.length) add("What speaks against it", listed(row.caveats));
+  if (row.changed.length) add("What it changes", listed(row.changed));
+  if (row.proofs.length) add("Evidence that this took effect", tableOf(null, row.proofs));
+  if (row.work.length) {
+    const work = document.createElement("div");
+    add("Where the time of a step goes", work);
+    place.hidden = false;
+    chart(work, row.work.map(([name, bar, text]) => ({name, bar, text})), {unit: "milliseconds of one step", label: "Milliseconds by kind of work"});
+  }
+  if (row.blocks.length) add("Raw measurements", tableOf(["Round", "Tokens per second", "Seconds of each block"], row.blocks));
+  add("Run it again", element("pre", row.command));
+  place.hidden = false;
+  place.focus();
+  place.scrollIntoView({block: "nearest"});
+}
+
+function machines() {
+  const place = at("compared-machines");
+  place.replaceChildren();
+  for (const group of data.machines) {
+    const chartPlace = document.createElement("div");
+    place.append(element("h2", group.title), chartPlace);
+    chart(chartPlace, group.rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.said, kind: row.published ? "open" : "bar"})),
+      {unit: "tokens per second", wide: true, label: `Tokens per second of ${group.title} by machine`});
+  }
+}
+
+// What a tab says of a run that did not measure this, with a way to those that did.
+function elsewhere(place, what, has) {
+  place.replaceChildren(element("p", `This run did not measure ${what}.`));
+  const others = data.runs.map((other, number) => [other, number]).filter(([other]) => has(other));
+  if (others.length) place.append(element("p", "These runs did:"));
+  for (const [other, number] of others) {
+    const button = element("button", other.title);
+    button.type = "button";
+    button.addEventListener("click", () => { at("run").value = number; choose(number); });
+    place.append(button, " ");
+  }
+}
+
+function attribution() {
+  const place = at("attributed"), chartPlace = document.createElement("div");
+  const measured = run.attribution.length > 0, labels = run.gains;
+  const rows = measured ? run.attribution : run.rows.filter((row) => row.gain).map((row) => ({name: row.name, agreement: "", gains: [{ratio: row.gain, said: row.figures["over the rung before"]}]}));
+  place.replaceChildren(element("h2", `What each change buys: ${run.title}`),
+    element("p", measured
+      ? `Circle: ${labels[0]}; square: ${labels[1]}; diamond: ${labels[2]}. Right of 1: faster.`
+      : "Each change added to those above it, over the rung before; right of 1: faster. This run did not measure each change alone and left out (bench run --ablate).", "small"), chartPlace);
+  if (run.band) place.append(element("p", `Grey: within the noise floor of ${run.noise}.`, "small"));
+  if (measured) place.append(tableOf(["Rung", ...labels, "Direction"], rows.map((each) => [each.name, ...each.gains.map((gain) => gain.said), each.agreement])));
+  if (rows.length) chart(chartPlace, rows.map((each) => ({
+    name: each.name,
+    points: each.gains.map((gain, number) => gain.ratio && [...gain.ratio, measured ? number - 1 : 0]).filter(Boolean),
+    text: measured ? each.agreement : each.gains[0].said,
+  })), {unit: "times as many tokens per second", wide: true, band: run.band, label: `What each change buys in ${run.title}`});
+}
+
+function trainers() {
+  const place = at("beside"), others = run.rows.filter((row) => row.other_trainer);
+  if (!others.length) return elsewhere(place, "other trainers", (other) => other.rows.some((row) => row.other_trainer));
+  const chartPlace = document.createElement("div");
+  const rows = run.rows.filter((row) => row.tps).sort((a, b) => b.tps[0] - a.tps[0]);
+  place.replaceChildren(element("h2", `Other trainers beside ours: ${run.title}`), element("p", "Hatched: another trainer, timed by its own progress lines. In blue: rungs of this code.", "small"), chartPlace);
+  chart(chartPlace, rows.map((row) => ({name: row.name, bar: row.tps[0], points: [row.tps], text: row.figures["tokens/s"], kind: row.other_trainer ? "open" : "bar"})),
+    {unit: "tokens per second", label: `Tokens per second of trainers in ${run.title}`});
+}
+
+function published() {
+  const place = at("others");
+  place.replaceChildren();
+  for (const series of data.published) {
+    if (!series.rows.length) continue;
+    const chartPlace = document.createElement("div");
+    place.append(element("h2", series.title), chartPlace);
+    chart(chartPlace, series.rows.map((row) => ({name: row.name, bar: row.tps[0], text: row.said, kind: "open"})),
+      {unit: "tokens per second", wide: true, label: series.title});
+  }
+}
+
+const TABS = {climb, machines, attribution, trainers, published, runs: () => {}};
+let made = new Set();
+
+function show(name) {
+  for (const tab of document.querySelectorAll("[role=tab]")) {
+    const chosen = tab.id === `tab-${name}`;
+    tab.setAttribute("aria-selected", chosen);
+    tab.tabIndex = chosen ? 0 : -1;
+    at(tab.getAttribute("aria-controls")).hidden = !chosen;
+  }
+  if (made.has(name)) for (const place of at(name).querySelectorAll("div")) place.redraw?.();  // the window may be wider now
+  else if (run || ["machines", "published"].includes(name)) TABS[name]();
+  made.add(name);
+}
+
+const shownTab = () => document.querySelector("[role=tab][aria-selected=true]").id.slice(4);
+
+function choose(number) {
+  run = data.runs[number];
+  made = new Set([...made].filter((name) => name === "machines" || name === "published"));
+  show(shownTab());
+}
+
+function toTab(name) {
+  show(name);
+  history.replaceState(null, "", `#${name}`);
+}
+
+document.querySelector("[role=tablist]").hidden = false;
+for (const tab of document.querySelectorAll("[role=tab]")) {
+  tab.addEventListener("click", () => toTab(tab.id.slice(4)));
+  tab.addEventListener("keydown", (event) => {
+    const step = {ArrowRight: 1, ArrowLeft: -1}[event.key], tabs = [...document.querySelectorAll("[role=tab]")];
+    if (!step) return;
+    const next = tabs[(tabs.indexOf(tab) + step + tabs.length) % tabs.length];
+    next.focus();
+    toTab(next.id.slice(4));
+  });
+}
+at("run")?.addEventListener("change", (event) => choose(Number(event.target.value)));
 for (const button of document.querySelectorAll("table.sortable thead button")) button.addEventListener("click", () => sort(button.closest("th")));
-document.getElementById("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
-for (const id of ["a", "b"]) document.getElementById(id).addEventListener("change", compare);
+at("filter").addEventListener("input", (event) => filter(event.target.value.toLowerCase().split(/\s+/).filter(Boolean)));
+for (const id of ["a", "b"]) at(id).addEventListener("change", compare);
+for (const event of ["resize", "beforeprint"]) window.addEventListener(event, () => show(shownTab()));
 compare();
+show(location.hash.slice(1) in TABS ? location.hash.slice(1) : run ? "climb" : "published");

@@ -1,104 +1,292 @@
-"""Scoreboards as one self-contained HTML file: sortable tables, raw samples, pictures, rungs compared."""
+"""Runs as one self-contained HTML file: the answer and a chart first, every table one click away.
+
+The charts are drawn by the page's own script from the data within it: figures and their texts come from here.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from bench.analysis.attribution import Attribution, Gain, attribution
+from bench.analysis.cross_run import by_speed, fastest_rung
 from bench.analysis.row import Row
-from bench.analysis.run_records import tps_by_round
+from bench.analysis.run_records import group_by, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import gib, loss, number, percent, plain
+from bench.format import (
+    floor,
+    gib,
+    judged,
+    loss,
+    number,
+    percent,
+    plain,
+    plural,
+    ratio,
+    times,
+    tokens_per_second,
+    with_interval,
+)
 from bench.records.measurement import Measurement
+from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
-from bench.report.plots.pictures import of_all, pictures
-from bench.report.plots.style import THEMES
+from bench.report.cross_run import fastest_published
+from bench.report.folder import climbs
+from bench.report.screen import (
+    findings,
+    limit_of,
+    machine_title,
+    model_title_of,
+    status_words,
+    title,
+    verdict_word,
+    warnings_by_weight,
+)
+from bench.report.single_run import WORK, profiled
 from bench.report.table import Column, Table
+from bench.stats import Estimate
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
+GAINS = {"in_order": "added in order", "alone": "alone on the first rung", "last": "added last"}
+"""The three answers of bench.analysis.attribution, with their names in the chart."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Picture:
-    label: str
-    svg: Markup
-
-
-@dataclass(frozen=True, kw_only=True)
-class Section:
-    """A section of the page: all runs side by side, one run, or published figures."""
+class RunTables:
+    """All tables of one run, folded on the page."""
 
     title: str
     tables: Sequence[Table]
-    pictures: Sequence[Picture] = ()
-    environment: str = ""
-    samples: Table | None = None
+    environment: str
+    samples: Table
 
 
 def page(report: Report) -> str:
     """The file's text. What comes from results files is text in it, never markup or script."""
     boards = report.boards
-    drawn = []
-    if len(boards) > 1:
-        drawn = [_picture(what, "all runs", svg, f"all-{what}") for what, svg in of_all(boards).items()]
-    sections = []
-    if (together := [*report.opening, *report.cross_run]) or drawn:
-        sections.append(Section(title="Side by side", tables=together, pictures=drawn))
-    sections += [
-        _section(board, place, tables)
-        for place, (board, tables) in enumerate(zip(boards, report.runs, strict=True))
-    ]
-    sections += [Section(title=table.title, tables=[table]) for table in report.published]
-    rungs = [_rung(board, row, place) for place, board in enumerate(boards) for row in board.rows]
-    data = dumps(rungs).replace("<", "\\u003c")  # no text may end the script
+    shown = {
+        "chosen": boards.index(max(boards, key=_tells_most)) if boards else 0,
+        "runs": [_run(board) for board in boards],
+        "rungs": [_compared(board, row, place) for place, board in enumerate(boards) for row in board.rows],
+        "machines": list(_machines(report)),
+        "published": [_published(table) for table in report.published],
+    }
+    data = dumps(shown).replace("<", "\\u003c")  # no text may end the script
     # Only this page's own script may run, and a hash of what it shows is as good as a random number for that.
     nonce = sha256(data.encode()).hexdigest()[:24]
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters["plain"] = plain
     template = environment.from_string((HERE / "page.html").read_text(encoding="utf-8"))
     script = (HERE / "page.js").read_text(encoding="utf-8")
-    shown = {"boards": sections, "runs": len(boards), "rungs": rungs}
-    return template.render(shown, data=Markup(data), script=Markup(script), nonce=nonce)
+    return template.render(
+        shown=shown,
+        cross_run=[*report.opening, *report.cross_run],
+        published=report.published,
+        folded=[_tables(board, tables) for board, tables in zip(boards, report.runs, strict=True)],
+        data=Markup(data),
+        script=Markup(script),
+        nonce=nonce,
+    )
 
 
-def _section(board: Scoreboard, place: int, tables: Sequence[Table]) -> Section:
-    return Section(
-        title=board.title,
-        tables=tables,
-        pictures=[
-            _picture(what, board.ladder, svg, f"{place}-{what}") for what, svg in pictures(board).items()
+def _tells_most(board: Scoreboard) -> tuple[bool, int, float]:
+    """What decides which run the page shows first: the one with most rungs that stand on one another."""
+    measured = [row for row in board.own.rows if row.tps]
+    return climbs(board), len(measured), max((row.tps.value for row in measured if row.tps), default=0.0)
+
+
+# --- The data of the charts: each figure once as a number and once as the text that tables show
+
+
+def _run(board: Scoreboard) -> dict[str, Any]:
+    """A run of the selector: its answer, the rows of its climb, and what each change buys."""
+    return {
+        "title": plain(board.title),
+        "ladder": plain(board.ladder),
+        "machine": plain(board.environment.machine),
+        "hardware": plain(machine_title(board)),
+        "about": plain(title(board)),
+        "source": board.source.as_posix() if board.source else None,
+        "answer": list(_answer(board)),
+        "findings": [plain(line) for line in findings(board)],
+        "warnings": [plain(line) for line in warnings_by_weight(board)],
+        "rows": [_row(board, row) for row in board.rows],
+        "attribution": [_attributed(each) for each in attribution(board)],
+        "gains": list(GAINS.values()),
+        "noise": floor(board.delta) if board.delta is not None else None,
+        "band": [1 / (1 + board.delta), 1 + board.delta] if board.delta is not None else None,
+    }
+
+
+def _answer(board: Scoreboard) -> Iterator[tuple[str, str]]:
+    """The large figures, each with what it is; one that is absent is left out."""
+    best = board.fastest
+    if best is None or best.tps is None:
+        yield "no result", "no rung is without a failed check or a warning"
+        return
+    yield f"{number(best.tps.value)} tokens/s", f"fastest: {plain(best.rung)}"
+    if best.speedup and best is not board.rows[0]:
+        low, high = best.speedup.low, best.speedup.high
+        sure = f", {low:.2f}x to {high:.2f}x at 95 %" if low is not None and high is not None else ""
+        yield times(best.speedup.value), f"over {plain(board.rows[0].rung)}{sure}"
+    of, share = _share(board, best)
+    if share:
+        yield share, of
+
+
+def _row(board: Scoreboard, row: Row) -> dict[str, Any]:
+    records = board.records_of(row)
+    words, (of, share) = status_words(row), _share(board, row)
+    figures = {
+        "tokens/s": tokens_per_second(row.tps) if row.tps else None,
+        "over the rung before": judged(row.gain, row.verdict) if row.gain else None,
+        "over the first rung": ratio(row.speedup) if row.speedup and row is not board.rows[0] else None,
+        of: share or None,
+        "peak memory": f"{gib(row.peak_memory_bytes)} GiB" if row.peak_memory_bytes is not None else None,
+        f"loss at step {board.loss_step}": loss(row.loss) if row.loss is not None else None,
+        "instead of figures" if row.tps is None else "status": words,
+    }
+    return {
+        "name": plain(row.rung),
+        "other_trainer": row.external is not None,
+        "sound": words is None and not row.caveats,
+        "words": plain(words) if words else None,
+        "tps": _bounds(row.tps),
+        "gain": _bounds(row.gain),
+        "said": f"{number(row.tps.value)}{_gain(row)}" if row.tps else "",
+        "verdict": row.verdict,
+        "figures": {name: plain(text) for name, text in figures.items() if text},
+        "caveats": [plain(each) for each in row.caveats],
+        "changed": [plain(each) for each in row.changed],
+        "proofs": list(_proofs(board, row)),
+        "work": _work(records),
+        "blocks": _blocks(records),
+        "command": plain(records[0].command),
+        "error": plain(row.error) if row.error else None,
+    }
+
+
+def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
+    """What a rung's speed is a share of, and the share; it is empty where neither limit is known."""
+    share, _, of = limit_of(board, row).partition(" % ")
+    return ("of this machine's fastest matmul" if of == "of ceiling" else of), f"{share} %" if share else ""
+
+
+def _gain(row: Row) -> str:
+    if row.external:
+        return ", another trainer"
+    return f", {times(row.gain.value)} {verdict_word(row)}".rstrip() if row.gain else ""
+
+
+def _bounds(estimate: Estimate | None) -> list[float | None] | None:
+    return [estimate.value, estimate.low, estimate.high] if estimate else None
+
+
+def _proofs(board: Scoreboard, row: Row) -> Iterator[tuple[str, str]]:
+    """Evidence for each toggle that the rung changes, as its first process with a proof took it."""
+    before = board.rung_before(row)
+    old, new = (asdict(each.toggles) if each else {} for each in (before, row))
+    taken = (r.measurement.proofs for r in board.records_of(row) if r.measurement and r.measurement.proofs)
+    for name, proof in next(taken, {}).items():
+        if new.get(name) != old.get(name):
+            yield f"{name}={new.get(name)}", plain(proof.evidence)
+
+
+def _work(records: Sequence[Record]) -> list[tuple[str, float, str]]:
+    """Milliseconds of a step by kind of work, medians over rounds, the largest first."""
+    found = list(profiled(records).values())
+    each = {kind: 1e3 * median(kinds.get(kind, 0.0) for kinds in found) for kind in WORK} if found else {}
+    largest = sorted(each.items(), key=lambda item: item[1], reverse=True)
+    return [(WORK[kind][0], ms, f"{number(ms)} ms") for kind, ms in largest if ms]
+
+
+def _blocks(records: Sequence[Record]) -> list[list[str]]:
+    """Round, tokens per second, and the seconds of each block of each process that was timed."""
+    timed = [(record, record.measurement) for record in records if record.measurement]
+    return [
+        [str(record.repetition), number(m.tokens_per_second), " ".join(f"{s:.4g}" for s in m.block_seconds)]
+        for record, m in timed
+        if m.block_seconds and m.tokens_per_second is not None
+    ]
+
+
+def _attributed(rung: Attribution) -> dict[str, Any]:
+    gains: list[Gain] = [getattr(rung, name) for name in GAINS]
+    return {
+        "name": plain(rung.rung),
+        "agreement": rung.agreement,
+        "gains": [
+            {
+                "ratio": _bounds(gain.ratio),
+                "said": judged(gain.ratio, gain.verdict) if gain.ratio else gain.absent,
+            }
+            for gain in gains
         ],
-        environment=dumps(board.environment.model_dump(mode="json"), indent=2),
-        samples=_samples(board),
-    )
+    }
 
 
-def _picture(what: str, of: str, svg: str, prefix: str) -> Picture:
-    """An SVG document as a part of the page, in its colours and font; `prefix` makes its ids unique."""
-    drawing = re.sub(r"<(metadata|style)\b.*?</\1>", "", svg[svg.index("<svg") :], flags=re.DOTALL)
-    drawing = re.sub("<[^>]*>", lambda tag: _tag(tag[0], prefix), drawing)  # tags alone: text stays as it is
-    return Picture(
-        label=plain(f"{what.replace('-', ' ')} of {of}"), svg=Markup(re.sub(r">\s+<", "><", drawing))
-    )
+def _machines(report: Report) -> Iterator[dict[str, Any]]:
+    """For each model and length of sequences the fastest rung of each machine, and published figures."""
+    fastest = [rung for board in report.boards if (rung := fastest_rung(board.own))]
+    for (model, length), rungs in group_by(fastest, lambda rung: rung.task).items():
+        once = {rung.environment.machine: rung for rung in reversed(by_speed(rungs))}
+        measured = [
+            {
+                "name": plain(f"{machine_title(rung.board)}: {rung.row.rung}"),
+                "tps": _bounds(rung.row.tps),
+                "said": with_interval(number(rung.row.tps.value), rung.row.tps),
+                "published": False,
+            }
+            for rung in once.values()
+            if rung.row.tps
+        ]
+        figures = fastest_published(
+            [figure for figure in report.figures if (figure.model, figure.seq_len) == (model, length)]
+        )
+        rows = [*measured, *(_figure(figure) for figure in figures)]
+        rows.sort(key=lambda row: -row["tps"][0])
+        name = model_title_of(rungs[0].board)
+        yield {"title": plain(f"{name}, T = {length}"), "rows": rows}
 
 
-def _tag(tag: str, prefix: str) -> str:
-    """One tag of a picture, without what the page says once, and with two decimals of a point."""
-    tag = re.sub(r'^<g id="[^"]*"', "<g", tag)
-    tag = re.sub(r'font-family: [^;"]*(?:; )?', "", tag)
-    tag = re.sub(r"(\.\d\d)\d+", r"\1", tag)
-    for part, colour in THEMES["light"].items():
-        tag = tag.replace(f": {colour.lower()}", f": var(--{part})")
-    return re.sub(r'( id="|="#|url\(#)', rf"\g<1>{prefix}-", tag)
+def _figure(figure: Published) -> dict[str, Any]:
+    assert figure.tps
+    return {
+        "name": plain(f"{figure.devices} x {figure.hardware} ({figure.source})"),
+        "tps": [figure.tps, None, None],
+        "said": f"{number(figure.tps)}, published",
+        "published": True,
+    }
+
+
+def _published(table: Table) -> dict[str, Any]:
+    """A series as bars: one for each of its figures that states tokens per second."""
+    return {
+        "title": plain(table.title),
+        "rows": [
+            _figure(figure) | {"name": plain(figure.label or figure.rung)}
+            for figure in table.rows
+            if figure.tps
+        ],
+    }
+
+
+# --- Tables and the comparison of two rungs
+
+
+def _tables(board: Scoreboard, tables: Sequence[Table]) -> RunTables:
+    environment = dumps(board.environment.model_dump(mode="json"), indent=2)
+    what = f"{board.title}: {plural(len(board.rows), 'rung')}, {plural(board.rounds, 'round')}"
+    return RunTables(title=what, tables=tables, environment=environment, samples=_samples(board))
 
 
 def _samples(board: Scoreboard) -> Table:
@@ -119,7 +307,7 @@ def _samples(board: Scoreboard) -> Table:
     return Table(title="Raw samples", columns=columns, rows=rows)
 
 
-def _rung(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
+def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
     """Facts by which the page compares a rung with another."""
     records = board.records_of(row)
     machine, workload = board.environment, records[0].workload

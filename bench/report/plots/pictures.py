@@ -17,7 +17,7 @@ from bench.report.plots.memory import memory_by_batch
 from bench.report.plots.roofline import roofline
 from bench.report.plots.rungs import attribution, climb, panels
 from bench.report.plots.scaling import batch_sizes, world_sizes
-from bench.report.plots.style import THEMES, save, svg, theme
+from bench.report.plots.style import THEMES, save, theme
 
 OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
     "climb": climb,
@@ -36,8 +36,6 @@ OF_A_RUN: dict[str, Callable[[Scoreboard], Figure | None]] = {
 """Pictures of a run by name; a function returns None where a run has nothing to show."""
 WITH_PEERS = ("climb", "rungs", "block-times")
 """Pictures that include other trainers; the others are of toggles, and so of our own rungs."""
-ON_PAGE = ("climb", "attribution", "roofline", "batch", "memory-by-batch", "world-size")
-"""Pictures of a run on the page; the others are in its tables, or as curves would double its size."""
 OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "summary": summary,
     "hardware": hardware,
@@ -45,18 +43,6 @@ OF_ALL: dict[str, Callable[[Sequence[Scoreboard]], Figure | None]] = {
     "loss-by-time-machines": partial(run_curves, by_time=True),
 }
 """Pictures of several runs together, likewise."""
-
-
-def pictures(board: Scoreboard) -> dict[str, str]:
-    """Pictures of a run for the page, as SVG on light paper."""
-    with theme("light"):
-        return {name: svg(figure) for name, figure in _of_a_run(board, ON_PAGE)}
-
-
-def of_all(boards: Sequence[Scoreboard]) -> dict[str, str]:
-    """Pictures of several runs together for the page, as SVG on light paper."""
-    with theme("light"):
-        return {name: svg(figure) for name, figure in _of_all(boards)}
 
 
 def _of_a_run(board: Scoreboard, names: Sequence[str]) -> Iterator[tuple[str, Figure]]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import pytest
 from places import ROOT
@@ -83,11 +82,11 @@ def test_it_loads_without_an_error_and_asks_nothing_of_the_network(shown: Any) -
 def test_no_text_of_a_results_file_runs_or_becomes_markup(shown: Any, text: str) -> None:
     assert shown.evaluate("window.hit") is None
     assert shown.locator("main img").count() == 0
-    assert shown.locator("tbody th", has_text=HOSTILE).count() > 0
+    assert shown.locator("#runs tbody th", has_text=HOSTILE).count() > 0
     assert text.count("<script") == 2
 
 
-def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed() -> None:
+def test_no_control_character_reaches_the_page() -> None:
     foul = "\x1b[31ma\x07\x00"
     environment = MACHINE.model_copy(update={"chip": foul, "torch": foul})
     names = [(f"{foul}{n}", replace(CUDA, micro_batch_size=n)) for n in (1, 2)]
@@ -97,10 +96,83 @@ def test_no_control_character_reaches_the_page_and_its_pictures_are_well_formed(
     ]
     text = page(assemble([scoreboard(rungs)] * 2))
     assert not re.search("[\x00-\x08\x0b-\x1f]", text)
-    pictures = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert len(pictures) > 4
-    for picture in pictures:
-        ElementTree.fromstring(picture)
+
+
+def test_the_first_screen_of_a_phone_shows_the_answer_and_the_climb_s_beginning(shown: Any) -> None:
+    figures = shown.locator("#answer b").all_inner_texts()
+    assert figures[:2] == ["25,703 tokens/s", "21.00x"]
+    first = shown.locator("#climbed [role=button]").first
+    assert first.bounding_box()["y"] + first.bounding_box()["height"] < 800
+
+
+def test_choosing_another_run_shows_its_answer(shown: Any) -> None:
+    options = shown.locator("#run option").all_inner_texts()
+    assert options == ["1 x NVIDIA H100 80GB HBM3 · h100", "1 x NVIDIA H200 · h100"]
+    shown.select_option("#run", label=options[0])
+    assert shown.inner_text("#answer b >> nth=0") == "21,419 tokens/s"
+
+
+def test_the_climb_s_figures_are_those_of_the_full_table(shown: Any) -> None:
+    table = assemble([board(), board("NVIDIA H200", 1.2)]).runs[1][0]
+    titles = ("TPS", "Over rung before", "Peak memory (GiB)")
+    wanted = [[row[table.head.index(title)] for title in titles] for row in table.cells]
+    figures = [row["figures"] for row in shown.evaluate("run.rows")]
+    assert [
+        [row["tokens/s"], row.get("over the rung before", "-"), row["peak memory"].removesuffix(" GiB")]
+        for row in figures
+    ] == wanted
+
+
+def test_pointing_at_a_rung_tells_its_interval_memory_and_loss(shown: Any) -> None:
+    shown.locator("#climbed [role=button]").nth(1).focus()
+    said = shown.inner_text("#said")
+    assert "tokens/s 25,703 ±" in said
+    assert "peak memory 3.00 GiB" in said
+    assert "loss at step" in said
+
+
+def test_a_rung_chosen_by_the_keyboard_shows_what_changed_and_its_command(shown: Any) -> None:
+    shown.locator("#climbed [role=button]").nth(1).focus()
+    shown.keyboard.press("Enter")
+    said = shown.inner_text("#rung")
+    assert "autocast=bfloat16" in said
+    assert "Seconds of each block" in said
+    assert "python -m bench.worker" in said
+
+
+def test_arrow_keys_go_from_tab_to_tab(shown: Any) -> None:
+    shown.locator("#tab-climb").focus()
+    shown.keyboard.press("ArrowRight")
+    assert shown.locator("[role=tab][aria-selected=true]").inner_text() == "Compare machines"
+    assert shown.locator("[role=tabpanel]:visible").count() == 1
+
+
+def test_each_tab_draws_its_charts_when_it_is_first_shown(shown: Any) -> None:
+    assert shown.locator("#compared-machines svg").count() == 0
+    shown.click("#tab-machines")
+    assert shown.locator("#compared-machines svg.chart").count() == 1
+
+
+def test_published_bars_are_labelled_and_drawn_otherwise_than_measured_ones(shown: Any) -> None:
+    shown.click("#tab-machines")
+    bars = shown.locator("#compared-machines g[role=img]")
+    for at in range(bars.count()):
+        published = "published" in bars.nth(at).get_attribute("aria-label")
+        assert bars.nth(at).locator("rect.open").count() == published
+    assert shown.locator("#compared-machines rect.open").count() > 0
+    assert shown.locator("#compared-machines rect.bar").count() == 2
+
+
+def test_a_run_without_other_trainers_says_so(shown: Any) -> None:
+    shown.click("#tab-trainers")
+    assert shown.inner_text("#beside").strip() == "This run did not measure other trainers."
+
+
+def test_changes_that_were_not_measured_alone_are_shown_in_the_ladder_s_order(shown: Any) -> None:
+    shown.click("#tab-attribution")
+    assert "bench run --ablate" in shown.inner_text("#attributed")
+    (label,) = [each.get_attribute("aria-label") for each in shown.locator("#attributed g[role=img]").all()]
+    assert "21.00x" in label
 
 
 def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
@@ -112,6 +184,7 @@ def test_times_sort_by_their_length_and_not_by_their_figure(shown: Any) -> None:
 
 
 def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
+    shown.click("#tab-machines")
     table = shown.locator('[aria-label^="Hardware"] table.sortable').first
     button = table.locator("thead th", has_text="TPS").first.locator("button")
     for _ in ("ascending", "descending"):
@@ -122,7 +195,9 @@ def test_no_sorting_puts_published_rows_among_measured_ones(shown: Any) -> None:
 
 
 def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
-    table = shown.locator("section:has(#board-2) table.sortable").first
+    shown.click("#tab-runs")
+    shown.click("#tables-1 > summary")
+    table = shown.locator("#tables-1 table.sortable").first
     header = table.locator("thead th", has_text="TPS").first
     header.locator("button").click()
     assert header.get_attribute("aria-sort") == "ascending"
@@ -132,21 +207,24 @@ def test_a_click_sorts_by_figures_and_says_so(shown: Any) -> None:
 
 
 def test_the_keyboard_sorts_too(shown: Any) -> None:
-    header = shown.locator("table.sortable thead th").first
+    shown.click("#tab-machines")
+    header = shown.locator("#machines table.sortable thead th").first
     header.locator("button").focus()
     shown.keyboard.press("Enter")
     assert header.get_attribute("aria-sort") == "ascending"
 
 
 def test_rows_are_filtered_by_words(shown: Any) -> None:
+    shown.click("#tab-runs")
     shown.fill("#filter", "BASELINE")
     assert re.fullmatch(r"\d+ of \d+ rows", shown.inner_text("#count"))
-    rows = shown.locator("section > .scroll tbody tr:visible")
+    rows = shown.locator("#runs .run > .scroll tbody tr:visible")
     assert rows.count() > 0
     assert all("baseline" in row.lower() for row in rows.all_inner_texts())
 
 
 def test_two_rungs_are_compared_with_an_interval_and_what_differs(shown: Any) -> None:
+    shown.click("#tab-machines")
     options = shown.locator("#a option").all_inner_texts()
     shown.select_option("#a", index=0)
     shown.select_option("#b", index=next(n for n, name in enumerate(options) if "h200" in name))
@@ -163,7 +241,9 @@ def test_the_maths_are_among_the_facts_by_which_two_rungs_are_compared() -> None
     assert '"facts": {"maths": "residual=bfloat16 changes the maths: ' in found
 
 
-def test_nothing_is_wider_than_a_phone(shown: Any) -> None:
+@pytest.mark.parametrize("tab", ["climb", "machines", "attribution", "trainers", "published", "runs"])
+def test_nothing_is_wider_than_a_phone(shown: Any, tab: str) -> None:
+    shown.click(f"#tab-{tab}")
     assert shown.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -174,40 +254,35 @@ def test_printed_it_lies_on_wide_sheets_that_no_table_exceeds(shown: Any) -> Non
         map(float, found) for found in re.findall(rb"/MediaBox *\[0 0 ([\d.]+) ([\d.]+)\]", pdf)
     ]
     assert width > height
+    shown.click("#tab-machines")
     shown.emulate_media(media="print")
     shown.set_viewport_size({"width": round((width / 72 - 20 / 25.4) * 96), "height": 700})
     assert shown.evaluate("document.documentElement.scrollWidth <= innerWidth")
     assert not shown.locator("#compare").is_visible()
 
 
-def test_every_picture_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
-    assert shown.locator("figure:not([aria-label])").count() == 0
+def test_every_chart_and_control_has_a_name_for_those_who_do_not_see_it(shown: Any) -> None:
+    for tab in ("machines", "attribution", "published", "climb"):
+        shown.click(f"#tab-{tab}")
+    assert shown.locator("svg.chart").count() > 3
+    assert shown.locator("svg.chart:not([aria-label]), svg.chart g:not([aria-label])").count() == 0
     assert shown.evaluate(
         "[...document.querySelectorAll('select, input')].every((each) => each.labels.length)"
     )
     assert shown.evaluate("document.documentElement.lang") == "en"
 
 
-def test_pictures_take_the_page_s_own_colours(text: str) -> None:
-    drawn = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
-    assert drawn
-    assert all("var(--ink)" in svg and "#1f2328" not in svg.lower() for svg in drawn)
-
-
-def test_pictures_keep_every_word_letter_by_letter() -> None:
-    name = "#1f2328 <b>&0.123456"
-    records = [record("baseline"), record(name, 1, toggles=BF16, measurement=measurement(2e3))]
-    drawn = re.findall(r"<svg.*?</svg>", page(assemble([scoreboard(records)])), re.DOTALL)
-    words = [
-        each.text for svg in drawn for each in ElementTree.fromstring(svg).iter() if each.tag.endswith("text")
-    ]
-    assert any(name in (each or "") for each in words)
-
-
-def test_what_pictures_refer_to_is_on_the_page(text: str) -> None:
-    references = set(re.findall(r'xlink:href="#([^"]+)"|url\(#([^)]+)\)', text))
-    assert len(references) > 10
-    assert {one or other for one, other in references} <= set(re.findall(r'\bid="([^"]+)"', text))
+def test_without_scripts_all_tables_are_there_and_the_page_says_why_there_is_no_chart(
+    browser: Any, text: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "index.html"
+    file.write_text(text, encoding="utf-8")
+    tab = browser.new_page(java_script_enabled=False)
+    tab.goto(file.as_uri())
+    assert tab.locator("noscript p").is_visible()
+    assert tab.locator("[role=tablist]").is_hidden()
+    assert tab.locator("#runs").is_visible()
+    tab.close()
 
 
 def test_no_two_parts_of_the_page_have_the_same_name(text: str) -> None:
