@@ -35,9 +35,9 @@ Others, such as brgemm on a CPU, are there to be faster than that.
 """
 
 ASSUMPTIONS = (
-    "Bound: the three products of each linear layer and of lm_head (logical vocabulary), at the rate "
+    "Bound: the three matmuls of each linear layer and of lm_head (logical vocabulary), at the rate "
     "measured for its shape or for the best square, whichever is higher; attention on the causal half of the "
-    "scores, at the best rate of all. Where the ceiling has them in the rung's number format: each product "
+    "scores, at the best rate of all. Where the ceiling has them in the rung's number format: each matmul "
     "at the rate of its own shape, the gradients' included (not with products: tuned, which splits them), "
     "and attention at that of torch's own choice of kernel (for torch's kernels only). Then, because "
     f"clipping waits for all gradients, AdamW's traffic of {BYTES_PER_PARAMETER} bytes per parameter, shared "

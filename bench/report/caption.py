@@ -34,8 +34,8 @@ def derived_peak(board: Scoreboard) -> bool:
 
 
 MATHS = MethodNote(
-    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matrix "
-    "products."
+    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its "
+    "matmuls."
 )
 
 
@@ -254,8 +254,8 @@ def _ceilings(board: Scoreboard) -> list[str]:
         speeds = [most_tokens_per_second(bound, tokens) for bound in bounds_of(board, leader)]
         if known := [number(speed) for speed in speeds if speed is not None]:
             lines.append(
-                f"Bound of {leader.rung}, were its products and AdamW's traffic all of a step, at what each "
-                f"such process measured of all its layers' products and of memory: {' and '.join(known)} "
+                f"Bound of {leader.rung}, were its matmuls and AdamW's traffic all of a step, at what each "
+                f"such process measured of all its layers' matmuls and of memory: {' and '.join(known)} "
                 "tokens per second (bench roofline tells what is counted)."
             )
     for record in board.records:

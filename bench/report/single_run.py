@@ -37,7 +37,7 @@ from gpt2.config.toggles import HOST
 TOKENS = 10_000_000_000
 """Length of the published runs, for which hours, energy and money are stated."""
 WORK = {
-    "products": ("Products", None),
+    "products": ("Matmuls", None),
     "attention": ("Attention", None),
     "compiled": ("Compiled kernels", None),
     "optimizer": ("AdamW", None),
@@ -54,9 +54,9 @@ WORK_NOTES = (
         "the others."
     ),
     MethodNote(
-        "On a CPU an operation counts without those within it: batched products as attention, others as "
-        "products, all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as "
-        "AdamW, others by their names, all products as products. Rest: Python, launches and waiting."
+        "On a CPU an operation counts without those within it: batched matmuls as attention, others as "
+        "matmuls, all of AdamW's step as AdamW. On a GPU kernels count: those that ran in AdamW's step as "
+        "AdamW, others by their names, all matmuls as matmuls. Rest: Python, launches and waiting."
     ),
     MethodNote(
         "A ratio beside a time is that to the rung before, where its whole interval lies beyond the noise "
@@ -64,7 +64,7 @@ WORK_NOTES = (
     ),
     MethodNote(
         "Rungs with unlike attention do not compare kind by kind: a fused one is attention as a whole, but "
-        "what lies between the products of explicit and blocks (softmax, masks, exponentials) is other "
+        "what lies between the matmuls of explicit and blocks (softmax, masks, exponentials) is other "
         "operations or compiled."
     ),
 )

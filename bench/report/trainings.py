@@ -254,7 +254,7 @@ LEARNT: list[Column[LongRun]] = [
     Column("Model", lambda run: run.workload["model"], beneath=lambda run: run.model, words=True),
     Column("Corpus", lambda run: run.corpus, beneath=lambda run: run.corpus, words=True),
     Column("On", _where, beneath=lambda run: run.hardware, words=True),
-    Column("Products", lambda run: run.products, beneath=lambda run: run.products, words=True),
+    Column("Matmuls in", lambda run: run.products, beneath=lambda run: run.products, words=True),
     Column(
         "Steps",
         lambda run: f"{len(run.of('step')):,} of {run.run['steps']:,}",

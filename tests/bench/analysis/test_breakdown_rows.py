@@ -262,7 +262,7 @@ def test_the_report_has_a_column_for_each_kind_and_medians_over_rounds() -> None
     assert dict(zip(table.head, row, strict=True)) | {"Rung": ""} == dict.fromkeys(table.head, "-") | {
         "Rung": "",
         "Sum (ms)": "1,000",
-        "Products (ms)": "750",
+        "Matmuls (ms)": "750",
         "Rest (ms)": "250",
     }
 
@@ -302,7 +302,7 @@ def test_a_kind_s_ratio_to_the_rung_before_is_shown_where_its_interval_lies_beyo
     assert table is not None
     told = dict(zip(table.head, table.cells[1], strict=True))
     assert told["Other operations (ms)"] == "275, 0.25x ±0.0%"
-    assert told["Products (ms)"] == "1,144"  # by 4 % in each round, less than the floor
+    assert told["Matmuls (ms)"] == "1,144"  # by 4 % in each round, less than the floor
     # Less than half on average, but too unlike from round to round to tell.
     assert told["AdamW (ms)"] == "500"
     assert (told["Attention (ms)"], told["Casts and copies (ms)"]) == ("1,100", "-")
