@@ -17,7 +17,8 @@ from bench.records.measurement import External
 from bench.records.record import Record
 from bench.report.export import frame
 from bench.report.peers import peer_results, peers
-from bench.report.plots.pictures import pictures
+from bench.report.plots.rungs import climb
+from bench.report.plots.style import svg, theme
 from bench.report.single_run import tables
 from gpt2.config.toggles import Toggles
 
@@ -270,10 +271,13 @@ def test_only_a_peer_s_record_may_lack_what_we_look_for() -> None:
 
 
 def test_pictures_show_peers_apart_from_the_climb() -> None:
-    drawn = pictures(board(1500.0))
-    assert "1,500, external" in drawn["climb"]
-    assert "2.0x from baseline to SDPA" in drawn["climb"]
-    assert "url(#h" not in drawn["climb"]  # by colour, without a hatch
+    with theme("light"):
+        figure = climb(board(1500.0))
+        assert figure is not None
+        drawn = svg(figure)
+    assert "1,500, external" in drawn
+    assert "2.0x from baseline to SDPA" in drawn
+    assert "url(#h" not in drawn  # by colour, without a hatch
 
 
 def test_tables_and_frames_name_the_peer_of_a_row() -> None:
