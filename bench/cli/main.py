@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from bench.cli import completion as complete
+from bench.cli import ladders as shipped_ladders
 from bench.cli import machine, report, sweep, trainings, turns
 from bench.cli.options import (
     Ablate,
@@ -38,7 +39,7 @@ app = typer.Typer(
     help="How fast does GPT-2 train on this machine, and what does each optimisation buy?",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    epilog="Begin with: bench run ladders/smoke.yaml",
+    epilog="Begin with: bench run smoke",
 )
 
 
@@ -185,6 +186,7 @@ def plan(
     console().print(table(loaded, chosen, other, ablate=ablate))
 
 
+command(shipped_ladders.ladders)
 command(sweep.sweep)
 command(turns.turns)
 command(report.report)

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 LadderFile = Annotated[
     Path,
     typer.Argument(
-        metavar="LADDER", help="A ladder, such as ladders/smoke.yaml.", autocompletion=complete.ladders
+        metavar="LADDER",
+        help="A ladder's file, or its name in bench ladders, such as smoke.",
+        autocompletion=complete.ladders,
     ),
 ]
 Overrides = Annotated[

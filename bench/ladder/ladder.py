@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from bench.ladder.peers import PEERS, PeerRung
+from bench.ladder.shipped import find
 from bench.ladder.validation import LadderError, near, near_file, validate, yaml_mapping, yaml_value
 from gpt2.config.toggles import Toggles, describe, resolve
 from gpt2.config.workload import STRICT, Workload
@@ -174,10 +175,12 @@ class _LadderFile:
 def load(path: Path, overrides: Iterable[str] = (), own: Mapping[str, Iterable[str]] | None = None) -> Ladder:
     """Read a ladder and resolve its rungs.
 
+    path: its file, or the name of a ladder that comes with gpt2-bench, such as cpu.
     overrides: "workload.x=value", "protocol.x=value" or "toggles.x=value" (for every rung, after its own
     changes), with YAML values. own: by a rung's name, "toggles.x=value" for that rung alone, after all
     others. Raises LadderError.
     """
+    path = find(path)
     file = validate(_LadderFile, _read_yaml(path), f"{path}")
     if not 1 <= len(file.name.strip()) <= LONGEST_NAME:
         what = f"some text of at most {LONGEST_NAME} characters"

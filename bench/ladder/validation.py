@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import ParamSpec, TypeVar
 
 from bench.errors import BenchError
+from bench.ladder.shipped import shipped
 from gpt2.config import validation, yaml_files
 from gpt2.config.validation import ConfigError, near
 
@@ -40,7 +41,7 @@ yaml_value = _raising_ladder_error(yaml_files.value)
 
 def near_file(path: Path) -> str:
     """Return a hint at the ladder with the closest name; empty if none is close."""
-    ladders = [str(each) for each in sorted({*path.parent.glob("*.yaml"), *Path("ladders").glob("*.yaml")})]
-    stems = {Path(each).stem: each for each in ladders}
+    files = sorted({*path.parent.glob("*.yaml"), *Path("ladders").glob("*.yaml")})
+    stems = {each.stem: each.stem for each in shipped()} | {each.stem: str(each) for each in files}
     closest = difflib.get_close_matches(path.stem, stems, n=1, cutoff=0.5)
     return f"; did you mean {stems[closest[0]]}?" if closest else ""

@@ -34,8 +34,7 @@ def derived_peak(board: Scoreboard) -> bool:
 
 
 MATHS = MethodNote(
-    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its "
-    "matmuls."
+    "Maths is equal where a step is GPT-2's with float32 weights, but for the rounding of its matmuls."
 )
 
 
