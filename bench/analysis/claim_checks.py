@@ -182,7 +182,7 @@ EVIDENCE_COMPARES = {
     "recompute",
     "reductions",
 }
-"""Toggles whose proofs say what ran.
+"""Toggles whose proofs say what ran: those whose proof can hold for two values alike; most need not.
 
 Where that is, word for word, what ran before, the change did nothing. Modes of torch.compile are not
 among them: they may differ in ways that one step does not show.

@@ -64,6 +64,9 @@ def main() -> None:
     except PermissionError as error:
         typer.echo(f"bench: {denied(error)}", err=True)
         raise SystemExit(2) from None
+    except ImportError as error:
+        typer.echo(f"bench: a package of this Python does not load: {error}", err=True)
+        raise SystemExit(2) from None
     except OSError as error:  # of stdout: commands handle the errors of their own files
         if error.errno != errno.ENOSPC:
             raise

@@ -261,8 +261,11 @@ def _disk(name: str, folder: Path) -> Finding:
         free = shutil.disk_usage(there).free
     except OSError:
         return Finding(name=name, value="unknown")
-    ok = free >= FREE_DISK_BYTES
     value = f"{free / GIB:.1f} GiB free in {folder}"
+    if not os.access(there, os.W_OK | os.X_OK):
+        advice = "choose a folder that you may write into: bench run --out FOLDER"
+        return Finding(name=name, value=f"no permission to write to {there}", ok=False, advice=advice)
+    ok = free >= FREE_DISK_BYTES
     advice = "" if ok else "free some space: a full disk ends a run half-way"
     return Finding(name=name, value=value, ok=ok, advice=advice)
 

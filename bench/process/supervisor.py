@@ -170,7 +170,14 @@ def _how(ended: ProcessEnd) -> str:
     number = _signal(ended)
     if number == signal.SIGKILL and ended.kernel_killed:
         return "killed by the kernel for want of memory"
-    return f"killed by {number.name}" if number else f"exit code {ended.exit_code}"
+    return f"killed by {number.name}" if number else how_it_ended(ended.exit_code)
+
+
+def how_it_ended(exit_code: int | None) -> str:
+    """Return in words how a child ended, by its exit code as subprocess has it."""
+    if exit_code is not None and exit_code < 0:
+        return f"killed by {signal.Signals(-exit_code).name}"
+    return f"exit code {exit_code}"
 
 
 def _signal(ended: ProcessEnd) -> signal.Signals | None:

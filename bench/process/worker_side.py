@@ -22,7 +22,21 @@ from bench.process.supervisor import CACHE
 from bench.records.record import Outcome, progress_path
 from gpt2.files.atomic import atomic_write
 
-_STARTED = time.monotonic() - (time.time() - psutil.Process().create_time())
+
+def _seconds_so_far() -> float:
+    """Return the seconds since this process was started.
+
+    On Linux by the clock since boot, by which the kernel notes a process's start and which nobody can set;
+    elsewhere by the wall clock, and 0 where that was set back since.
+    """
+    with contextlib.suppress(OSError, ValueError, IndexError, AttributeError):
+        after_name = Path("/proc/self/stat").read_text(errors="replace").rpartition(")")[2].split()
+        started = int(after_name[19]) / os.sysconf("SC_CLK_TCK")
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - started)
+    return max(0.0, time.time() - psutil.Process().create_time())
+
+
+_STARTED = time.monotonic() - _seconds_so_far()
 """Start of this process by time.monotonic(), the clock of the runner's time limit, which stops in sleep."""
 
 

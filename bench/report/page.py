@@ -53,6 +53,7 @@ from bench.report.screen import (
 from bench.report.single_run import WORK, profiled
 from bench.report.table import Column, Table
 from bench.stats import Estimate
+from gpt2.config.toggles import Toggles
 from gpt2.files.strict_json import dumps
 
 HERE = Path(__file__).parent
@@ -307,6 +308,12 @@ def _samples(board: Scoreboard) -> Table:
     return Table(title="Raw samples", columns=columns, rows=rows)
 
 
+def _switched(toggles: Toggles) -> dict[str, object]:
+    """The toggles that differ from their defaults."""
+    defaults = asdict(Toggles())
+    return {name: value for name, value in asdict(toggles).items() if value != defaults[name]}
+
+
 def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
     """Facts by which the page compares a rung with another."""
     records = board.records_of(row)
@@ -319,7 +326,7 @@ def _compared(board: Scoreboard, row: Row, run: int) -> dict[str, Any]:
         "CPU": machine.cpu,
         "Python": machine.python,
         **machine.versions,
-        **{f"toggles.{name}": str(value) for name, value in asdict(row.toggles).items()},
+        **{f"toggles.{name}": str(value) for name, value in _switched(row.toggles).items()},
         **({"external": ", ".join(row.changed), "command": row.external.command} if row.external else {}),
         "tokens per second": number(row.tps.value) if row.tps else None,
         "MFU (bf16)": percent(row.mfu),

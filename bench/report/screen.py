@@ -186,7 +186,8 @@ def machine_title(board: Scoreboard) -> str:
     e = board.environment
     if e.xla_on_cpu or all(row.toggles.device == HOST for row in board.rows):
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
-        what = f"{plural(e.cpu_cores, 'core')} of {cpu_title(e)}"
+        cores = min(e.usable_cores or e.cpu_cores, e.cpu_cores)
+        what = f"{plural(cores, 'core')} of {cpu_title(e)}"
         what += f" ({units})" if units else ""
         what += " by XLA" if e.xla_on_cpu else ""
     else:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from bench.analysis.schedule import Schedule
 from bench.errors import BenchError
 from bench.ladder.ladder import Ladder, load
-from bench.process.supervisor import tail
+from bench.process.supervisor import how_it_ended, tail
 from bench.records.machine import Environment
 from gpt2.config.toggles import HOST, Toggles
 from gpt2.training.reexec import own_variables, python
@@ -56,7 +56,7 @@ def probe(
         command, env=variables, capture_output=True, encoding="utf-8", errors="replace", check=False
     )
     if done.returncode:
-        last = "".join(tail(done.stderr)[-1:]) or "no output"
+        last = "".join(tail(done.stderr)[-1:]) or how_it_ended(done.returncode)
         raise BenchError(f"this machine could not be probed: {last}")
     return ProbeResult.model_validate_json(done.stdout)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -41,7 +41,10 @@ def unfinished(
     Raises BenchError if there is none, with the first difference of the newest file, one of this machine
     before those of others.
     """
-    runs = runs_of(out, ladder)
+    unreadable: list[RecordError] = []
+    runs = runs_of(out, ladder, unreadable)
+    if unreadable:
+        raise BenchError(f"{unreadable[-1]}; mend it, or move it away, to go on with another run")
     if not runs:
         raise BenchError(f"{out}: no results of ladder {ladder.name!r} to go on with; leave out --resume")
     runs.sort(
@@ -73,14 +76,24 @@ def unfinished(
     raise BenchError(reasons[0])
 
 
-def runs_of(out: Path, ladder: Ladder) -> list[tuple[Path, list[Record]]]:
-    """Return the results files of a ladder, by its name in their records: in their own it may be cut off."""
+def runs_of(
+    out: Path, ladder: Ladder, unreadable: list[RecordError] | None = None
+) -> list[tuple[Path, list[Record]]]:
+    """Return the results files of a ladder, by its name in their records: in their own it may be cut off.
+
+    unreadable: takes the errors of files that are called as this ladder's are.
+    """
     runs: list[tuple[Path, list[Record]]] = []
+    own = re.compile(rf"{re.escape(ladder.file_name)}-\d{{8}}T\d{{6}}Z\.jsonl")
     for path in results_files(out, f"{ladder.file_name}-"):
-        with contextlib.suppress(RecordError):  # no results of ours
+        try:
             records = read(path)[0]
-            if records and records[0].ladder == ladder.name:
-                runs.append((path, records))
+        except RecordError as error:
+            if unreadable is not None and own.fullmatch(path.name):
+                unreadable.append(error)
+            continue
+        if records and records[0].ladder == ladder.name:
+            runs.append((path, records))
     return runs
 
 

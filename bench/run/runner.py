@@ -20,6 +20,7 @@ from bench.analysis.attribution import ratios
 from bench.analysis.schedule import Cut, Schedule, Task
 from bench.analysis.scoreboard import scoreboard
 from bench.errors import BenchError
+from bench.format import plural
 from bench.host.doctor import costly_page_faults
 from bench.ladder.ladder import Ladder, Rung
 from bench.process.shutdown import Stop, stoppable
@@ -138,6 +139,7 @@ def run(
         path = new_results(ladder, options.out, machine)
     records: list[Record] = []
     interrupted, error = False, None
+    lost: Record | None = None
     with (
         stoppable() as stop,
         reserved(path),
@@ -151,7 +153,8 @@ def run(
             repair(path)
             records += [record for record in read(path)[0] if not record.cut_short]
             schedule.resume(records)
-            watcher.note(f"going on with {path}, which holds {len(records)} processes")
+            held = plural(len(records), "process", "processes")
+            watcher.note(f"going on with {path}, which holds {held}")
         standing = costly_page_faults() if any(_faults_each_step(ladder, rung) for rung in rungs) else ()
         executor = Executor(
             ladder,
@@ -173,8 +176,10 @@ def run(
                 watcher.started(task, rounds, schedule.seconds_left(task.repetition, rounds))
                 start = time.monotonic()
                 record = executor.run(task)
+                lost = record
                 records.append(record)
                 append(path, record)
+                lost = None
                 schedule.ended(record, time.monotonic() - start)
                 watcher.finished(record)
                 interrupted = record.status == "interrupted"
@@ -184,11 +189,21 @@ def run(
         except OSError as problem:
             place = problem.filename or path
             error = (
-                f"{place}: {problem.strerror}; the records before are kept, and --resume goes on from there"
+                f"{place}: {problem.strerror}; {_not_kept(lost)}the records before are kept, and --resume "
+                "goes on from there"
             )
         if team:
             team.send_home(*_end_for_other_nodes(interrupted, error))
     return Run(path=path, records=records, interrupted=interrupted, error=error, cut=schedule.cut)
+
+
+def _not_kept(record: Record | None) -> str:
+    """Words for a process that ended but whose record could not be written."""
+    if record is None:
+        return ""
+    tps = record.measurement.tokens_per_second if record.measurement else None
+    measured = f", {tps:,.0f} tokens/s," if tps else ""
+    return f"the last process, of rung {record.rung!r}{measured} is not in it; "
 
 
 def unfailing(watcher: Watcher) -> Watcher:

@@ -93,8 +93,12 @@ def step_folder(root: Path, step: int) -> Path:
 
 
 def folders(root: Path) -> list[Path]:
-    """Return the complete checkpoints under `root` by step; other names are left alone."""
-    steps = {int(found[1]): each for each in root.glob("step-*") if (found := STEP.fullmatch(each.name))}
+    """Return the complete checkpoints under `root` by step; other names are left alone.
+
+    Raises PermissionError where it may not be read: a glob would find nothing there.
+    """
+    entries = root.iterdir() if root.is_dir() else ()
+    steps = {int(found[1]): each for each in entries if (found := STEP.fullmatch(each.name))}
     return [steps[step] for step in sorted(steps) if (steps[step] / FACTS).is_file()]
 
 

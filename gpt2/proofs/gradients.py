@@ -42,7 +42,8 @@ def gradient_difference(training: Training, x: Tensor, y: Tensor) -> float:
     last micro_batch: other strides would not fit the compiled code. Per parameter, the difference is
     ||trained - eager|| / ||eager||, or relative to the norm of all gradients where its eager gradient is
     zero. Memory: two sets of gradients beyond those of an eager step on at most EAGER_SEQUENCES sequences.
-    Weights, their .grad and the optimiser are left unchanged, and no torch mode stays set.
+    Weights and the optimiser are left unchanged, and so is their .grad, except that sharded gradients are
+    dropped; no torch mode stays set.
 
     Ranks exchange nothing, except where gradients are sharded: then all ranks must call this together, each
     with a micro-batch. Raises RuntimeError if the compiled code would have to be recompiled, as it then is

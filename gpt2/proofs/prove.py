@@ -18,9 +18,20 @@ from gpt2.proofs.profiler import Op
 from gpt2.training.train import Training
 
 MODULES = (arithmetic, process, step)
+
+
+def _proof_of(toggle: str) -> Callable[[StepEvidence], Finding]:
+    for module in MODULES:
+        if toggle in vars(module):
+            return vars(module)[toggle]
+    raise LookupError(
+        f"toggle {toggle} has no proof: add a function of that name to gpt2/proofs/arithmetic.py, process.py "
+        "or step.py"
+    )
+
+
 PROOFS: dict[str, Callable[[StepEvidence], Finding]] = {
-    toggle.name: next(vars(module)[toggle.name] for module in MODULES if toggle.name in vars(module))
-    for toggle in fields(Toggles)
+    toggle.name: _proof_of(toggle.name) for toggle in fields(Toggles)
 }
 """By toggle, the function of its name."""
 

@@ -180,7 +180,7 @@ def test_pictures_and_the_page_are_made_anew_byte_for_byte(tmp_path: Path) -> No
     }
     assert made.keys() == kept.keys()
     for name, path in kept.items():
-        assert made[name] == path.read_bytes(), f"{name}: make reports"
+        assert made[name] == path.read_bytes(), f"{name}: make reports writes it anew"
 
 
 def imported(path: Path) -> set[str]:

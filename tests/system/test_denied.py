@@ -26,6 +26,7 @@ pytestmark = pytest.mark.skipif(
         ("gpt2.cli", "train", "tiny", "--out", "locked/run"),
         ("gpt2.cli", "eval", "locked/run", "--hellaswag"),
         ("gpt2.cli", "export", "locked/run", "out"),
+        ("gpt2.cli", "eval", "locked-run", "--val-corpus", "synthetic"),
         ("bench.cli", "report", "locked/results"),
         ("bench.cli", "compare", "locked/a.jsonl", "locked/b.jsonl"),
         ("bench.cli", "run", str(ROOT / "ladders" / "smoke.yaml"), "--data", "locked/my.txt", "--out", "out"),
@@ -37,6 +38,8 @@ def test_a_folder_that_may_not_be_entered_is_told_in_one_line(
 ) -> None:
     (tmp_path / "locked").mkdir(mode=0o700)
     os.chown(tmp_path / "locked", 65534, 65534)
+    (tmp_path / "locked-run").mkdir()
+    (tmp_path / "locked-run" / "checkpoints").symlink_to(tmp_path / "locked")
     command = [*UNPRIVILEGED, sys.executable, "-m", *arguments]
     environ = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environ)

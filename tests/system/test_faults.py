@@ -204,6 +204,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_resume_goes_on_once_there_is_r
     last = said.strip().splitlines()[-1]
     assert "No space left on device" in last
     assert "--resume" in last
+    assert "the last process, of rung 'b'" in last
     assert "b " in shown  # measured and shown, though it could not be kept
     file, before = results(small_disk)
     assert file.read_bytes().endswith(b"}\n")

@@ -71,6 +71,17 @@ def test_where_there_is_nothing_to_go_on_with_that_is_said(ladder: Ladder, tmp_p
         unfinished(tmp_path, ladder, MACHINE)
 
 
+@pytest.mark.parametrize("damage", ["{", '{"schema": 2}\n'])
+def test_a_run_of_the_ladder_that_cannot_be_read_is_named_and_no_other_taken_for_it(
+    damage: str, ladder: Ladder, tmp_path: Path
+) -> None:
+    results(tmp_path, ladder, "20260101T000000Z", time="2026-01-01T00:00:00+00:00")
+    unreadable = tmp_path / MACHINE.machine / "test-20260102T000000Z.jsonl"
+    unreadable.write_text(damage + "\n{}\n")
+    with pytest.raises(BenchError, match=f"{unreadable}.*move it away, to go on with another run"):
+        unfinished(tmp_path, ladder, MACHINE)
+
+
 def here(**changes) -> Environment:
     return MACHINE.model_copy(update=changes)
 
