@@ -10,7 +10,7 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Price
-from bench.cli.terminal import cannot_write, console, print_table, say
+from bench.cli.terminal import cannot_write, console, print_brief, say
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -164,6 +164,7 @@ def compare(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="All columns and notes.")] = False,
 ) -> None:
     """Show runs side by side: the speed-up of the others over A, and what differs between them.
 
@@ -176,7 +177,7 @@ def compare(
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """
     from bench.analysis import compare as side_by_side
-    from bench.report.comparison import comparison_table
+    from bench.report.comparison import comparison_brief, comparison_table
 
     if len(results) < 2:
         raise BenchError("bench compare takes two results at least, such as results/before results/after")
@@ -190,11 +191,10 @@ def compare(
         say(warning)
     by_ladder = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     for comparisons in by_ladder:
-        table = comparison_table(comparisons)
         if markdown:
-            typer.echo(table.to_markdown("###"))
+            typer.echo(comparison_table(comparisons).to_markdown("###"))
         else:
-            print_table(table)
+            print_brief(comparison_brief(comparisons), full=full)
     if conditions:
         try:
             code, reasons = side_by_side.judge(

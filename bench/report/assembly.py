@@ -13,6 +13,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import markdown, plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
+from bench.report.brief import Brief
 from bench.report.comparison import chain_table
 from bench.report.screen import screen, screen_markdown
 from bench.report.table import NOTES_TITLE, Table, share_notes
@@ -81,9 +82,13 @@ def short(report: Report, width: int, *, notes: bool = False) -> list[Renderable
     """The same for rich: of several runs one table, of one run its screen."""
     if len(report.boards) == 1 and not report.opening:
         return list(screen(report.boards[0], width, notes=notes, price_per_hour=report.price_per_hour))
-    tables = report.opening if report.boards else report.published
-    hint = Text("One run: bench report FILE · all tables: --full", style="dim")
-    return [*(part for table in tables for part in table.to_terminal(width)), hint]
+    if not report.boards:
+        return [part for table in report.published for part in table.to_terminal(width)]
+    several = len(report.boards) > 1
+    chains = report.opening[:-1] if several else report.opening
+    briefs = [Brief(answer=[t.title], about=t.first, table=t, notes=t.notes) for t in chains]
+    briefs += [cross_run.overview_brief(report.boards)] if several else []
+    return [part for brief in briefs for part in brief.lines(width)]
 
 
 def to_markdown(report: Report) -> str:

@@ -57,11 +57,6 @@ def stems(boards: Sequence[Scoreboard]) -> list[str]:
     return found
 
 
-def sure(board: Scoreboard) -> bool:
-    """Whether its fastest rung is surely ahead of all others of its run."""
-    return board.delta is not None and not board.ties
-
-
 def climbs(board: Scoreboard) -> bool:
     """Whether its rungs stand on one another and at least two were measured: what a picture of it needs."""
     measured = [row for row in board.rows if row.tps]
@@ -90,7 +85,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
         cells = [
             markdown(machine_title(board)),
             markdown(model_title_of(board)),
-            f"[{markdown(fastest.rung)}]({page_of(board)}){'' if sure(board) else ' ?'}",
+            f"[{markdown(fastest.rung)}]({page_of(board)}){'' if board.sure else ' ?'}",
             number(fastest.tps.value),
             over,
             limit_of(board, fastest) or DASH,

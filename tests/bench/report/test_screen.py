@@ -13,7 +13,8 @@ from samples import measurement, record
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
-from bench.report.screen import MOST_WARNINGS, cpu_title, model_title, screen, screen_markdown
+from bench.report.brief import MOST_NOTES
+from bench.report.screen import cpu_title, model_title, screen, screen_markdown
 from bench.report.single_run import columns
 from gpt2.config.toggles import Toggles
 
@@ -33,7 +34,7 @@ def board_of(name: str) -> Scoreboard:
 
 
 def text(board: Scoreboard, width: int = 100, *, notes: bool = False) -> str:
-    return "\n".join(line.plain for line in screen(board, width, notes=notes))
+    return "\n".join(str(line) for line in screen(board, width, notes=notes))
 
 
 @pytest.fixture(autouse=True)
@@ -120,7 +121,7 @@ def test_an_outcome_that_was_the_point_is_called_expected() -> None:
 
 
 def test_a_verdict_is_said_in_one_word_of_the_glossary() -> None:
-    assert "2.00x  faster" in text(board())
+    assert "2.00x faster" in text(board())
     assert "no difference" in text(board(measurement=measurement(1002.0)))
 
 
@@ -132,7 +133,7 @@ def test_columns_that_are_equal_in_all_rows_are_left_out() -> None:
 def test_three_warnings_are_shown_and_the_others_counted() -> None:
     warned = board(warnings=[f"{kind} is odd; see to it" for kind in ("one", "two", "three", "four", "five")])
     shown = text(warned)
-    assert shown.count("is odd") == MOST_WARNINGS
+    assert shown.count("is odd") == MOST_NOTES
     assert "2 more warnings: bench report FILE --notes" in shown
     assert text(warned, notes=True).count("is odd") == 5
 
