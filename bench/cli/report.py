@@ -22,7 +22,7 @@ def report(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Results files, or folders: the newest full run of each machine, ladder and model."
+            help="Results files, or folders: the newest full run of each machine, ladder and model there."
         ),
     ] = None,
     markdown: Annotated[
@@ -78,13 +78,14 @@ def report(
         raise BenchError("--plots and --html need a folder to write into; give --out reports/")
     paths = results or [Path("results")]
     published, left_out = load_published(paths)
-    boards, warnings = load_boards(paths, needed=not published)
+    passed_over: list[Scoreboard] = []
+    boards, warnings = load_boards(paths, needed=not published, passed_over=passed_over)
     chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     for warning in (*left_out, *warnings):
         say(warning)
     if notes and (len(boards) != 1 or full or markdown or csv or json or out or update):
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
-    assembled = assemble(boards, published, price_per_hour, chain)
+    assembled = assemble(boards, published, price_per_hour, chain, passed_over)
     if not (markdown or csv or json or out or update):
         return _print(assembled, full=full, notes=notes)
     brief = to_markdown(assembled) if full else short_markdown(assembled)
@@ -110,7 +111,7 @@ def report(
 
 def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, plots: bool) -> None:
     """Write the folder of a report. Raises OSError."""
-    from bench.report.folder import files, newest
+    from bench.report.folder import files
 
     drawn = plots or (out / "plots").is_dir()
     for name, text in {**files(assembled, pictures=drawn), **tables}.items():
@@ -119,11 +120,11 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     if html:
         from bench.report.page import page
 
-        (out / "index.html").write_text(page(assembled.of(newest(assembled.boards))), encoding="utf-8")
+        (out / "index.html").write_text(page(assembled), encoding="utf-8")
     if plots:
         from bench.report.plots.pictures import draw
 
-        for file in draw(newest(assembled.boards), out):
+        for file in draw(assembled.boards, out):
             typer.echo(f"drew {file}", err=True)
 
 

@@ -136,7 +136,7 @@ def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
         best, most = by_speed(rungs)[0], max(rungs, key=_tps)
         answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {_where(best)}."]
         if most is not best:  # which is incomplete, or has a caveat
-            answer.append(f"Faster, but not sound: {_where(most)}.")
+            answer.append(f"Faster, but not yet sure: {_where(most)}.")
     columns: list[Column[Run]] = [
         Column("machine", lambda run: run.board.environment.machine, words=True),
         Column("ladder", _ladder, words=True),

@@ -266,3 +266,11 @@ def _with_references(table: Table, numbers: dict[MethodNote, int]) -> Table:
         numbers_here = ", ".join(map(str, elsewhere))
         own.append(f"{NOTES_TITLE}, at the end: {numbers_here}.")
     return replace(table, notes=own)
+
+
+def notes_to_markdown(notes: Sequence[str], level: str) -> list[str]:
+    """The notes that several tables share, under a heading of their own; empty where there are none."""
+    if not notes:
+        return []
+    numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
+    return ["\n".join([f"{level} {NOTES_TITLE}", "", *numbered, ""])]
