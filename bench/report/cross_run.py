@@ -207,8 +207,8 @@ def _hardware(
     ]
     if any(rung.row.caveats for rung in ours):
         notes.append(
-            "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most "
-            "tokens per second."
+            "Caveat, and beneath the others: each rung of the run has one, which its own report states among "
+            "the warnings; this one has most tokens per second."
         )
     lacking = [board for board in without if rung_views(board)[0].task == task]
     notes += [f"No rung is ok and of equal maths: {board.source}." for board in lacking]
@@ -389,8 +389,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         rows=[Size(*task, fastest.get(task)) for task in tasks],
         notes=[
             f"Sizes are those of gpt2/config/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a "
-            f"doubt, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that have a "
+            f"caveat, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
             "any; a dash: it is in none of them.",
             *ranks_note(shown),
             *derived_note(shown),
