@@ -106,7 +106,7 @@ def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, abl
 
 def _briefly(answer: str | None) -> str | None:
     """An answer without its reason and remedies, which a note has."""
-    return "unsupported" if isinstance(answer, Unsupported) else answer and answer.partition("; try")[0]
+    return answer.briefly if isinstance(answer, No) else answer
 
 
 def _why_not(rows: Sequence[Planned]) -> list[str]:
@@ -169,9 +169,19 @@ libraries take some of that.
 class No(str):
     """An answer that says that a rung cannot run."""
 
+    briefly = "no"
+
 
 class Unsupported(No):
     """An answer about what a device cannot do, whatever its memory."""
+
+    briefly = "unsupported"
+
+
+class TooLarge(No):
+    """An answer about a rung that needs more memory than there is."""
+
+    briefly = "does not fit"
 
 
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
@@ -230,7 +240,7 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
     if toggles.device == HOST and toggles.world_size > 1:
         remedies = ["fewer processes, which share this machine's memory"]
-    return No(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
+    return TooLarge(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
 
 
 def _gib(size: float) -> str:

@@ -389,8 +389,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         rows=[Size(*task, fastest.get(task)) for task in tasks],
         notes=[
             f"Sizes are those of gpt2/config/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that have a "
-            f"caveat, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those with a caveat, "
+            f"interrupted or of fewer than {LEAST_ROUNDS} rounds only where no other has "
             "any; a dash: it is in none of them.",
             *ranks_note(shown),
             *derived_note(shown),

@@ -257,7 +257,10 @@ def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
 
 def test_compiled_gradients_that_were_held_to_nothing_keep_a_rung_from_being_the_fastest() -> None:
     compiled = replace(CUDA, compile="default")
-    for difference, doubts in ((None, ("its gradients were not compared with those of eager code",)), (0.0, ())):
+    for difference, doubts in (
+        (None, ("its gradients were not compared with those of eager code",)),
+        (0.0, ()),
+    ):
         found = measurement(9000.0, gradient_difference=difference)
         board = scoreboard([record(), record("b", 1, toggles=compiled, measurement=found)])
         assert board.rows[1].caveats == doubts

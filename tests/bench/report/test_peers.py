@@ -190,7 +190,8 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     assert ours.row.rung == "SDPA"
     assert (only.clear, only.verdict) == (False, None)
     assert (
-        claim(records) == "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
+        claim(records)
+        == "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
     )
 
 

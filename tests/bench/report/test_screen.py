@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from places import ROOT
 from rich.cells import cell_len
 from samples import measurement, record
+from shown import check_golden
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
@@ -18,7 +18,6 @@ from bench.report.screen import cpu_title, model_title, screen, screen_markdown
 from bench.report.single_run import columns
 from gpt2.config.toggles import Toggles
 
-GOLDEN = ROOT / "tests" / "golden"
 RUNS = {
     "zen5": "amd-epyc-26-2-1-x2/cpu-20261125T050205Z",
     "h200": "h200-x1/gpu-65k-20261126T022541Z",
@@ -45,12 +44,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [80, 100, 200])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_committed_run_is_shown_as_it_was_looked_at(name: str, width: int) -> None:
-    """GOLDEN=write pytest tests/bench/report/test_screen.py writes them anew; look at them then."""
-    golden, shown = GOLDEN / f"{name}-{width}.txt", text(board_of(name), width) + "\n"
-    if os.environ.get("GOLDEN") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(shown, encoding="utf-8")
-    assert shown == golden.read_text(encoding="utf-8")
+    check_golden(f"{name}-{width}", text(board_of(name), width) + "\n")
 
 
 @pytest.mark.parametrize("width", [1, 40, 60, 80, 100, 300])
