@@ -4,8 +4,7 @@ BIN := .venv/bin
 
 .PHONY: bench test test-slow test-cuda test-xla benchmark reports gpu wheels clean
 
-RESULTS := $(sort $(wildcard results/*/*.jsonl))
-AGAINST := results/published --baseline results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline
+AGAINST := --baseline results/intel-xeon-x2/cpu-20261121T115316Z.jsonl:baseline
 OUT := reports
 
 bench: .venv/.ready
@@ -35,7 +34,7 @@ benchmark: .venv/.ready-test
 # All of reports/ from results/, byte for byte.
 reports: .venv/.ready
 	rm -rf $(OUT)/plots $(OUT)/*.md $(OUT)/*/*.md
-	$(BIN)/bench report $(RESULTS) $(AGAINST) --html --plots --out $(OUT)
+	$(BIN)/bench report results $(AGAINST) --html --plots --out $(OUT)
 	$(BIN)/bench trainings $(sort $(wildcard results/*/trainings/*)) --plots --out $(OUT)
 	rm -f $(OUT)/plots/*.png
 

@@ -52,6 +52,34 @@ def percent(share: float | None) -> str:
     return f"{share:.1%}" if share >= 0.01 else f"{100 * share:.2g}%"
 
 
+def whole_percent(share: float | None, sign: str = "") -> str:
+    """In percent without decimals, but one digit of what is below 1 %; empty where it is absent."""
+    if share is None:
+        return ""
+    percent = 100 * share
+    return f"{sign}{percent:.0f} %" if percent >= 1 else f"{sign}{percent:.1g} %"
+
+
+def speed(estimate: Estimate | None) -> str:
+    """Tokens per second with their interval in whole percent; empty where absent."""
+    return f"{number(estimate.value)} {spread(estimate)}".strip() if estimate else ""
+
+
+def spread(estimate: Estimate) -> str:
+    """An interval, as ±3 % or by its ends; empty where there is none."""
+    if estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
+        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
+    return whole_percent(estimate.half_width, "±")
+
+
+VERDICTS = {None: "", "same": "no difference", "not replicated": "", "no control": ""}
+
+
+def verdict_word(verdict: str | None) -> str:
+    """What a reader is told of a difference; empty where nothing can be."""
+    return VERDICTS.get(verdict, verdict or "")
+
+
 def ratio(estimate: Estimate | None) -> str:
     """A speed-up with its interval."""
     return with_interval(times(estimate.value) if estimate else "", estimate)

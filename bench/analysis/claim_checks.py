@@ -234,14 +234,14 @@ def caveats_of(
         return ()
     caveats = _no_longer_in_effect(rung, before)
     if not reference:
-        caveats.append("its losses are held to nothing: no other process took steps of that size")
+        caveats.append("its losses are compared with no others: no other process took steps of that size")
     elif (steps := min(_comparable(m) for m in measurements)) < PARITY_STEPS:
         caveats.append(
-            f"its losses are held to others for {steps} steps only: float16's scaler skipped the last of them"
+            f"its losses are compared for {steps} steps only: float16's scaler skipped the last of them"
         )
     checked = any(m.gradient_difference is not None or m.gradients_finite is not None for m in measurements)
     if toggles_of(rung).compile != "eager" and not checked:
-        caveats.append("its gradients were not held to those of eager code")
+        caveats.append("its gradients were not compared with those of eager code")
     return tuple(caveats)
 
 

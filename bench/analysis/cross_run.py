@@ -147,7 +147,7 @@ def fastest_rung(board: Scoreboard) -> RungView | None:
 
 def name_with_caveats(rung: RungView) -> str:
     """Rung name with its caveats in brackets."""
-    caveats = ["in doubt"] if rung.row.caveats else []
+    caveats = ["caveat"] if rung.row.caveats else []
     caveats += [rung.incomplete] if rung.incomplete else []
     return plain(rung.row.rung) + (f" ({', '.join(caveats)})" if caveats else "")
 

@@ -116,6 +116,11 @@ class Scoreboard:
         return tuple(row for row in others if not clearly_ahead(leads[row.index], self.delta))
 
     @property
+    def sure(self) -> bool:
+        """Whether its fastest rung is surely ahead of all other sound ones."""
+        return self.delta is not None and not self.ties
+
+    @property
     def planned_rounds(self) -> int:
         """Least number of rounds that the run was told to take."""
         until = self.records[-1].protocol.get("until")

@@ -44,7 +44,9 @@ def _files(path: Path, warnings: list[str] | None = None) -> list[Path]:
     return results_files(path, warnings=warnings) if path.is_dir() else [path]
 
 
-def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Scoreboard], list[str]]:
+def load_boards(
+    paths: Sequence[Path], *, needed: bool = True, passed_over: list[Scoreboard] | None = None
+) -> tuple[list[Scoreboard], list[str]]:
     """Load the scoreboards of results files, with warnings about what was left out.
 
     A file is shown as it is, and once, however often it is named. Of the files below a folder, each
@@ -56,8 +58,8 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
     measured none. Of a folder, a file that cannot be read is left out with a warning. Figures of others are
     passed over (see load_published()).
 
-    needed: whether no run at all is an error. Raises RecordError for that, and for a file given by name that
-    cannot be read.
+    passed_over: takes the runs of folders in whose place another is shown. needed: whether no run at all is
+    an error. Raises RecordError for that, and for a file given by name that cannot be read.
     """
     boards: list[Scoreboard] = []
     warnings: list[str] = []
@@ -92,6 +94,8 @@ def load_boards(paths: Sequence[Path], *, needed: bool = True) -> tuple[list[Sco
             if not any(chosen.same_run(board) for board in boards):
                 boards.append(chosen)
             warnings += _passed_over(runs, chosen)
+            if passed_over is not None:
+                passed_over += [board for board in runs if board is not chosen]
     if not boards and needed:
         raise RecordError(_nothing(paths, warnings))
     return boards, list(dict.fromkeys(warnings))

@@ -78,7 +78,7 @@ def ended_early(board: Scoreboard) -> list[str]:
 
 
 def disturbances(record: Record | Outcome) -> list[str]:
-    """Why the speed of a process is in doubt: standstills, and other programs."""
+    """Why the speed of a process may be wrong: standstills, and other programs."""
     lines = []
     if record.measurement and (still := record.measurement.stood_still):
         lines.append(f"stood still: in the window the process did, {still.text}; measure again")

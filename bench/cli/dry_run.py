@@ -6,17 +6,16 @@ import math
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
-
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
+from dataclasses import dataclass, replace
+from functools import partial
 
 from bench.analysis.schedule import Schedule
-from bench.format import DASH, GIB, plain
+from bench.format import GIB
 from bench.host.feasibility import check_time
 from bench.ladder.ladder import LEAST_BLOCKS, Ladder, Rung
 from bench.ladder.peers import PeerRung
+from bench.report.brief import Brief
+from bench.report.table import Column, Table
 from bench.run.peers.checkout import why_missing
 from bench.stats import LEAST_ROUNDS_UNTIL, MOST_ROUNDS_UNTIL
 from gpt2.config.constraints import check
@@ -27,8 +26,21 @@ from gpt2.hardware.peaks import Chip
 from gpt2.training.memory_estimate import MemoryEstimate, estimate
 
 
-def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Group:
-    """Return a table of each rung's changes, tokens per step, memory per device, and whether it can run here.
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A rung, and what it would take here."""
+
+    rung: str
+    changed: str
+    tokens_per_step: int
+    memory_bytes: int | None
+    """Estimate per device; None of another trainer."""
+    answer: str | None
+    """Whether it can run; None where that is not known."""
+
+
+def plan(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ablate: bool = False) -> Brief:
+    """How many rungs can run here, and each rung's changes, tokens per step and memory per device.
 
     chip: check against this chip instead; by default the ladder's if this machine has no device of the rungs.
     ablate: count the processes of --ablate, too.
@@ -37,55 +49,70 @@ def table(ladder: Ladder, rungs: Sequence[Rung], chip: Chip | None = None, *, ab
     missing = _missing(rungs)
     nothing_here = all(rung.toggles.device in missing for rung in rungs)
     other_chip = chip or (ladder.chip if nothing_here else None)
-    result = Table(title=Text(plain(f"{ladder.path}: {ladder.name}")))
-    result.add_column("Rung", overflow="fold")
-    result.add_column("Changed", overflow="fold")
-    result.add_column("Tokens per step", justify="right")
-    result.add_column("Memory per device (GiB)", justify="right")
-    result.add_column(f"On {other_chip.name}" if other_chip else "Here", overflow="fold")
+    rows: list[Planned] = []
     before = None
-    answers: Counter[str] = Counter()
     for rung in rungs:
         if rung.external:
-            changed, size = ", ".join(rung.changed), f"{rung.external.tokens_per_step:,}"
-            here = DASH if other_chip else _peer_here(ladder, rung, rung.external, missing)
-            result.add_row(Text(plain(rung.name)), Text(plain(changed)), size, DASH, Text(plain(here)))
-            continue
-        memory = estimate(workload, rung.toggles)
-        changed = describe(rung.toggles, before, workload)
-        before = rung.toggles
-        answer = _on_chip(workload, rung, memory, other_chip) if other_chip else _here(ladder, rung, memory)
-        answers[answer] += 1
-        result.add_row(
-            Text(plain(rung.name)),
-            Text(plain(", ".join(changed)) or "nothing"),
-            f"{rung.toggles.tokens_per_step(workload.seq_len):,}",
-            f"{memory.total / GIB:,.2f}",
-            Text(plain(answer)),
+            here = None if other_chip else _peer_here(ladder, rung, rung.external, missing)
+            tokens, memory, changed = rung.external.tokens_per_step, None, rung.changed
+        else:
+            estimated = estimate(workload, rung.toggles)
+            memory, tokens = estimated.total, rung.toggles.tokens_per_step(workload.seq_len)
+            changed = describe(rung.toggles, before, workload)
+            before = rung.toggles
+            check = partial(_on_chip, workload, chip=other_chip) if other_chip else partial(_here, ladder)
+            here = check(rung, estimated)
+        rows.append(
+            Planned(
+                rung=rung.name,
+                changed=", ".join(changed) or "nothing",
+                tokens_per_step=tokens,
+                memory_bytes=memory,
+                answer=here,
+            )
         )
+    where = f"On {other_chip.name}" if other_chip else "Here"
+    ours = [row for row, rung in zip(rows, rungs, strict=True) if not rung.external]
+    able = sum(not isinstance(row.answer, No) for row in ours)
+    columns: list[Column[Planned]] = [
+        Column("Rung", lambda row: row.rung, words=True),
+        Column("Changed", lambda row: row.changed, words=True),
+        Column("Tokens per step", lambda row: row.tokens_per_step, "{:,}".format, drop=1),
+        Column("GiB per device", lambda row: row.memory_bytes, lambda size: f"{size / GIB:,.2f}"),
+    ]
+    brief = Column[Planned](where, lambda row: _briefly(row.answer), words=True)
+    table = Table(title=f"{ladder.path}: {ladder.name}", columns=[*columns, brief], rows=rows)
     p = ladder.protocol
     fewer = f"{LEAST_BLOCKS} where these take longer than {p.max_window_seconds:g} s"
     notes = [
-        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs "
-        f"per token at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
-        "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
-        "(docs/devices.md: how far off that is).",
-        f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
-        f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
-        *(
-            f"{n} of {len(rungs)} rungs {a}."
-            for a, n in answers.items()
-            if n > 1 and isinstance(a, Unsupported)
-        ),
+        *_why_not(rows),
         *(f"Missing here: {reason}." for reason in missing.values() if other_chip and not chip),
         *([] if chip or nothing_here else _another_chip(ladder, rungs, missing)),
+        f"{_processes(ladder, rungs, ablate)}; each with a window of up to {p.blocks} blocks of about "
+        f"{p.block_seconds:g} s ({fewer}) and a limit of {p.timeout_seconds:g} s.",
+        "Memory: estimate of weights, gradients, AdamW's state and activations; libraries add their own "
+        "(docs/devices.md: how far off that is).",
+        f"{workload.model}: {workload.config.parameters:,} parameters; {workload.flops_per_token:,} FLOPs "
+        f"per token at T = {workload.seq_len} ({FLOPS_FORMULA}); data: {workload.data}.",
     ]
-    able = sum(count for answer, count in answers.items() if not isinstance(answer, No))
-    where = f"On {other_chip.name}" if other_chip else "Here"
-    summary = f"{where}: {able} of {answers.total()} rungs of {ladder.name} can run."
-    return Group(
-        Text(plain(summary), style="bold"), result, *(Text(plain(note), style="dim") for note in notes)
+    full = Column[Planned](where, lambda row: row.answer, words=True)
+    return Brief(
+        answer=[f"{where}: {able} of {len(ours)} rungs of {ladder.name} can run."],
+        table=table,
+        whole=[replace(table, columns=[*columns, full], notes=notes)],
+        notes=notes,
     )
+
+
+def _briefly(answer: str | None) -> str | None:
+    """An answer without its reason and remedies, which a note has."""
+    return answer.briefly if isinstance(answer, No) else answer
+
+
+def _why_not(rows: Sequence[Planned]) -> list[str]:
+    """A line for each reason why rungs cannot run, the most frequent first."""
+    reasons = Counter(row.answer for row in rows if isinstance(row.answer, No))
+    return [f"{count} of {len(rows)} rungs {reason}." for reason, count in reasons.most_common()]
 
 
 def _missing(rungs: Sequence[Rung]) -> dict[str, str]:
@@ -142,9 +169,19 @@ libraries take some of that.
 class No(str):
     """An answer that says that a rung cannot run."""
 
+    briefly = "no"
+
 
 class Unsupported(No):
     """An answer about what a device cannot do, whatever its memory."""
+
+    briefly = "unsupported"
+
+
+class TooLarge(No):
+    """An answer about a rung that needs more memory than there is."""
+
+    briefly = "does not fit"
 
 
 def _here(ladder: Ladder, rung: Rung, memory: MemoryEstimate) -> str:
@@ -203,7 +240,7 @@ def _too_large(workload: Workload, toggles: Toggles, memory: MemoryEstimate, ava
         remedies.append(f"sharding: fsdp2 over {devices} devices or more{at_once}")
     if toggles.device == HOST and toggles.world_size > 1:
         remedies = ["fewer processes, which share this machine's memory"]
-    return No(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
+    return TooLarge(f"will not fit into {_gib(available)}; try {', '.join(remedies) or 'a smaller model'}")
 
 
 def _gib(size: float) -> str:

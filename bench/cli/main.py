@@ -30,7 +30,7 @@ from bench.cli.options import (
     load_with_options,
     names,
 )
-from bench.cli.terminal import after_measuring, console, exiting_on_errors, report_end
+from bench.cli.terminal import after_measuring, exiting_on_errors, print_brief, report_end
 from bench.errors import BenchError
 from gpt2.terminal import Version, denied, paragraphs, use_streams
 
@@ -169,6 +169,7 @@ def plan(
             help='Whether it fits into another chip, such as "H100 SXM".', autocompletion=complete.chips
         ),
     ] = None,
+    full: Annotated[bool, typer.Option("--full", help="All of each cell, and all notes.")] = False,
 ) -> None:
     """Say what a LADDER would do here, and run nothing.
 
@@ -177,7 +178,7 @@ def plan(
 
     Example: bench plan ladders/h100.yaml --chip "H100 SXM"
     """
-    from bench.cli.dry_run import table
+    from bench.cli import dry_run
     from gpt2.hardware.peaks import named
 
     loaded, _ = load_with_options(ladder, set_, repeats, until, ablate)
@@ -186,7 +187,7 @@ def plan(
         other = named(chip) if chip else None
     except ValueError as error:
         raise BenchError(str(error)) from None
-    console().print(table(loaded, chosen, other, ablate=ablate))
+    print_brief(dry_run.plan(loaded, chosen, other, ablate=ablate), full=full)
 
 
 command(shipped_ladders.ladders)

@@ -10,7 +10,7 @@ import typer
 
 from bench.cli import completion as complete
 from bench.cli.options import Price
-from bench.cli.terminal import cannot_write, console, print_table, say
+from bench.cli.terminal import cannot_write, console, print_brief, say
 from bench.errors import BenchError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def report(
     results: Annotated[
         list[Path] | None,
         typer.Argument(
-            help="Results files, or folders: the newest full run of each machine, ladder and model."
+            help="Results files, or folders: the newest full run of each machine, ladder and model there."
         ),
     ] = None,
     markdown: Annotated[
@@ -78,13 +78,14 @@ def report(
         raise BenchError("--plots and --html need a folder to write into; give --out reports/")
     paths = results or [Path("results")]
     published, left_out = load_published(paths)
-    boards, warnings = load_boards(paths, needed=not published)
+    passed_over: list[Scoreboard] = []
+    boards, warnings = load_boards(paths, needed=not published, passed_over=passed_over)
     chain = build_chain(boards, load_baseline(baseline)) if baseline is not None else None
     for warning in (*left_out, *warnings):
         say(warning)
     if notes and (len(boards) != 1 or full or markdown or csv or json or out or update):
         raise BenchError("--notes adds to the screen of one run: name its file, and no other output")
-    assembled = assemble(boards, published, price_per_hour, chain)
+    assembled = assemble(boards, published, price_per_hour, chain, passed_over)
     if not (markdown or csv or json or out or update):
         return _print(assembled, full=full, notes=notes)
     brief = to_markdown(assembled) if full else short_markdown(assembled)
@@ -110,7 +111,7 @@ def report(
 
 def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, plots: bool) -> None:
     """Write the folder of a report. Raises OSError."""
-    from bench.report.folder import files, newest
+    from bench.report.folder import files
 
     drawn = plots or (out / "plots").is_dir()
     for name, text in {**files(assembled, pictures=drawn), **tables}.items():
@@ -119,11 +120,11 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     if html:
         from bench.report.page import page
 
-        (out / "index.html").write_text(page(assembled.of(newest(assembled.boards))), encoding="utf-8")
+        (out / "index.html").write_text(page(assembled), encoding="utf-8")
     if plots:
         from bench.report.plots.pictures import draw
 
-        for file in draw(newest(assembled.boards), out):
+        for file in draw(assembled.boards, out):
             typer.echo(f"drew {file}", err=True)
 
 
@@ -164,6 +165,7 @@ def compare(
     markdown: Annotated[
         bool, typer.Option("--markdown", help="Markdown instead of a terminal table.")
     ] = False,
+    full: Annotated[bool, typer.Option("--full", help="All columns and notes.")] = False,
 ) -> None:
     """Show runs side by side: the speed-up of the others over A, and what differs between them.
 
@@ -176,7 +178,7 @@ def compare(
     Example: bench compare results/before results/after --fail-if 'tps<-5%'
     """
     from bench.analysis import compare as side_by_side
-    from bench.report.comparison import comparison_table
+    from bench.report.comparison import comparison_brief, comparison_table
 
     if len(results) < 2:
         raise BenchError("bench compare takes two results at least, such as results/before results/after")
@@ -190,11 +192,10 @@ def compare(
         say(warning)
     by_ladder = [[side_by_side.compare(first, other) for other in others] for first, *others in ladders]
     for comparisons in by_ladder:
-        table = comparison_table(comparisons)
         if markdown:
-            typer.echo(table.to_markdown("###"))
+            typer.echo(comparison_table(comparisons).to_markdown("###"))
         else:
-            print_table(table)
+            print_brief(comparison_brief(comparisons), full=full)
     if conditions:
         try:
             code, reasons = side_by_side.judge(

@@ -18,6 +18,7 @@ from bench.errors import BenchError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from bench.report.brief import Brief
     from bench.report.table import Table
     from bench.run.runner import Run
 
@@ -59,6 +60,13 @@ def console() -> Console:
     if console.is_terminal or os.environ.get("COLUMNS", "").isdecimal():
         return console
     return Console(highlight=False, width=200)
+
+
+def print_brief(brief: Brief, *, full: bool = False) -> None:
+    """Print an answer on stdout in the width of the terminal."""
+    terminal = console()
+    for part in brief.lines(terminal.width, full=full):
+        terminal.print(part)
 
 
 def print_table(table: Table) -> None:

@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from bench.cli.options import Corpus, LadderFile, Overrides, ResultsFolder, RungNames, names
-from bench.cli.terminal import console
+from bench.cli.terminal import print_brief
 from bench.errors import BenchError
 from bench.process.shutdown import interruptible
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
-    from bench.ladder.ladder import Rung
-    from bench.run.turns.interleave import Group, TurnOptions
+    from bench.ladder.ladder import Ladder, Rung
+    from bench.report.brief import Brief
+    from bench.run.turns.interleave import Group
+    from bench.run.turns.results import Result
 
 
 def turns(
@@ -107,9 +107,8 @@ def turns(
             keep()
         except BenchError as error:
             write_error = error
-    for part in parts:
-        if part.measured or part.failed or part.unsupported:
-            console().print(table(options, part))
+    if any(part.measured or part.failed or part.unsupported for part in parts):
+        print_brief(turns_brief(loaded, parts, steps))
     if write_error:
         typer.echo(f"bench: {write_error}", err=True)
         raise typer.Exit(6)
@@ -132,38 +131,79 @@ def _of_one_process(rungs: Sequence[Rung]) -> list[Rung]:
     return [rung for rung in rungs if rung.toggles.processes == 1]
 
 
-def table(options: TurnOptions, part: Group) -> Table:
-    """Return the terminal table of a group's pairs."""
-    from rich.table import Table
+def turns_brief(ladder: Ladder, parts: Sequence[Group], steps: int) -> Brief:
+    """Who is ahead by how much, and the speed-up of each rung over its reference.
 
-    from bench.format import DASH, number, plain, ratio, with_interval
+    steps: timed steps of a turn.
+    """
+    from bench.format import plural, speed, spread, times, verdict_word, whole_percent
+    from bench.report.brief import Brief
+    from bench.report.table import Column, Table
     from bench.run.turns.results import floor_of, results
     from bench.stats import LEAST_ROUNDS
 
-    pairs = results(options.ladder, part)
-    delta = floor_of(pairs)
-    turn = f"{options.steps} steps" if options.steps > 1 else "1 step"
-    caption = [f"{turn} a turn; ratios are paired within rounds, and intervals are over starts."]
+    by_part = [results(ladder, part) for part in parts]
+    floors = {id(pair): floor_of(pairs) for pairs in by_part for pair in pairs}
+    pairs = [pair for of_part in by_part for pair in of_part]
+    absent = [
+        (name, status, why)
+        for part in parts
+        for status, names in (("unsupported", part.unsupported), ("failed", part.failed))
+        for name, why in names.items()
+    ]
+    columns: list[Column[Any]] = [
+        Column("rung", lambda row: row[0] if isinstance(row, tuple) else row.rung, words=True),
+        Column("tokens/s", lambda pair: speed(pair.tokens_per_second)),
+        Column("over", lambda pair: pair.over, words=True, drop=5),
+        Column("of reference", lambda pair: speed(pair.over_tokens_per_second), drop=3),
+        Column(
+            "speed-up",
+            lambda p: f"{times(p.ratio.value)} {spread(p.ratio)} {verdict_word(p.verdict)}".strip(),
+        ),
+        Column("noise", lambda pair: whole_percent(floors[id(pair)], "±"), drop=4),
+        Column("starts", lambda pair: len(pair.starts), drop=1),
+        Column("turns", lambda pair: pair.turns, drop=2),
+    ]
+    warnings = [": ".join(each) for each in absent]
     if not all(pair.replicated for pair in pairs):
-        caption.append(
+        warnings.append(
             f"With fewer than {LEAST_ROUNDS} starts, intervals are over turns and hold for these very "
             "processes alone: see docs/measuring.md."
         )
-    caption += [f"Noise floor: ±{delta:.1%}, by the last row."] if delta is not None else []
-    if part.stolen_cores is not None:
-        caption.append(f"The host took {part.stolen_cores:.2f} cores away meanwhile.")
-    result = Table(
-        title=f"{plain(options.ladder.name)}, in turn", caption=" ".join(caption), caption_justify="left"
+    each = f"{plural(steps, 'step')} a turn; ratios are paired within rounds, intervals are over starts"
+    notes = [f"{each}; noise: how far a rung's second process (again) may be from itself."]
+    if stolen := [part.stolen_cores for part in parts if part.stolen_cores is not None]:
+        notes.append(f"The host took up to {max(stolen):.2f} cores away meanwhile.")
+    return Brief(
+        answer=[_ahead(pairs, floors)],
+        table=Table(
+            title="",
+            columns=columns,
+            rows=[*pairs, *absent],
+            instead=lambda row: row[1] if isinstance(row, tuple) else None,
+        ),
+        warnings=warnings,
+        notes=[" ".join(notes)],
+        rest="see the results file",
     )
-    for title in ("Rung", "Over", "Starts", "Turns", "TPS", "TPS of over", "Speed-up", "Verdict"):
-        result.add_column(title, justify="left" if title in ("Rung", "Over", "Verdict") else "right")
-    for pair in pairs:
-        speeds = [
-            with_interval(number(s.value), s) for s in (pair.tokens_per_second, pair.over_tokens_per_second)
-        ]
-        cells = (str(len(pair.starts)), str(pair.turns), *speeds, ratio(pair.ratio), pair.verdict or DASH)
-        result.add_row(plain(pair.rung), plain(pair.over), *cells)
-    for name, why in {**part.unsupported, **part.failed}.items():
-        status = "unsupported" if name in part.unsupported else "failed"
-        result.add_row(plain(name), *[DASH] * 6, f"{status}: {plain(why)}")
-    return result
+
+
+def _ahead(pairs: Sequence[Result], floors: dict[int, float | None]) -> str:
+    """Which rung is ahead of the others, by how much, and how sure that is."""
+    from bench.format import listed, times, verdict_word, whole_percent
+
+    compared = [pair for pair in pairs if not pair.is_control]
+    if not compared:
+        return "No two rungs took turns, so there is nothing to compare."
+    best = max(compared, key=lambda pair: pair.ratio.value)
+    r, floor = best.ratio, floors[id(best)]
+    interval = f"{times(r.low)} to {times(r.high)} at 95 %" if r.low and r.high else ""
+    noise = f"noise {whole_percent(floor, '±')}" if floor is not None else "no noise floor"
+    sure = f"({', '.join(filter(None, (interval, noise, verdict_word(best.verdict) or 'not replicated')))})"
+    if len({pair.over for pair in compared}) > 1:
+        faster = [pair.rung for pair in compared if pair.verdict == "faster"]
+        all_faster = f"faster than their reference: {listed(faster)}" if faster else "none is surely faster"
+        return f"Gained most: {best.rung}, {times(r.value)} {best.over} {sure}; {all_faster}."
+    if r.value >= 1:
+        return f"Ahead: {best.rung}, {times(r.value)} {best.over} {sure}."
+    return f"Ahead: {best.over}; the next, {best.rung}, reaches {times(r.value)} of its speed {sure}."

@@ -14,12 +14,7 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
-from bench.format import GIB, listed, plain
+from bench.format import GIB
 from bench.host import checks
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
@@ -133,24 +128,6 @@ def diagnose(
         _disk("disk for compiler caches", host.temp_folder() or Path(tempfile.gettempdir())),
         _git(),
     ]
-
-
-def table(findings: list[Finding]) -> Group:
-    """Return the findings for a terminal: what can spoil a measurement first, with what to do about it."""
-    bad = [finding for finding in findings if finding.ok is False]
-    if bad:
-        answer = f"{len(bad)} of these can spoil a measurement: {listed([finding.name for finding in bad])}."
-    else:
-        answer = "Nothing found that would spoil a measurement."
-    result = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for title in ("Check", "Found", "Verdict", "What to do"):
-        result.add_column(title, overflow="fold")
-    words = {True: ("good", "green"), False: ("beware", "red"), None: ("-", "")}
-    for finding in sorted(findings, key=lambda finding: finding.ok is not False):
-        word, style = words[finding.ok]
-        name, value, advice = (Text(plain(t)) for t in (finding.name, finding.value, finding.advice))
-        result.add_row(name, value, Text(word, style), advice)
-    return Group(Text(answer, style="bold"), result)
 
 
 # --- what takes a second

@@ -226,7 +226,7 @@ class Record(Plain):
 
     @property
     def disturbed(self) -> bool:
-        """Whether other programs or a standstill put its speed in doubt."""
+        """Whether other programs or a standstill disturbed it, so that its speed may be wrong."""
         stood_still = self.measurement is not None and self.measurement.stood_still is not None
         return stood_still or self.other_work_cores is not None
 

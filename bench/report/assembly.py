@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from bench.analysis.cross_run import Chain
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import markdown, plain
+from bench.format import plain
 from bench.records.published import Published
 from bench.report import cross_run, published, single_run
+from bench.report.brief import Brief
 from bench.report.comparison import chain_table
 from bench.report.screen import screen, screen_markdown
-from bench.report.table import NOTES_TITLE, Table, share_notes
+from bench.report.table import NOTES_TITLE, Table, notes_to_markdown, share_notes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,8 @@ class Report:
     opening: Sequence[Table]
     """The chain, if asked for, and the overview of runs, if there are several."""
     boards: Sequence[Scoreboard]
+    passed_over: Sequence[Scoreboard]
+    """Runs of folders in whose place another of the same ladder is shown."""
     runs: Sequence[Sequence[Table]]
     """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
@@ -32,13 +35,6 @@ class Report:
     figures: Sequence[Published] = ()
     """The published figures themselves."""
     price_per_hour: float | None = None
-
-    def of(self, boards: Sequence[Scoreboard]) -> Report:
-        """The same report with some of its runs only; tables over several runs stay as they are."""
-        kept = [
-            (board, tables) for board, tables in zip(self.boards, self.runs, strict=True) if board in boards
-        ]
-        return replace(self, boards=[board for board, _ in kept], runs=[tables for _, tables in kept])
 
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""
@@ -57,15 +53,17 @@ def assemble(
     figures: Sequence[Published] = (),
     price_per_hour: float | None = None,
     chain: Chain | None = None,
+    passed_over: Sequence[Scoreboard] = (),
 ) -> Report:
     """Build all tables of a report.
 
-    figures: published ones, shown in tables of their own and beside ours.
+    figures: published ones, shown in tables of their own and beside ours. passed_over: from load_boards().
     """
     opening = (chain_table(chain) if chain else None, cross_run.overview(boards))
     return Report(
         opening=[table for table in opening if table],
         boards=boards,
+        passed_over=passed_over,
         runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
         cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
@@ -84,18 +82,19 @@ def short(report: Report, width: int, *, notes: bool = False) -> list[Renderable
     """The same for rich: of several runs one table, of one run its screen."""
     if len(report.boards) == 1 and not report.opening:
         return list(screen(report.boards[0], width, notes=notes, price_per_hour=report.price_per_hour))
-    tables = report.opening if report.boards else report.published
-    hint = Text("One run: bench report FILE · all tables: --full", style="dim")
-    return [*(part for table in tables for part in table.to_terminal(width)), hint]
+    if not report.boards:
+        return [part for table in report.published for part in table.to_terminal(width)]
+    several = len(report.boards) > 1
+    chains = report.opening[:-1] if several else report.opening
+    briefs = [Brief(answer=[t.title], about=t.first, table=t, notes=t.notes) for t in chains]
+    briefs += [cross_run.overview_brief(report.boards)] if several else []
+    return [part for brief in briefs for part in brief.lines(width)]
 
 
 def to_markdown(report: Report) -> str:
     tables, notes = report.in_order()
     texts = [table.to_markdown("#" * level) for level, table in tables]
-    if notes:
-        numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
-        texts.append("\n".join([f"### {NOTES_TITLE}", "", *numbered, ""]))
-    return "\n".join(texts)
+    return "\n".join([*texts, *notes_to_markdown(notes, "###")])
 
 
 def to_terminal(report: Report, width: int) -> list[RenderableType]:

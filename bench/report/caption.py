@@ -271,8 +271,8 @@ def fastest(board: Scoreboard) -> list[str]:
     times = "the first rung" if best is board.rows[0] else f"{ratio(best.speedup)} the first rung"
     fast = f"{plain(best.rung)}, {times}"
     if best.tps is None or best.tps.low is None:
-        return [f"Fastest so far of those that nothing is held against, not replicated: {fast}."]
-    claim = f"Most tokens per second of those that nothing is held against: {fast}"
+        return [f"Fastest so far of the rungs without a caveat, not replicated: {fast}."]
+    claim = f"Most tokens per second of the rungs without a caveat: {fast}"
     if board.delta is None:
         return [f"{claim}; without an A/A control of {LEAST_ROUNDS} rounds none is surely the fastest."]
     if alike := board.ties:
@@ -280,7 +280,7 @@ def fastest(board: Scoreboard) -> list[str]:
         return [
             f"{claim}. Its lead over {over} does not surely exceed the noise floor of {floor(board.delta)}."
         ]
-    return [f"Fastest of those that nothing is held against: {fast}."]
+    return [f"Fastest of the rungs without a caveat: {fast}."]
 
 
 def _machine(board: Scoreboard) -> str:
@@ -318,7 +318,7 @@ def _swept(board: Scoreboard) -> Iterator[str]:
         )
         fewer = [row for row in board.rows if row.tps and row.tps.rounds < board.rounds]
         if dropped := [plain(row.rung) for row in fewer if row.dropped]:
-            why = "Far slower in the first round, or with something held against them"
+            why = "Far slower in the first round, or with a caveat"
             yield f"{why}, so not run in each: {'; '.join(dropped)}."
         if unfinished := [plain(row.rung) for row in fewer if not row.dropped]:
             yield f"Not run in round {board.rounds}, in which the sweep ended: {'; '.join(unfinished)}."

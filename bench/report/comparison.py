@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from bench.analysis.compare import Comparison, Pair, Side
 from bench.analysis.cross_run import Chain, ChainRow, RungView
@@ -20,11 +21,15 @@ from bench.format import (
     plain,
     plural,
     ratio,
+    speed,
+    spread,
     times,
     tokens_per_second,
     training_time,
+    verdict_word,
     with_interval,
 )
+from bench.report.brief import Brief
 from bench.report.cross_run import derived_note, ranks_note
 from bench.report.table import Column, Table
 
@@ -38,6 +43,67 @@ BETWEEN_RUNS = (
 
 Line = tuple[Row, list[Pair | None]]
 """A rung of the first side, and its pair in each comparison, where it has one."""
+
+
+def comparison_brief(comparisons: Sequence[Comparison]) -> Brief:
+    """How much faster the other sides are, the rungs that have a partner, and what else differs."""
+    whole = comparison_table(comparisons)
+    first = comparisons[0].first
+    columns: list[Column[Line]] = [
+        Column("rung", _names, words=True),
+        Column(f"{first.letter} tokens/s", lambda line: speed(line[0].tps), drop=2),
+    ]
+    for place, comparison in enumerate(comparisons):
+        columns += _brief_columns(place, comparison.other.letter, first.letter)
+    warnings, notes = [], []
+    for comparison in comparisons:
+        warnings += _warnings(comparison)
+        both = f"{comparison.other.letter} and {first.letter}"
+        if comparison.differences:
+            notes.append(f"Not alike: {'; '.join(comparison.differences)}.")
+        else:
+            notes.append(f"Nothing of machine, software or task is known to differ between {both}.")
+        notes += comparison.unpaired
+    return Brief(
+        answer=[_answer(comparison) for comparison in comparisons],
+        about=[_legend(side) for side in (first, *(comparison.other for comparison in comparisons))],
+        table=Table(title=whole.title, columns=columns, rows=whole.rows, instead=_not_ranked),
+        whole=[replace(whole, first=[line for c in comparisons for line in c.differences])],
+        warnings=warnings,
+        notes=[*notes, *_method(comparisons)],
+        hints=["±: 95 % interval."],
+    )
+
+
+def _brief_columns(place: int, letter: str, first: str) -> list[Column[Line]]:
+    """Speed, speed-up and memory of one of the other sides; `place` is that of its pair in a line."""
+
+    def tps(line: Line) -> str:
+        pair = line[1][place]
+        return speed(pair.other.tps) if pair else ""
+
+    def over(line: Line) -> str:
+        if not (pair := line[1][place]) or not pair.tps:
+            return "not ranked" if pair and pair.not_ranked else ""
+        return f"{times(pair.tps.value)} {spread(pair.tps)} {verdict_word(pair.verdict)}".strip()
+
+    def memory(line: Line) -> str:
+        pair = line[1][place]
+        return times(pair.memory.value) if pair and pair.memory else ""
+
+    return [
+        Column(f"{letter} tokens/s", tps, drop=3),
+        Column(f"{letter} over {first}", over),
+        Column("memory", memory, drop=1),
+    ]
+
+
+def _not_ranked(line: Line) -> str | None:
+    """Why none of a rung's speeds compares."""
+    pairs = [pair for pair in line[1] if pair]
+    if all(pair.not_ranked for pair in pairs):
+        return f"not ranked: {'; '.join(dict.fromkeys(pair.not_ranked for pair in pairs if pair.not_ranked))}"
+    return None
 
 
 def comparison_table(comparisons: Sequence[Comparison]) -> Table:
@@ -67,7 +133,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> Table:
         columns=columns,
         rows=[line for line in lines if any(line[1])],
         first=intro,
-        notes=_notes(comparisons, sides),
+        notes=_notes(comparisons),
     )
 
 
@@ -127,7 +193,18 @@ def _tps(row: Row) -> str:
     return tokens_per_second(row.tps) if row.tps else status_of(row)
 
 
-def _notes(comparisons: Sequence[Comparison], sides: Sequence[Side]) -> list[str]:
+def _notes(comparisons: Sequence[Comparison]) -> list[str]:
+    notes = ["± is the 95 % t interval.", *_method(comparisons)]
+    for comparison in comparisons:
+        notes += comparison.unpaired
+    for comparison in comparisons:
+        notes += [f"Warning: {line}" for line in _warnings(comparison)]
+    return notes
+
+
+def _method(comparisons: Sequence[Comparison]) -> list[str]:
+    """How ratios are made, and the noise floor of each side."""
+    sides = [comparisons[0].first, *(comparison.other for comparison in comparisons)]
     floors = {
         f"±{side.board.delta:.1%} in {side.letter}"
         if side.board.delta is not None
@@ -135,23 +212,23 @@ def _notes(comparisons: Sequence[Comparison], sides: Sequence[Side]) -> list[str
         for side in sides
     }
     same_run = [c.first.board.same_run(c.other.board) for c in comparisons]
-    notes = ["± is the 95 % t interval."]
-    notes += ["Ratios within one run are paired within rounds."] if any(same_run) else []
-    notes += [] if all(same_run) else [BETWEEN_RUNS]
     by_letter = ", ".join(sorted(floors, key=lambda floor: floor[-1]))
-    notes.append(f"Noise floor: {by_letter}; verdicts take the larger.")
-    notes += [line for comparison in comparisons for line in comparison.unpaired]
-    for comparison in comparisons:
-        for pair in comparison.pairs:
-            name, other = pair.first.rung, comparison.other.letter
-            if pair.memory_not_ranked:
-                ways = f"in two ways, which do not compare: {pair.memory_not_ranked}"
-                notes.append(f"{name}: peak memory was found out {ways}.")
-            if pair.maths_differ:
-                notes.append(f"Warning: {name}: its speeds are of unlike maths: {pair.maths_differ}.")
-            if pair.loss_differs:
-                notes.append(f"Warning: {name}: {other} trains otherwise: {pair.loss_differs}.")
-    return notes
+    notes = [f"Noise floor: {by_letter}; verdicts take the larger."]
+    notes += ["Ratios within one run are paired within rounds."] if any(same_run) else []
+    return notes + ([] if all(same_run) else [BETWEEN_RUNS])
+
+
+def _warnings(comparison: Comparison) -> Iterator[str]:
+    """What makes speeds or memory of pairs compare badly."""
+    for pair in comparison.pairs:
+        name, other = pair.first.rung, comparison.other.letter
+        if pair.maths_differ:
+            yield f"{name}: its speeds are of unlike maths: {pair.maths_differ}."
+        if pair.loss_differs:
+            yield f"{name}: {other} trains otherwise: {pair.loss_differs}."
+        if pair.memory_not_ranked:
+            ways = f"in two ways, which do not compare: {pair.memory_not_ranked}"
+            yield f"{name}: peak memory was found out {ways}."
 
 
 # --- All rungs of several runs, chained from one baseline

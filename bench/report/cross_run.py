@@ -19,8 +19,22 @@ from bench.analysis.cross_run import (
 )
 from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
+from bench.format import (
+    DASH,
+    floor,
+    gib,
+    letter,
+    number,
+    percent,
+    plain,
+    plural,
+    ratio,
+    times,
+    whole_percent,
+    with_interval,
+)
 from bench.records.published import Published
+from bench.report.brief import Brief
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import LEAST_ROUNDS
 from gpt2.config.toggles import HOST, Toggles
@@ -83,15 +97,12 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
     def model(run: Run) -> str:
         return "{model}, T = {seq_len}".format(**run.board.records[0].workload)
 
-    def rounds(run: Run) -> str:
-        return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
-
     columns: list[Column[Run]] = [
         Column("Run", lambda run: run.board.title, words=True),
         Column("Model", model, words=True, drop=2),
         Column("Begun (UTC)", lambda run: run.board.begun[:16], words=True, drop=1),
         Column("Rungs", lambda run: len(run.board.rows), drop=5),
-        Column("Rounds", rounds, drop=6),
+        Column("Rounds", _rounds, drop=6),
         Column("Noise floor", lambda run: run.board.delta, floor, drop=4),
         Column("First TPS", lambda run: (tps := run.board.rows[0].tps) and tps.value, number, drop=3),
         Column(
@@ -113,6 +124,59 @@ def overview(boards: Sequence[Scoreboard]) -> Table | None:
             "that is, each run's own report tells. Runs on unlike models do not rank."
         ],
     )
+
+
+def overview_brief(boards: Sequence[Scoreboard]) -> Brief:
+    """The fastest of several runs, and a line for each, which no terminal wraps."""
+    runs = [Run(board, fastest_rung(board)) for board in boards]
+    tasks = group_by([run.fastest for run in runs if run.fastest], lambda rung: rung.task)
+    answer = []
+    if tasks:
+        (model, length), rungs = max(tasks.items(), key=lambda task: len(task[1]))
+        best, most = by_speed(rungs)[0], max(rungs, key=_tps)
+        answer = [f"Fastest of {plural(len(rungs), 'run')} of {model} at T = {length}: {_where(best)}."]
+        if most is not best:  # which is incomplete, or has a caveat
+            answer.append(f"Faster, but not yet sure: {_where(most)}.")
+    columns: list[Column[Run]] = [
+        Column("machine", lambda run: run.board.environment.machine, words=True),
+        Column("ladder", _ladder, words=True),
+        Column("fastest rung", lambda run: run.fastest.row.rung if run.fastest else "none", words=True),
+        Column("tokens/s", lambda run: number(f.row.tps.value) if (f := run.fastest) and f.row.tps else ""),
+        Column("over first", _over_first),
+        Column("rounds", _rounds, drop=2),
+        Column("noise", lambda run: whole_percent(run.board.delta, "±"), drop=1),
+    ]
+    unsure = "? The lead of its fastest rung over the others of its run is not told from noise."
+    return Brief(
+        answer=answer or [f"{plural(len(runs), 'run')}, none with a rung that is ok."],
+        table=Table(title="", columns=columns, rows=runs, mark=lambda run: "" if run.board.sure else "?"),
+        findings=[*([] if all(run.board.sure for run in runs) else [unsure])],
+        hints=["One run: bench report FILE · all tables: --full"],
+    )
+
+
+def _rounds(run: Run) -> str:
+    return f"{run.board.rounds}{', interrupted' if run.board.interrupted else ''}"
+
+
+def _tps(rung: RungView) -> float:
+    return rung.row.tps.value if rung.row.tps else 0.0
+
+
+def _where(rung: RungView) -> str:
+    return f"{name_with_caveats(rung)} on {rung.machine}, {number(_tps(rung))} tokens/s"
+
+
+def _ladder(run: Run) -> str:
+    model = run.board.records[0].workload["model"]
+    return run.board.ladder if model == "gpt2" else f"{run.board.ladder} ({model})"
+
+
+def _over_first(run: Run) -> str:
+    fastest = run.fastest
+    if fastest is None or fastest.row.speedup is None or fastest.row is run.board.rows[0]:
+        return ""
+    return times(fastest.row.speedup.value)
 
 
 # --- Machine beside machine
@@ -143,8 +207,8 @@ def _hardware(
     ]
     if any(rung.row.caveats for rung in ours):
         notes.append(
-            "In doubt, and beneath the others: the run has no rung that leaves no doubt; this one has most "
-            "tokens per second."
+            "Caveat, and beneath the others: each rung of the run has one, which its own report states among "
+            "the warnings; this one has most tokens per second."
         )
     lacking = [board for board in without if rung_views(board)[0].task == task]
     notes += [f"No rung is ok and of equal maths: {board.source}." for board in lacking]
@@ -325,8 +389,8 @@ def sizes(boards: Sequence[Scoreboard]) -> Table | None:
         rows=[Size(*task, fastest.get(task)) for task in tasks],
         notes=[
             f"Sizes are those of gpt2/config/workload.py; FLOPs per token at T: {FLOPS_FORMULA}.",
-            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those that leave a "
-            f"doubt, were interrupted or have fewer than {LEAST_ROUNDS} rounds of it only where no other has "
+            "TPS and MFU: of the fastest rung of that model and T in all runs shown, those with a caveat, "
+            f"interrupted or of fewer than {LEAST_ROUNDS} rounds only where no other has "
             "any; a dash: it is in none of them.",
             *ranks_note(shown),
             *derived_note(shown),

@@ -13,22 +13,20 @@ from html import escape
 from itertools import groupby
 
 from bench.analysis.scoreboard import Scoreboard
-from bench.analysis.select import choose
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
-from bench.report.table import NOTES_TITLE, Table, share_notes
+from bench.report.table import Table, notes_to_markdown, share_notes
 
 INDEX, COMPARISONS, PUBLISHED = "scoreboard.md", "comparisons.md", "published.md"
 
 
 def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     """The text of each file, by its path within the folder. pictures: whether they are drawn beside them."""
-    shown = newest(report.boards)
-    written = {INDEX: _index(report, shown, pictures=pictures)}
-    for board, tables in zip(report.boards, report.runs, strict=True):
-        if board in shown:
-            written[page_of(board)] = _run(board, tables)
+    names = pages(report.boards)
+    written = {INDEX: _index(report, names, pictures=pictures)}
+    for board, name, tables in zip(report.boards, names, report.runs, strict=True):
+        written[name] = _run(board, tables)
     if together := [*report.opening, *report.cross_run]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
@@ -36,30 +34,23 @@ def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     return written
 
 
-def newest(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
-    """The run that stands for all runs of a machine and ladder, as bench report chooses it of a folder."""
-    by_page: dict[str, list[Scoreboard]] = {}
-    for board in boards:
-        by_page.setdefault(page_of(board), []).append(board)
-    return [choose(runs) for runs in by_page.values()]
-
-
-def page_of(board: Scoreboard) -> str:
-    return f"{_safe(board.environment.machine)}/{board.file_name}.md"
+def pages(boards: Sequence[Scoreboard]) -> list[str]:
+    """The file of each run's page: machine and ladder; of a second run of these, also when it began."""
+    folders = [_safe(board.environment.machine) for board in boards]
+    return [f"{name}.md" for name in _apart(boards, [f"{folder}/" for folder in folders])]
 
 
 def stems(boards: Sequence[Scoreboard]) -> list[str]:
-    """Beginnings of pictures' names: machine and ladder; of a second run of these, also when it began."""
+    """Beginnings of pictures' names, as those of pages."""
+    return _apart(boards, [f"{board.environment.machine}-" for board in boards])
+
+
+def _apart(boards: Sequence[Scoreboard], machines: Sequence[str]) -> list[str]:
     found: list[str] = []
-    for board in boards:
-        stem = f"{board.environment.machine}-{board.file_name}"
-        found.append(f"{stem}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if stem in found else stem)
+    for board, machine in zip(boards, machines, strict=True):
+        name = f"{machine}{board.file_name}"
+        found.append(f"{name}-{re.sub(r'[^0-9T]', '', board.begun[:19])}" if name in found else name)
     return found
-
-
-def sure(board: Scoreboard) -> bool:
-    """Whether its fastest rung is surely ahead of all others of its run."""
-    return board.delta is not None and not board.ties
 
 
 def climbs(board: Scoreboard) -> bool:
@@ -68,7 +59,9 @@ def climbs(board: Scoreboard) -> bool:
     return len(measured) > 1 and any(row.external is None for row in measured) and not board.swept
 
 
-def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> str:
+def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
+    shown = report.boards
+    page_of = dict(zip(map(id, shown), files, strict=True))
     names = dict(zip(map(id, shown), stems(shown), strict=True))
     lines = [
         "# Results",
@@ -90,7 +83,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
         cells = [
             markdown(machine_title(board)),
             markdown(model_title_of(board)),
-            f"[{markdown(fastest.rung)}]({page_of(board)}){'' if sure(board) else ' ?'}",
+            f"[{markdown(fastest.rung)}]({page_of[id(board)]}){'' if board.sure else ' ?'}",
             number(fastest.tps.value),
             over,
             limit_of(board, fastest) or DASH,
@@ -101,7 +94,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
         lines += [f"## {markdown(machine)}", ""]
         of_it = list(runs)
         for board in of_it:
-            lines.append(f"- [{markdown(plain(board.ladder))}]({page_of(board)}): {_said(board)}")
+            lines.append(f"- [{markdown(plain(board.ladder))}]({page_of[id(board)]}): {_said(board)}")
         lines.append("")
         main = max(
             (board for board in of_it if climbs(board)), key=lambda board: len(board.rows), default=None
@@ -111,7 +104,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
                 *_picture(f"plots/{names[id(main)]}-climb", f"The climb of {main.ladder} on {machine}"),
                 "",
             ]
-    if older := [board for board in report.boards if board not in shown]:
+    if older := report.passed_over:
         lines += ["## Other runs of these ladders", ""]
         lines += ["Shorter, older or interrupted; bench report FILE shows each.", ""]
         lines += [f"- {board.source.as_posix()}: {_said(board)}" for board in older if board.source]
@@ -147,11 +140,8 @@ def _run(board: Scoreboard, tables: Sequence[Table]) -> str:
 
 def _page(heading: str, tables: Sequence[Table]) -> str:
     without, notes = share_notes(list(tables))
-    texts = [f"# {heading}\n", *(table.to_markdown("##") for table in without)]
-    if notes:
-        numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
-        texts.append("\n".join([f"## {NOTES_TITLE}", "", *numbered, ""]))
-    return "\n".join(texts)
+    texts = [table.to_markdown("##") for table in without]
+    return "\n".join([f"# {heading}\n", *texts, *notes_to_markdown(notes, "##")])
 
 
 def _picture(stem: str, alt: str) -> Iterable[str]:

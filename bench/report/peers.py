@@ -114,7 +114,7 @@ def _claim(ours: RungView, results: Sequence[PeerResult], board: Scoreboard) -> 
     if not measured:
         return "No peer was measured."
     if ours.row.caveats:
-        return "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
+        return "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
     if any(result.verdict == "not replicated" for result in measured):
         return f"Not replicated: whether ours is faster needs {LEAST_ROUNDS} rounds or more."
     if board.delta is None:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
-from rich.console import Group
-from rich.table import Table
-from rich.text import Text
-
 from bench.analysis.bound import ASSUMPTIONS, Bound, bound, share
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import DASH, number, plain
+from bench.format import number, percent, whole_percent
 from bench.ladder.ladder import Ladder
 from bench.records.machine import Attention, Ceiling
+from bench.report.brief import Brief
+from bench.report.table import Column, Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 
@@ -50,35 +47,101 @@ def ladder_lines(ladder: Ladder, device: str, ceiling: Ceiling, board: Scoreboar
     return lines
 
 
+# --- The answer
+
+
+def roofline_brief(
+    ceiling: Ceiling,
+    peak: float | None,
+    workload: Workload,
+    lines: Sequence[Line] = (),
+    title: str = "",
+    source: str = "",
+) -> Brief:
+    """What a machine sustains, what bounds a step on it and, of a ladder, how near to that its rungs come.
+
+    peak: FLOP/s of the chip by its datasheet in the number format of the fastest matmul, where known. lines:
+    of a ladder, which `title` names; source: where its rungs were measured.
+    """
+    best = ceiling.best
+    rates, bounds = ceiling_table(ceiling), bound_table(title, lines, [source])
+    share_of_peak = "no datasheet's peak is known"
+    if peak:
+        share_of_peak = f"{whole_percent(best.flops_per_second / peak)} of the chip's peak by its datasheet"
+    answer = [
+        f"{number(best.flops_per_second / 1e12)} TFLOP/s in {best.number_format} ({share_of_peak}); "
+        f"memory {number(ceiling.copy_bytes_per_second / 1e9)} GB/s."
+    ]
+    limits = [(rung, limit, ms) for rung, limit, ms in lines if limit.total_ms]
+    if lines and limits:
+        reached = [(share(limit, ms) or 0.0, rung) for rung, limit, ms in limits if ms]
+        if reached:
+            most, rung = max(reached)
+            answer.append(f"Nearest to its bound: {rung}, {whole_percent(most)} of it.")
+        answer += _bound_by(f"rung {limits[-1][0]}", limits[-1][1])
+    elif not lines:
+        alike = Toggles(autocast="bfloat16" if best.number_format == "bfloat16" else "float32")
+        limit = bound(workload, alike, ceiling)
+        answer += _bound_by(f"one sequence of {workload.seq_len:,} tokens by {workload.model}", limit)
+    return Brief(
+        answer=answer,
+        table=bounds if lines else rates,
+        whole=[rates, bounds] if lines else [rates],
+        warnings=[note for note in bounds.notes if note not in (ASSUMPTIONS, source)] if lines else [],
+        notes=[source, ASSUMPTIONS] if lines else rates.notes,
+        hints=["All rates, and what a bound is: --full; the record keeps them."],
+    )
+
+
+def _bound_by(what: str, limit: Bound) -> list[str]:
+    """Which part takes most of the least time of a step."""
+    parts = {"matmuls": limit.products_ms, "attention": limit.attention_ms, "memory": limit.optimizer_ms}
+    known = {name: ms for name, ms in parts.items() if ms is not None}
+    if limit.total_ms is None or not known:
+        return []
+    name = max(known, key=lambda part: known[part])
+    of = whole_percent(known[name] / limit.total_ms)
+    return [f"A step of {what} takes {number(limit.total_ms)} ms at least, {of} of that for {name}."]
+
+
 # --- Tables
 
 
-def ceiling_table(ceiling: Ceiling) -> Group:
+def ceiling_table(ceiling: Ceiling) -> Table:
     """TFLOP/s by matmul and number format, those of the gradients where measured, and the speed of memory."""
     forward = [m for m in ceiling.matmuls if m.role in (None, "forward")]
     gradients = [m for m in ceiling.matmuls if m.role not in (None, "forward")]
-    formats = list(dict.fromkeys(m.number_format for m in forward))
     rates = {(m.name, m.m, m.k, m.n, m.number_format): m.flops_per_second for m in forward}
-    more = list(dict.fromkeys((m.role, m.number_format) for m in gradients))
     of_gradients = {(m.name, m.role, m.number_format): m.flops_per_second for m in gradients}
-    titles = [f"{str(role).replace('_', ' ')}, {number_format}" for role, number_format in more]
-    table = _table("TFLOP/s sustained", ["Product", "m x k x n"], [*formats, *titles])
-    for name, m, k, n in dict.fromkeys((p.name, p.m, p.k, p.n) for p in forward):
-        row_rates = [rates.get((name, m, k, n, number_format)) for number_format in formats]
-        row_rates += [of_gradients.get((name, *column)) for column in more]
-        shown = [number(rate / 1e12) if rate is not None else DASH for rate in row_rates]
-        table.add_row(*map(_text, [name, f"{m:,} x {k:,} x {n:,}", *shown]))
+
+    def teraflops(rate: float | None) -> float | None:
+        return rate / 1e12 if rate is not None else None
+
+    columns: list[Column[tuple[str, int, int, int]]] = [
+        Column("Matmul", lambda row: row[0], words=True),
+        Column("m x k x n", lambda row: " x ".join(f"{size:,}" for size in row[1:]), words=True, drop=1),
+    ]
+    for each in dict.fromkeys(m.number_format for m in forward):
+        columns.append(Column(each, lambda row, f=each: teraflops(rates.get((*row, f))), number))
+    for role, each in dict.fromkeys((m.role, m.number_format) for m in gradients):
+        name = f"{str(role).replace('_', ' ')}, {each}"
+        rate_of = lambda row, key=(role, each): teraflops(of_gradients.get((row[0], *key)))  # noqa: E731
+        columns.append(Column(name, rate_of, number, drop=2))
     threads = f" on {ceiling.threads} threads" if ceiling.threads is not None else ""
     in_place = ceiling.update_bytes_per_second
     update = f", change in place {number(in_place / 1e9)} GB/s" if in_place is not None else ""
-    notes = [
-        f"{ceiling.chip}{threads}; {ceiling.seconds:.0f} s of measuring. Each rate is of all blocks, not of "
-        "the best.",
-        f"Memory, read plus written: copy {number(ceiling.copy_bytes_per_second / 1e9)} GB/s{update}.",
-        *([_attention(ceiling.attention)] if ceiling.attention else []),
-        *(f"{number_format} was not measured: {reason}" for number_format, reason in ceiling.absent.items()),
-    ]
-    return Group(table, *map(_note, notes))
+    return Table(
+        title="TFLOP/s sustained",
+        columns=columns,
+        rows=list(dict.fromkeys((m.name, m.m, m.k, m.n) for m in forward)),
+        notes=[
+            *(f"{each} was not measured: {reason}" for each, reason in ceiling.absent.items()),
+            f"{ceiling.chip}{threads}; {ceiling.seconds:.0f} s of measuring. TFLOP/s are of all blocks, not "
+            "of the best.",
+            f"Memory, read plus written: copy {number(ceiling.copy_bytes_per_second / 1e9)} GB/s{update}.",
+            *([_attention(ceiling.attention)] if ceiling.attention else []),
+        ],
+    )
 
 
 def _attention(a: Attention) -> str:
@@ -91,19 +154,19 @@ def _attention(a: Attention) -> str:
     )
 
 
-def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Group:
+def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Table:
     """The bound of each rung, its parts, and how near to it the rung came; reasons and assumptions below."""
-    figures = ["Products (ms)", "Attention (ms)", "Optimiser (ms)", "Bound (ms/step)", "Measured (ms/step)"]
-    by_own_rates = any(_by_own_rate(limit) for _, limit, _ in lines)
-    words = ["Rung", "Number format", *(["At own rates"] if by_own_rates else [])]
-    table = _table(title, words, [*figures, "Share of bound"])
-    for rung, limit, measured in lines:
-        parts = [limit.products_ms, limit.attention_ms, limit.optimizer_ms, limit.total_ms, measured]
-        reached = share(limit, measured)
-        percent = f"{reached:.1%}" if reached is not None else DASH
-        shown = [number(part) if part is not None else DASH for part in parts]
-        own = [_by_own_rate(limit) or DASH] if by_own_rates else []
-        table.add_row(*map(_text, [rung, limit.number_format, *own, *shown, percent]))
+    columns: list[Column[Line]] = [
+        Column("Rung", lambda line: line[0], words=True),
+        Column("Number format", lambda line: line[1].number_format, words=True, drop=3),
+        Column("At own rates", lambda line: _by_own_rate(line[1]) or None, words=True, drop=1),
+        Column("Matmuls (ms)", lambda line: line[1].products_ms, number, drop=6),
+        Column("Attention (ms)", lambda line: line[1].attention_ms, number, drop=5),
+        Column("AdamW (ms)", lambda line: line[1].optimizer_ms, number, drop=4),
+        Column("Bound (ms/step)", lambda line: line[1].total_ms, number),
+        Column("Measured (ms/step)", lambda line: line[2], number, drop=7),
+        Column("Share of bound", lambda line: share(line[1], line[2]), percent),
+    ]
     reasons = [f"{rung}: {limit.absent}" for rung, limit, _ in lines if limit.absent]
     if any((share(limit, measured) or 0.0) > 1 for _, limit, measured in lines):
         reasons.append(
@@ -111,27 +174,10 @@ def bound_table(title: str, lines: Sequence[Line], notes: Sequence[str]) -> Grou
             "nothing else running; or, where parts count at own rates, the rung's kernels are faster than "
             "those measured."
         )
-    return Group(table, *map(_note, [*reasons, ASSUMPTIONS, *notes]))
+    return Table(title=title, columns=columns, rows=lines, notes=[*reasons, ASSUMPTIONS, *notes])
 
 
 def _by_own_rate(limit: Bound) -> str:
     """Which parts of the bound count at a rate measured for themselves."""
     parts = {"products": limit.products_by_shape, "attention": limit.attention_by_kernel}
     return ", ".join(name for name, own in parts.items() if own)
-
-
-def _table(title: str, words: Sequence[str], figures: Sequence[str]) -> Table:
-    table = Table(title=_text(title), box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
-    for name in words:
-        table.add_column(name, overflow="fold")
-    for name in figures:
-        table.add_column(name, justify="right", overflow="fold")
-    return table
-
-
-def _text(cell: str) -> Text:
-    return Text(plain(cell))
-
-
-def _note(line: str) -> Text:
-    return Text(plain(line), style="dim")

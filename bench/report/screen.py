@@ -9,12 +9,11 @@ At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tab
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from statistics import median
 
-from rich.cells import cell_len, set_cell_size
-from rich.text import Text
+from rich.console import RenderableType
 
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
@@ -22,23 +21,30 @@ from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.warnings import disturbed, ended_early, warnings
-from bench.format import GIB, listed, markdown, number, plain, plural, times, training_time
+from bench.format import (
+    GIB,
+    listed,
+    number,
+    plain,
+    plural,
+    speed,
+    times,
+    training_time,
+    verdict_word,
+    whole_percent,
+)
 from bench.records.machine import Environment
+from bench.report.brief import MOST_COLUMNS, MOST_NOTES, Brief
 from bench.report.caption import derived_peak, largest_batches, other_method, other_step
 from bench.report.single_run import TOKENS, WORK, hours_to_10b, price_of, profiled
+from bench.report.table import Column, Table
 from bench.stats import LEAST_ROUNDS, LOUD, Estimate
 from gpt2.config.toggles import HOST
 from gpt2.config.workload import PRESETS
 
-MOST_COLUMNS, LEAST_COLUMNS = 100, 60
-RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
-"""Other columns make room for so much of a rung's name; a longer one is cut where it does not fit."""
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
-MOST_WARNINGS = 3
 CEILING = "of ceiling"
-VERDICTS = {"same": "no difference", "not replicated": "", "no control": ""}
-"""What a reader is told in place of a verdict; the others stand as they are."""
 STATUSES = {
     "external": "another trainer",
     "out_of_memory": "out of memory",
@@ -57,87 +63,55 @@ UNITS = {"amx_bf16": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
 """The widest arithmetic of a CPU, by the flag that tells it."""
 
 
-@dataclass(frozen=True)
-class _Field:
-    """A column of the screen."""
-
-    title: str
-    cells: Sequence[str]
-    drop: int | None
-    """When a narrow terminal does without it: 1 goes first. None: it always stays."""
-    left: bool = False
-
-    @property
-    def width(self) -> int:
-        return max(map(cell_len, (self.title, *self.cells)))
-
-    @property
-    def tells(self) -> bool:
-        """Whether it says anything that differs from row to row."""
-        filled = [cell for cell in self.cells if cell]
-        return bool(filled) and (len(self.cells) == 1 or len(set(self.cells)) > 1)
-
-
 def screen(
     board: Scoreboard,
     width: int = MOST_COLUMNS,
     *,
     notes: bool = False,
     price_per_hour: float | None = None,
-) -> list[Text]:
+) -> list[RenderableType]:
     """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
 
-    notes: whether all warnings are shown, not only the MOST_WARNINGS that matter most. price_per_hour: of the
+    notes: whether all warnings are shown, not only the MOST_NOTES that matter most. price_per_hour: of the
     machine, by which the cost of training is stated; by default that which the run was given.
     """
-    width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
-    lines = [*_wrapped(title(board), width, "bold"), Text()]
-    fields = _fitting(_fields(board), width)
-    lines += [*_table(board, fields, width), Text()]
-    for line in (*_marks(board, fields), *findings(board, price_per_hour)):
-        lines += _wrapped(line, width)
-    said = warnings_by_weight(board)
-    shown = said if notes else said[:MOST_WARNINGS]
-    for warning in shown:
-        wrapped = _wrapped(f"! {warning}", width, "yellow", "  ")
-        lines += wrapped if notes else _clipped(wrapped, width)
-    if hidden := len(said) - len(shown):
-        more = f"  {plural(hidden, 'more warning')}: bench report FILE --notes"
-        lines.append(Text(more, style="yellow"))
-    lines.append(Text())
+    answer, about = _head(board)
+    hints = []
     if board.source:
         more = "Each change alone, all columns" if attribution(board) else "All columns"
-        lines += _wrapped(f"{more}: bench report {board.source.as_posix()} --full", width, "dim")
+        hints.append(f"{more}: bench report {board.source.as_posix()} --full")
     keeps = "" if board.swept else "Each rung keeps what those above it switch on. "
-    lines += _wrapped(f"{keeps}±: 95 % interval.", width, "dim")
-    return lines
+    shown = Brief(
+        answer=answer,
+        about=about,
+        table=_table(board),
+        findings=[*_marks(board), *findings(board, price_per_hour)],
+        warnings=warnings_by_weight(board),
+        rest="bench report FILE --notes",
+        hints=[*hints, f"{keeps}±: 95 % interval."],
+    )
+    return shown.lines(width, every_warning=notes)
 
 
 def screen_markdown(board: Scoreboard) -> str:
     """The same as Markdown, without bars."""
-    fields, marks = (
-        [field for field in _fields(board) if field.title],
-        [_mark(row, board) for row in board.rows],
-    )
-    heads = [field.title for field in fields]
-    lines = [
-        f"### {markdown(f'{board.ladder} on {board.environment.machine}')}",
-        "",
-        f"{markdown(title(board))}",
-        "",
-    ]
-    lines.append(f"| {' | '.join(heads)} |")
-    lines.append(f"|{'|'.join('---' if field.left else '--:' for field in fields)}|")
-    for place, row in enumerate(board.rows):
-        words = status_words(row)
-        cells = [" ".join(field.cells[place].split()) for field in fields]
-        if words is not None:
-            cells[1] = words
-        cells[-1] = f"{cells[-1]} {marks[place]}".strip()
-        lines.append(f"| {' | '.join(map(markdown, cells))} |")
-    said = [*_marks(board, fields), *findings(board)]
-    said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_WARNINGS]]
-    return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in said)]).rstrip() + "\n"
+    answer, about = _head(board)
+    said = [*_marks(board), *findings(board)]
+    said += [f"Warning: {warning}" for warning in warnings_by_weight(board)[:MOST_NOTES]]
+    table = replace(_table(board, bars=False).differing(), first=[*answer, *about], notes=said)
+    return table.to_markdown("###")
+
+
+def _head(board: Scoreboard) -> tuple[list[str], list[str]]:
+    """First lines, and what stands beneath them: of a sweep the fastest values, of a ladder what was run."""
+    best = board.fastest
+    if not board.swept or best is None or not best.tps:
+        return [title(board)], []
+    fastest = _speed(best)
+    if len(board.sound) > 1:
+        over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}" if best.speedup else ""
+        fastest = f"Fastest: {fastest}{'' if best is board.rows[0] else over} ({_certainty(board, best)})"
+    return [" ".join([f"{fastest}.", *largest_batches(board)])], [title(board)]
 
 
 def title(board: Scoreboard) -> str:
@@ -148,7 +122,7 @@ def title(board: Scoreboard) -> str:
         f"{plural(board.rounds, 'round')}{', interrupted' if board.interrupted else ''}",
     ]
     if board.delta is not None:
-        noise = _share(board.delta, "±") if board.delta < 1 else "above 100 %"
+        noise = whole_percent(board.delta, "±") if board.delta < 1 else "above 100 %"
         parts.append(f"run-to-run noise {noise}")
     return " · ".join(parts)
 
@@ -168,7 +142,7 @@ def model_title_of(board: Scoreboard) -> str:
 def limit_of(board: Scoreboard, row: Row) -> str:
     """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
     name, share = _limit(board)
-    return f"{_share(share(row))} {name}" if share(row) is not None else ""
+    return f"{whole_percent(share(row))} {name}" if share(row) is not None else ""
 
 
 def model_title(model: str, parameters: int | None) -> str:
@@ -202,64 +176,30 @@ def cpu_title(environment: Environment) -> str:
     return plain(name)
 
 
-def _table(board: Scoreboard, fields: Sequence[_Field], width: int) -> Iterator[Text]:
-    rows = board.rows
-    widths = [field.width for field in fields]
-    yield Text(
-        "  " + "  ".join(map(_padded, [f.title for f in fields], widths, [f.left for f in fields])).rstrip(),
-        style="dim",
-    )
-    for place, row in enumerate(rows):
-        cells = [
-            _padded(field.cells[place], wide, field.left) for field, wide in zip(fields, widths, strict=True)
-        ]
-        words = status_words(row)
-        if words is None:
-            yield Text("  " + "  ".join(cells).rstrip())
-            continue
-        room = width - 4 - widths[0]
-        yield Text(f"  {cells[0]}  {_cut(words, room)}", style="yellow")
-
-
-def _fields(board: Scoreboard) -> list[_Field]:
+def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     rows = board.rows
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
     share_title, share = _limit(board)
-
-    def cells(of: Callable[[Row], str]) -> list[str]:
-        return ["" if status_words(row) is not None else of(row) for row in rows]
-
-    speeds = [number(row.tps.value) if row.tps else "" for row in rows]
-    spreads = [_spread(row.tps) for row in rows]
-    wide = [max(map(cell_len, each), default=0) for each in (speeds, spreads)]
-    aligned = {
-        row.index: f"{a:>{wide[0]}} {b:<{wide[1]}}".rstrip()
-        for row, a, b in zip(rows, speeds, spreads, strict=True)
-    }
-    full = wide[0] + 1 + wide[1] if wide[1] else wide[0]
-    steps = [_over(row.gain) for row in rows]
-    step = max(map(cell_len, steps))
-    every = [
-        _Field("rung", [plain(row.rung) for row in rows], None, left=True),
-        _Field("tokens/s", cells(lambda row: f"{aligned[row.index]:<{full}}" if row.tps else ""), None),
-        _Field(
-            "", cells(lambda row: bar(row.tps.value / fastest) if row.tps and fastest else ""), 2, left=True
-        ),
-        _Field(
-            "over rung before",
-            cells(lambda row: f"{_over(row.gain):>{step}}  {verdict_word(row)}".rstrip()),
-            None,
-            left=True,
-        ),
-        _Field("over first", cells(lambda row: "1.00x" if row is rows[0] else _over(row.speedup)), 5),
-        _Field(share_title, cells(lambda row: _share(share(row))), 4),
-        _Field("memory", cells(lambda row: _memory(row, board)), 3),
-        _Field("loss", cells(lambda row: f"{row.loss:.3f}" if row.loss is not None else ""), 1),
-        _Field("", [_mark(row, board) for row in rows], None, left=True),
+    bar_of = Column[Row](
+        " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
+    )
+    columns = [
+        Column[Row]("rung", lambda row: row.rung, words=True),
+        Column[Row]("tokens/s", lambda row: speed(row.tps)),
+        *([bar_of] if bars else []),
+        Column[Row]("over rung before", lambda row: f"{_over(row.gain)} {verdict_word(row.verdict)}".strip()),
+        Column[Row]("over first", lambda row: "1.00x" if row is rows[0] else _over(row.speedup), drop=5),
+        Column[Row](share_title, lambda row: whole_percent(share(row)), drop=4),
+        Column[Row]("memory", lambda row: _memory(row, board), drop=3),
+        Column[Row]("loss", lambda row: f"{row.loss:.3f}" if row.loss is not None else "", drop=1),
     ]
-    marks = every.pop()
-    kept = [field for field in every if field.tells or field.title in ("rung", "tokens/s")]
-    return [*kept, marks] if any(marks.cells) else kept
+    return Table(
+        title=f"{board.ladder} on {board.environment.machine}",
+        columns=columns,
+        rows=rows,
+        instead=status_words,
+        mark=lambda row: _mark(row, board),
+    )
 
 
 def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
@@ -269,21 +209,6 @@ def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
     if any(row.ceiling_share is not None for row in board.rows):
         return CEILING, lambda row: row.ceiling_share
     return "MFU, derived", lambda row: row.mfu
-
-
-def _fitting(fields: Sequence[_Field], width: int) -> list[_Field]:
-    """The columns that fit, the first of them, a rung's name, cut where it takes more than is left."""
-    names, *kept = fields
-
-    def left() -> int:
-        return width - 2 - sum(field.width + 2 for field in kept)
-
-    for field in sorted((f for f in kept if f.drop is not None), key=lambda f: f.drop or 0):
-        if left() >= min(names.width, RUNG_COLUMNS):
-            break
-        kept.remove(field)
-    room = max(left(), LEAST_RUNG_COLUMNS)
-    return [replace(names, cells=[_cut(name, room) for name in names.cells]), *kept]
 
 
 def status_words(row: Row) -> str | None:
@@ -299,34 +224,36 @@ def status_words(row: Row) -> str | None:
     return f"{words}: {why}" if why else words
 
 
-def verdict_word(row: Row) -> str:
-    return VERDICTS.get(row.verdict, row.verdict) if row.verdict else ""
-
-
 def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator[str]:
     """The fastest rung, how sure that is, what gave most, how far the limit is, what a step is spent on."""
-    yield from largest_batches(board)
+    if not board.swept:
+        yield from largest_batches(board)
     best = board.fastest
     if best is None or best.tps is None:
         return
     time = f"10B tokens: {training_time(TOKENS, best.tps.value)}"
     if (price := price_of(board, price_per_hour)) is not None:
         time += f", {number(price * hours_to_10b(best.tps.value))} at {price:g} per hour"
-    if len(board.sound) < 2:
+    several = len(board.sound) > 1
+    if board.swept:
+        yield f"{time}."
+    elif not several:
         yield f"{_speed(best)}. {time}."
     else:
         over = ""
         if best is not board.rows[0] and best.speedup:
             over = f", {times(best.speedup.value)} {plain(board.rows[0].rung)}"
         yield f"Fastest: {_speed(best)}{over}. {time}."
+    if several:
         same_step = [row for row in board.sound if not other_step(row, board)]
         alike = board.fastest_of(same_step)
         if other_step(best, board) and alike and alike is not board.rows[0]:
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
             yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
-        yield f"How sure: {_certainty(board, best)}."
-        steps = _most_gained(board)
-        yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
+        if not board.swept:
+            steps = _most_gained(board)
+            yield f"How sure: {_certainty(board, best)}."
+            yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
     least = bound_of(board, best) if best.tokens_per_step else None
     most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
     if most:
@@ -373,7 +300,7 @@ def _most_spent(board: Scoreboard, row: Row) -> list[str]:
     largest = sorted(each.items(), key=lambda item: item[1], reverse=True)[:3]
     words = {"products": "matmuls", "optimizer": "AdamW"}
     return [
-        f"{words.get(kind, WORK[kind][0].lower())} {_share(share)}"
+        f"{words.get(kind, WORK[kind][0].lower())} {whole_percent(share)}"
         for kind, share in largest
         if share >= 0.05
     ]
@@ -384,15 +311,16 @@ def _mark(row: Row, board: Scoreboard) -> str:
     return marks + "!" * (row.status == "ok" and bool(row.caveats) and not row.other_maths)
 
 
-def _marks(board: Scoreboard, fields: Sequence[_Field]) -> Iterator[str]:
+def _marks(board: Scoreboard) -> Iterator[str]:
     """What a share is of, and what the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
-    titles = [field.title for field in fields]
-    if CEILING in titles:
-        best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
-        yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
-    elif "MFU" in titles:
-        yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
+    name, share = _limit(board)
+    if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
+        if name == CEILING:
+            best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
+            yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
+        elif name == "MFU":
+            yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
         yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
     if "*" in marks:
@@ -413,41 +341,9 @@ def _noise(board: Scoreboard) -> Iterator[str]:
         yield "The machine drifted within rounds: let it settle, and measure again."
     if board.delta is not None and board.delta > LOUD:
         yield (
-            f"Noise of {_share(board.delta, '±')} hides smaller differences: quieten the machine (bench "
-            "doctor), or take more rounds (--until 2%)."
+            f"Noise of {whole_percent(board.delta, '±')} hides smaller differences: quieten the machine "
+            f"(bench doctor), or take more rounds ({'--repeats 10' if board.swept else '--until 2%'})."
         )
-
-
-def _wrapped(line: str, width: int, style: str = "", indent: str = "") -> list[Text]:
-    lines, now = [], ""
-    for word in line.split():
-        longer = f"{now} {word}" if now else word
-        if now and cell_len(longer) > width:
-            lines.append(now)
-            now = indent + word
-        else:
-            now = longer
-    return [Text(each, style=style) for each in (*lines, now)]
-
-
-def _clipped(lines: list[Text], width: int) -> list[Text]:
-    """The first two lines; an ellipsis stands for the others."""
-    if len(lines) <= 2:
-        return lines
-    rest = " (--notes)"
-    return [
-        lines[0],
-        Text(_cut(f"{lines[1].plain} {lines[2].plain.strip()}", width - len(rest)) + rest, style="yellow"),
-    ]
-
-
-def _padded(cell: str, wide: int, left: bool) -> str:
-    space = " " * (wide - cell_len(cell))
-    return cell + space if left else space + cell
-
-
-def _cut(text: str, room: int) -> str:
-    return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
 
 
 def bar(share: float, columns: int = BAR_COLUMNS) -> str:
@@ -458,20 +354,6 @@ def bar(share: float, columns: int = BAR_COLUMNS) -> str:
 
 def _over(estimate: Estimate | None) -> str:
     return times(estimate.value) if estimate else ""
-
-
-def _spread(estimate: Estimate | None) -> str:
-    if estimate and estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
-        return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
-    return _share(estimate.half_width, "±") if estimate and estimate.half_width is not None else ""
-
-
-def _share(share: float | None, sign: str = "") -> str:
-    """In percent: whole ones, but one digit of what is below 1 %."""
-    if share is None:
-        return ""
-    percent = 100 * share
-    return f"{sign}{percent:.0f} %" if percent >= 1 else f"{sign}{percent:.1g} %"
 
 
 def _memory(row: Row, board: Scoreboard) -> str:

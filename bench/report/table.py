@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 
 import rich.table
 from rich import box
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import RenderableType
 from rich.text import Text
 
@@ -24,6 +24,8 @@ WHOLE = re.compile(r"\S+(?: to \S+)*")
 """What is not broken over lines: words, and ranges."""
 LONGEST = 32
 """Longest word for which other columns make room, in characters."""
+NAME, LEAST_NAME = 26, 8
+"""Where no cell is wrapped: columns are dropped until so much of each name fits, and names cut to no less."""
 NOTES_TITLE = "Notes to several tables"
 
 
@@ -78,6 +80,10 @@ class Table:
     first: Sequence[str] = ()
     """Lines before the table."""
     notes: Sequence[str] = ()
+    instead: Callable[[Any], str | None] = lambda row: None
+    """Words that stand in place of all of a row's cells but the first, where its figures may not be used."""
+    mark: Callable[[Any], str] = lambda row: ""
+    """Stands behind a row, such as †, which a note explains."""
 
     @cached_property
     def titled(self) -> list[Column[Any]]:
@@ -91,14 +97,37 @@ class Table:
     def cells(self) -> list[list[str]]:
         """All rows as text, those beneath included."""
         return [
-            *([column.cell(row) for column in self.titled] for row in self.rows),
+            *map(self._cells_of, self.rows),
             *([column.cell_beneath(row) for column in self.titled] for row in self.beneath),
         ]
+
+    def _cells_of(self, row: object) -> list[str]:
+        words = self.instead(row)
+        if words is None:
+            return [column.cell(row) for column in self.titled]
+        return [self.titled[0].cell(row), plain(words), *[""] * (len(self.titled) - 2)]
 
     @cached_property
     def shown(self) -> list[int]:
         """Indices of the columns that hold anything."""
-        return [place for place in range(len(self.titled)) if any(row[place] != DASH for row in self.cells)]
+        return [
+            place
+            for place in range(len(self.titled))
+            if any(row[place] not in (DASH, "") for row in self.cells)
+        ]
+
+    def differing(self) -> Table:
+        """Without the columns that a narrow terminal may drop and that say the same of every row."""
+        told = {
+            column.title: {column.cell(row) for row in self.rows if self.instead(row) is None}
+            for column in self.titled
+        }
+        kept = [
+            column
+            for column in self.columns
+            if column.drop is None or len(self.rows) == 1 or len(told.get(column.title, ())) > 1
+        ]
+        return replace(self, columns=kept)
 
     def to_markdown(self, level: str) -> str:
         """A GitHub table between its heading (`level` is ### or the like) and its notes."""
@@ -107,12 +136,55 @@ class Table:
             lines += [*(f"{markdown(line)}  " for line in self.first), ""]
         lines.append(f"| {' | '.join(markdown(self.titled[place].title) for place in self.shown)} |")
         lines.append(f"|{'|'.join('---' if self.titled[place].words else '--:' for place in self.shown)}|")
-        lines += [f"| {' | '.join(markdown(row[place]) for place in self.shown)} |" for row in self.cells]
+        for row, mark in zip(self.cells, self._marks, strict=True):
+            *cells, last = (row[place] for place in self.shown)
+            lines.append(f"| {' | '.join(map(markdown, [*cells, f'{last} {mark}'.strip()]))} |")
         return "\n".join([*lines, "", *(f"{markdown(line)}  " for line in self.notes)]).rstrip() + "\n"
+
+    @property
+    def _marks(self) -> list[str]:
+        return [*map(self.mark, self.rows), *[""] * len(self.beneath)]
+
+    def to_lines(self, width: int) -> list[Text]:
+        """Head and rows alone, no cell wrapped: columns that do not fit are left out, and then names cut.
+
+        A number stands to the right, and what follows it, as in 456 ±3 %, is aligned for itself.
+        """
+        spanned = [*(self.instead(row) is not None for row in self.rows), *[False] * len(self.beneath)]
+        columns = {p: [self.titled[p].title, *self._aligned(p, spanned)] for p in self.shown}
+        widths, _ = self._fit(columns, width, names_are_cut=True)
+        lines = []
+        for line, mark in enumerate(["", *self._marks]):
+            cells = [
+                _padded(cut(columns[place][line], wide), wide, self.titled[place].words)
+                for place, wide in widths.items()
+            ]
+            over = line > 0 and spanned[line - 1]
+            if over:
+                words = self.cells[line - 1][1]
+                cells = [cells[0], cut(words, width - 2 * BETWEEN - cell_len(cells[0]))]
+            style = "yellow" if over else "" if line else "dim"
+            lines.append(Text("  ".join(["", *cells, mark]).rstrip(), style=style))
+        return lines
+
+    def _aligned(self, place: int, spanned: Sequence[bool]) -> list[str]:
+        """Cells of a column; empty in rows that words span, but for the first column."""
+        column = ["" if over and place else row[place] for row, over in zip(self.cells, spanned, strict=True)]
+        if self.titled[place].words:
+            return column
+        parts = [cell.partition(" ") for cell in column]
+        first, rest = (max((cell_len(part[n]) for part in parts), default=0) for n in (0, 2))
+        return [
+            f"{part[0]:>{first}} {part[2]:<{rest}}" if rest and part[0] else part[0].rjust(first)
+            for part in parts
+        ]
 
     def to_terminal(self, width: int) -> list[RenderableType]:
         """The table for rich in `width` columns; columns that do not fit are left out and named."""
-        widths, left = self._fit(width)
+        cells = {
+            place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown
+        }
+        widths, left = self._fit(cells, width)
         table = rich.table.Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
         for place, columns in widths.items():
             column = self.titled[place]
@@ -131,31 +203,51 @@ class Table:
             Text(),
         ]
 
-    def _fit(self, width: int) -> tuple[dict[int, int], list[str]]:
+    def _fit(
+        self, cells: dict[int, list[str]], width: int, *, names_are_cut: bool = False
+    ) -> tuple[dict[int, int], list[str]]:
         """Widths of the columns that fit, by index, and the titles of those that do not.
 
-        A cell breaks between words only, unless one is longer than LONGEST or no column can be dropped.
+        cells: title and cells by index. Names that are too long are cut, or a cell breaks
+        between words only, unless one is longer than LONGEST or no column can be dropped.
         """
-        cells = {
-            place: [self.titled[place].title, *(row[place] for row in self.cells)] for place in self.shown
-        }
-        words = {
-            place: [word for cell in column for word in WHOLE.findall(cell)]
-            for place, column in cells.items()
-        }
-        least = {place: min(LONGEST, max(map(cell_len, cell_words))) for place, cell_words in words.items()}
-        most = {place: max(cell_len(cell) for cell in column) for place, column in cells.items()}
+        most = {place: max(map(cell_len, column)) for place, column in cells.items()}
+        if names_are_cut:
+            least = {p: min(NAME, wide) if self.titled[p].words else wide for p, wide in most.items()}
+        else:
+            least = {
+                place: min(LONGEST, max(cell_len(word) for cell in column for word in WHOLE.findall(cell)))
+                for place, column in cells.items()
+            }
         left = []
-        for place in sorted(self.shown, key=lambda place: self.titled[place].drop or 0):
-            if self.titled[place].drop is not None and sum(least.values()) + BETWEEN * len(least) > width:
+
+        def spare() -> int:
+            marks = max(map(cell_len, self._marks), default=0)
+            return width - sum(least.values()) - BETWEEN * len(least) - (marks and BETWEEN + marks)
+
+        for place in sorted(cells, key=lambda place: self.titled[place].drop or 0):
+            if self.titled[place].drop is not None and spare() < 0:
                 del least[place]
                 left.append(self.titled[place].title)
-        spare = width - sum(least.values()) - BETWEEN * len(least)
-        while spare > 0 and (tight := [place for place in least if least[place] < most[place]]):
-            for place in tight[:spare]:
+        names = [place for place in least if self.titled[place].words and names_are_cut]
+        while spare() < 0 and (wide := [place for place in names if least[place] > LEAST_NAME]):
+            least[max(wide, key=lambda place: least[place])] -= 1
+        room = spare()
+        while room > 0 and (tight := [place for place in least if least[place] < most[place]]):
+            for place in tight[:room]:
                 least[place] += 1
-                spare -= 1
+                room -= 1
         return least, left
+
+
+def cut(text: str, room: int) -> str:
+    """The text, or as much of it as fits with an ellipsis."""
+    return text if cell_len(text) <= room else set_cell_size(text, room - 1).rstrip() + "…"
+
+
+def _padded(cell: str, wide: int, left: bool) -> str:
+    space = " " * (wide - cell_len(cell))
+    return cell + space if left else space + cell
 
 
 def share_notes(tables: Sequence[Table]) -> tuple[list[Table], list[str]]:
@@ -174,3 +266,11 @@ def _with_references(table: Table, numbers: dict[MethodNote, int]) -> Table:
         numbers_here = ", ".join(map(str, elsewhere))
         own.append(f"{NOTES_TITLE}, at the end: {numbers_here}.")
     return replace(table, notes=own)
+
+
+def notes_to_markdown(notes: Sequence[str], level: str) -> list[str]:
+    """The notes that several tables share, under a heading of their own; empty where there are none."""
+    if not notes:
+        return []
+    numbered = (f"{n}. {markdown(note)}" for n, note in enumerate(notes, start=1))
+    return ["\n".join([f"{level} {NOTES_TITLE}", "", *numbered, ""])]

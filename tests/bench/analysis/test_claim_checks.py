@@ -257,7 +257,10 @@ def test_a_rung_that_lost_an_earlier_toggle_is_not_called_the_fastest() -> None:
 
 def test_compiled_gradients_that_were_held_to_nothing_keep_a_rung_from_being_the_fastest() -> None:
     compiled = replace(CUDA, compile="default")
-    for difference, doubts in ((None, ("its gradients were not held to those of eager code",)), (0.0, ())):
+    for difference, doubts in (
+        (None, ("its gradients were not compared with those of eager code",)),
+        (0.0, ()),
+    ):
         found = measurement(9000.0, gradient_difference=difference)
         board = scoreboard([record(), record("b", 1, toggles=compiled, measurement=found)])
         assert board.rows[1].caveats == doubts
@@ -327,7 +330,7 @@ def test_losses_after_a_step_that_the_scaler_skipped_are_not_compared_and_the_ru
     row = float16([1.0, math.inf, 1.0, 1.0], [10.9, 10.5, 10.5, 10.2])  # one step behind from there on
     assert row.status == "ok"
     assert row.caveats == (
-        "its losses are held to others for 2 steps only: float16's scaler skipped the last of them",
+        "its losses are compared for 2 steps only: float16's scaler skipped the last of them",
     )
 
 

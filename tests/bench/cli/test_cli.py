@@ -191,7 +191,7 @@ def test_control_c_prints_the_partial_table_and_exits_130(write_ladder, tmp_path
 
 
 def test_a_plan_resolves_every_rung_and_writes_nothing(tmp_path: Path) -> None:
-    done = bench("plan", "ladders/h100.yaml")
+    done = bench("plan", "ladders/h100.yaml", "--full")
     assert done.returncode == 0, done.stderr
     for part in ("batch of 64", "65,536", "124,439,808 parameters", "854,438,400 FLOPs per token"):
         assert part in done.stdout
@@ -374,7 +374,7 @@ def test_each_process_beside_which_others_worked_is_told_of_as_it_ends() -> None
 
 
 def test_the_doctor_informs_and_exits_0(tmp_path: Path) -> None:
-    done = bench("doctor", "--out", tmp_path / "results")
+    done = bench("doctor", "--out", tmp_path / "results", "--full")
     assert done.returncode == 0, done.stderr
     for part in ("page faults", "other work", "noise", "What to do"):
         assert part in done.stdout

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 import torch
 from places import ROOT
-from rich.console import Console
+from shown import in_full
 
 from bench.cli import dry_run as plan
 from bench.ladder.ladder import Ladder, load
@@ -39,10 +39,7 @@ def read(name: str, *overrides: str) -> Ladder:
 
 def planned(ladder: Ladder, *rungs: str, chip: str | None = None) -> str:
     """The plan as one line."""
-    console = Console(width=400)
-    with console.capture() as captured:
-        console.print(plan.table(ladder, ladder.chosen(rungs), named(chip) if chip else None))
-    return " ".join(captured.get().split())
+    return " ".join(in_full(plan.plan(ladder, ladder.chosen(rungs), named(chip) if chip else None)).split())
 
 
 def needs(ladder: Ladder) -> MemoryEstimate:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import io
 import os
 import sys
 from pathlib import Path
@@ -12,10 +11,11 @@ from typing import Any
 
 import psutil
 import pytest
-from rich.console import Console
 from samples import record
+from shown import in_full
 
 from bench.analysis.warnings import disturbances
+from bench.cli.machine import findings_brief
 from bench.host import checks, doctor
 from bench.host import telemetry as machine
 from bench.host.checks import Finding
@@ -480,9 +480,7 @@ def test_whatever_is_bad_has_advice_and_every_verdict_is_shown(quick: None, nvml
     files(root, {"sys/devices/system/cpu/smt/active": "1\n", "proc/self/cgroup": ""})
     found = doctor.diagnose(root / "results", root=root)
     assert all(finding.advice for finding in found if finding.ok is False)
-    screen = io.StringIO()
-    Console(width=250, file=screen).print(doctor.table(found))
-    text = screen.getvalue()
+    text = in_full(findings_brief(found))
     for part in (
         "61 C, 1755 of 1980 MHz, 123 of 600 W, ECC on, persistence off",
         "power cap",

@@ -88,8 +88,8 @@ def test_a_run_that_leaves_only_doubts_is_shown_by_its_ok_rung_and_says_so() -> 
     compiled = replace(CUDA, compile="default")  # whose gradients were held to nothing
     doubtful = board(("compiled", compiled, 9e3), source="b")
     (table,) = hardware([SLOW, doubtful], [])
-    assert column(table, "Rung") == ["a", "compiled (in doubt)"]  # beneath, though it is faster
-    assert any(note.startswith("In doubt, ") for note in table.notes)
+    assert column(table, "Rung") == ["a", "compiled (caveat)"]  # beneath, though it is faster
+    assert any(note.startswith("Caveat, ") for note in table.notes)
     assert column(sizes([doubtful, SLOW]), "Fastest rung")[0] == "h100: a"
 
 
@@ -108,7 +108,7 @@ def test_a_rung_of_other_maths_is_no_run_s_fastest_in_any_table() -> None:
 def test_for_want_of_a_rung_without_a_doubt_one_of_other_maths_does_not_step_in() -> None:
     compiled = replace(BF16, compile="default")  # whose gradients were held to nothing
     doubtful = board(("compiled", compiled, 2e3), ("residual", replace(compiled, residual="bfloat16"), 9e3))
-    assert column(overview([SLOW, doubtful]), "Fastest rung") == ["a", "compiled (in doubt)"]
+    assert column(overview([SLOW, doubtful]), "Fastest rung") == ["a", "compiled (caveat)"]
 
 
 def test_an_interrupted_run_and_one_of_few_rounds_stand_beneath_the_others_and_are_marked() -> None:

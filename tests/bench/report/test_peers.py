@@ -99,7 +99,7 @@ def test_the_rung_after_a_peer_is_held_to_the_one_of_ours_before_it() -> None:
 def test_a_peer_is_never_the_fastest() -> None:
     found = board(5000.0)
     assert found.fastest is None or found.fastest.rung != "nanoGPT"
-    assert "Fastest of those that nothing is held against: nanoGPT" not in to_markdown(found)
+    assert "Fastest of the rungs without a caveat: nanoGPT" not in to_markdown(found)
 
 
 def test_ours_is_held_to_each_peer_in_pairs_by_round() -> None:
@@ -191,7 +191,8 @@ def test_a_rung_in_doubt_is_held_to_peers_without_any_claim() -> None:
     assert ours.row.rung == "SDPA"
     assert (only.clear, only.verdict) == (False, None)
     assert (
-        claim(records) == "Nothing is claimed of these: ours is in doubt, as the scoreboard's warnings say."
+        claim(records)
+        == "Nothing is claimed of these: ours has a caveat, which the scoreboard's warnings state."
     )
 
 

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import pytest
 from places import ROOT
 from rich.cells import cell_len
 from samples import measurement, record
+from shown import check_golden
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.analysis.select import load_boards
 from bench.format import number, times
-from bench.report.screen import MOST_WARNINGS, cpu_title, model_title, screen, screen_markdown
+from bench.report.brief import MOST_NOTES
+from bench.report.screen import cpu_title, model_title, screen, screen_markdown
 from bench.report.single_run import columns
 from gpt2.config.toggles import Toggles
 
-GOLDEN = ROOT / "tests" / "golden"
 RUNS = {
     "zen5": "amd-epyc-26-2-1-x2/cpu-20261125T050205Z",
     "h200": "h200-x1/gpu-65k-20261126T022541Z",
@@ -33,7 +33,7 @@ def board_of(name: str) -> Scoreboard:
 
 
 def text(board: Scoreboard, width: int = 100, *, notes: bool = False) -> str:
-    return "\n".join(line.plain for line in screen(board, width, notes=notes))
+    return "\n".join(str(line) for line in screen(board, width, notes=notes))
 
 
 @pytest.fixture(autouse=True)
@@ -44,12 +44,7 @@ def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("width", [80, 100, 200])
 @pytest.mark.parametrize("name", RUNS)
 def test_a_committed_run_is_shown_as_it_was_looked_at(name: str, width: int) -> None:
-    """GOLDEN=write pytest tests/bench/report/test_screen.py writes them anew; look at them then."""
-    golden, shown = GOLDEN / f"{name}-{width}.txt", text(board_of(name), width) + "\n"
-    if os.environ.get("GOLDEN") == "write":
-        golden.parent.mkdir(exist_ok=True)
-        golden.write_text(shown, encoding="utf-8")
-    assert shown == golden.read_text(encoding="utf-8")
+    check_golden(f"{name}-{width}", text(board_of(name), width) + "\n")
 
 
 @pytest.mark.parametrize("width", [1, 40, 60, 80, 100, 300])
@@ -120,7 +115,7 @@ def test_an_outcome_that_was_the_point_is_called_expected() -> None:
 
 
 def test_a_verdict_is_said_in_one_word_of_the_glossary() -> None:
-    assert "2.00x  faster" in text(board())
+    assert "2.00x faster" in text(board())
     assert "no difference" in text(board(measurement=measurement(1002.0)))
 
 
@@ -132,7 +127,7 @@ def test_columns_that_are_equal_in_all_rows_are_left_out() -> None:
 def test_three_warnings_are_shown_and_the_others_counted() -> None:
     warned = board(warnings=[f"{kind} is odd; see to it" for kind in ("one", "two", "three", "four", "five")])
     shown = text(warned)
-    assert shown.count("is odd") == MOST_WARNINGS
+    assert shown.count("is odd") == MOST_NOTES
     assert "2 more warnings: bench report FILE --notes" in shown
     assert text(warned, notes=True).count("is odd") == 5
 

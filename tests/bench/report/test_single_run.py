@@ -156,10 +156,10 @@ def test_a_rung_with_other_tokens_per_step_is_not_compared_by_loss_and_says_so()
     board = scoreboard([record(), record("batch of 4", 1, measurement=big)])
     assert board.rows[1].status == "ok"
     assert board.rows[1].caveats == (
-        "its losses are held to nothing: no other process took steps of that size",
+        "its losses are compared with no others: no other process took steps of that size",
     )
     text = to_markdown(board)
-    assert "batch of 4: its losses are held to nothing" in text
+    assert "batch of 4: its losses are compared with no others" in text
     assert "| 10.9000 † |" in text
     assert "† Tokens per optimiser step: 1,024, but 4,096 (batch of 4)." in text
 
@@ -819,14 +819,11 @@ def rounds_of(*speeds: tuple[float, ...]) -> Scoreboard:
 
 def test_the_fastest_rung_is_named_with_its_interval_and_not_where_it_is_no_faster_for_sure() -> None:
     sure = to_markdown(rounds_of((100, 200, 100), (100, 202, 101), (100, 198, 100)))
-    assert "Fastest of those that nothing is held against: b, 2.00x ±" in sure
+    assert "Fastest of the rungs without a caveat: b, 2.00x ±" in sure
     once = to_markdown(rounds_of((100, 200, 100)))
-    assert (
-        "Fastest so far of those that nothing is held against, not replicated: b, 2.00x the first rung."
-        in once
-    )
+    assert "Fastest so far of the rungs without a caveat, not replicated: b, 2.00x the first rung." in once
     unsure = to_markdown(rounds_of((100, 200, 100), (100, 50, 100), (100, 300, 100)))
-    assert "Most tokens per second of those that nothing is held against: b, 1.44x (" in unsure
+    assert "Most tokens per second of the rungs without a caveat: b, 1.44x (" in unsure
     assert "Its lead over baseline does not surely exceed the noise floor of ±1.0%." in unsure
 
 
@@ -913,7 +910,7 @@ def test_rungs_that_the_run_cannot_tell_from_the_fastest_are_named() -> None:
             records.append(record("abcd"[place], place, n, toggles=CUDA, measurement=measurement(speed)))
         records.append(record(repetition=n, kind="control", toggles=CUDA, measurement=measurement(100)))
     assert [row.rung for row in scoreboard(records).ties] == ["b"]
-    assert "Most tokens per second of those that nothing is held against: c, 2.01x" in to_markdown(
+    assert "Most tokens per second of the rungs without a caveat: c, 2.01x" in to_markdown(
         scoreboard(records)
     )
     assert ". Its lead over b does not surely exceed the noise floor of ±1.0%." in to_markdown(
@@ -956,7 +953,7 @@ def test_where_nothing_was_measured_there_is_no_table_of_costs() -> None:
 
 def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_not() -> None:
     far = to_markdown(rounds_of((100, 2000, 100), (100, 2200, 120), (100, 2100, 105)))
-    assert "Fastest of those that nothing is held against: b, 20.98x" in far
+    assert "Fastest of the rungs without a caveat: b, 20.98x" in far
     near = to_markdown(rounds_of((100, 120, 100), (100, 122, 120), (100, 121, 105)))
     assert "Fastest" not in near
     assert "Its lead over baseline does not surely exceed the noise floor of ±" in near
@@ -964,7 +961,7 @@ def test_a_lead_beyond_a_loud_noise_floor_is_the_fastest_and_one_within_it_is_no
 
 def test_the_first_rung_too_is_named_where_it_is_the_fastest() -> None:
     text = to_markdown(rounds_of((200, 100, 200), (202, 100, 201), (198, 99, 200)))
-    assert "Fastest of those that nothing is held against: baseline, the first rung." in text
+    assert "Fastest of the rungs without a caveat: baseline, the first rung." in text
 
 
 def test_without_a_control_no_rung_is_surely_the_fastest() -> None:

@@ -33,6 +33,7 @@ from bench.ladder.ladder import load
 from bench.records.machine import Attention, Ceiling, Matmul
 from bench.records.record import Record, ToggleValues, append, read
 from bench.report.roofline import bound_table, ceiling_table, ladder_lines, measured_ms
+from bench.report.table import Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
 from gpt2.device import Cpu
@@ -169,9 +170,9 @@ def test_attention_unlike_the_measured_one_counts_at_the_best_rate_of_all(
     assert bound(GPT2, Toggles(attention=kernel), measured) == bound(GPT2, Toggles(attention=kernel), FLAT)
 
 
-def printed(table: object) -> str:
+def printed(table: Table) -> str:
     shown = StringIO()
-    Console(file=shown, width=200).print(table)
+    Console(file=shown, width=200).print(*table.to_terminal(200))
     return shown.getvalue()
 
 
@@ -378,7 +379,7 @@ def test_the_command_prints_tables_and_keeps_a_record_that_can_be_read(write_lad
     folder = tmp_path / "out" / here.machine
     folder.mkdir(parents=True)
     append(folder / "test-1.jsonl", earlier)
-    done = roofline(ladder, "--out", tmp_path / "out", "--results", tmp_path / "out")
+    done = roofline(ladder, "--out", tmp_path / "out", "--results", tmp_path / "out", "--full")
     assert done.returncode == 0, done.stderr
     for part in ("TFLOP/s", "lm_head", "GB/s", "bfloat16", "Share of bound"):
         assert part in done.stdout

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import re
 import subprocess
-from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from places import ROOT
-from rich.console import Console
 from samples import record
+from shown import in_full
 
 from bench.analysis.schedule import Schedule
-from bench.cli.dry_run import table
+from bench.cli.dry_run import plan
 from bench.ladder.ladder import Ladder, LadderError, Protocol, load
 from bench.ladder.peers import PEERS, Line
 from bench.run.command import Options, external_command
@@ -258,10 +257,7 @@ def test_a_plan_lists_external_rungs_and_what_they_lack(
 ) -> None:
     monkeypatch.delenv("NANOGPT", raising=False)
     ladder = load(write_ladder(f"[{FIRST}, {OTHER}]"))
-    console = Console(width=200, file=StringIO())
-    with console.capture() as capture:
-        console.print(table(ladder, ladder.rungs))
-    text = capture.get()
+    text = in_full(plan(ladder, ladder.rungs))
     assert "external: nanoGPT" in text
     assert "unsupported: nanoGPT: set NANOGPT" in text
 

@@ -260,7 +260,7 @@ def test_what_a_budget_cut_off_is_told_from_what_was_dropped(write_ladder) -> No
     ladder = load(write_ladder(RUNGS, repeats=3))
     _, records, _ = drive(sweep(ladder, "toggles.micro_batch_size=1,2,4,8", best_only=True), machine(), 12)
     said = caption(scoreboard(records))
-    why = "Far slower in the first round, or with something held against them, so not run in each"
+    why = "Far slower in the first round, or with a caveat, so not run in each"
     assert f"{why}: micro_batch_size=2; micro_batch_size=4." in said
     assert "Not run in round 3, in which the sweep ended: micro_batch_size=8." in said
 

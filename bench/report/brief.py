@@ -1,0 +1,95 @@
+"""What a command prints: the answer, one table, and the notes that matter most. Imports no torch.
+
+for line in Brief(answer=["a is the fastest"], table=table).lines(width=100): console.print(line)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len
+from rich.console import RenderableType
+from rich.text import Text
+
+from bench.format import plain, plural
+from bench.report.table import Table, cut
+
+MOST_COLUMNS, LEAST_COLUMNS = 100, 60
+MOST_NOTES = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brief:
+    answer: Sequence[str]
+    """Lines at the top."""
+    table: Table
+    """Without title, first lines and notes, unless everything is asked for."""
+    whole: Sequence[Table] = ()
+    """Where everything is asked for, what stands in place of all that follows the lines at the top."""
+    about: Sequence[str] = ()
+    """What is compared or measured: lines beneath the answer."""
+    findings: Sequence[str] = ()
+    """Lines beneath the table, which are always printed."""
+    warnings: Sequence[str] = ()
+    """What can change the figures, the weightiest first; MOST_NOTES of these and the notes are printed."""
+    notes: Sequence[str] = ()
+    rest: str = "--full"
+    """How to see what is not printed."""
+    hints: Sequence[str] = ()
+    """Last lines: where more is."""
+
+    def lines(self, width: int, *, full: bool = False, every_warning: bool = False) -> list[RenderableType]:
+        """Lines for a terminal of `width` columns; a narrower one is taken to have LEAST_COLUMNS.
+
+        full: the whole tables, and all warnings and notes.
+        """
+        terminal = width
+        width = max(LEAST_COLUMNS, min(width, MOST_COLUMNS))
+        lines: list[RenderableType] = [part for line in self.answer for part in wrapped(line, width, "bold")]
+        lines += [part for line in self.about for part in wrapped(line, width)]
+        lines.append(Text())
+        if full and self.whole:
+            return [*lines, *(part for table in self.whole for part in table.to_terminal(terminal))]
+        if full:
+            lines += self.table.to_terminal(terminal)
+        else:
+            lines += [*self.table.differing().to_lines(width), Text()]
+        every = full or every_warning
+        lines += [part for line in self.findings for part in wrapped(line, width)]
+        said = [(f"! {warning}", "yellow") for warning in self.warnings]
+        said += [(note, "dim") for note in self.notes]
+        shown = said if every else said[:MOST_NOTES]
+        for note, style in shown:
+            parts = wrapped(note, width, style, "  ")
+            lines += parts if every else self._clipped(parts, width)
+        if hidden := len(said) - len(shown):
+            lines.append(Text(f"  {plural(hidden, f'more {self._noun}')}: {self.rest}", style=said[-1][1]))
+        if self.hints:
+            lines += [Text(), *(part for line in self.hints for part in wrapped(line, width, "dim"))]
+        return lines
+
+    @property
+    def _noun(self) -> str:
+        return "note" if self.notes else "warning"
+
+    def _clipped(self, lines: list[Text], width: int) -> list[Text]:
+        """The first two lines; an ellipsis stands for the others."""
+        if len(lines) <= 2:
+            return lines
+        rest = f" ({self.rest.split()[-1]})"
+        last = cut(f"{lines[1].plain} {lines[2].plain.strip()}", width - len(rest)) + rest
+        return [lines[0], Text(last, style=lines[1].style)]
+
+
+def wrapped(line: str, width: int, style: str = "", indent: str = "") -> list[Text]:
+    """The words of a line, as many lines as it takes; a word that is longer than `width` stays whole."""
+    lines, now = [], ""
+    for word in plain(line).split():
+        longer = f"{now} {word}" if now else word
+        if now and cell_len(longer) > width:
+            lines.append(now)
+            now = indent + word
+        else:
+            now = longer
+    return [Text(each, style=style) for each in (*lines, now)]

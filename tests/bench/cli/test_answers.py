@@ -1,0 +1,164 @@
+"""What the commands beside `bench run` print: the answer first, one table, no cell wrapped, three notes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from places import ROOT
+from rich.cells import cell_len
+from shown import check_golden
+
+from bench.analysis.compare import compare, sides
+from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.select import load_boards
+from bench.cli import dry_run
+from bench.cli.machine import findings_brief
+from bench.cli.turns import turns_brief
+from bench.host.checks import Finding
+from bench.ladder.ladder import load
+from bench.report.brief import Brief
+from bench.report.comparison import comparison_brief
+from bench.report.cross_run import overview_brief
+from bench.report.folder import pages
+from bench.report.roofline import ladder_lines, roofline_brief
+from bench.report.table import Column, Table
+from bench.run.turns.interleave import CONTROL, Group, Pair
+from gpt2.config.workload import Workload
+from gpt2.hardware.peaks import named
+
+ZEN5 = "results/amd-epyc-26-2-1-x2/cpu-20261125T050205Z.jsonl"
+EPYC = "results/amd-epyc-x2/cpu-20261124T211607Z.jsonl"
+XEON = "results/intel-xeon-x2/cpu-20261122T155152Z.jsonl"
+XEON_BEFORE = "results/intel-xeon-x2/cpu-20261121T150006Z.jsonl"
+TURNS = "results/amd-epyc-26-2-1-x2/turns-peers-cpu-20261125T061011Z.json"
+
+
+def compared() -> Brief:
+    ((first, *others),) = sides([ZEN5, EPYC])
+    return comparison_brief([compare(first, other) for other in others])
+
+
+def runs() -> Brief:
+    boards, _ = load_boards([Path("results/h200-x1"), Path(ZEN5), Path(EPYC), Path(XEON)])
+    return overview_brief(boards)
+
+
+def turns() -> Brief:
+    ladder = load(Path("ladders/peers-cpu.yaml"))
+    parts = []
+    for group in json.loads(Path(TURNS).read_text())["groups"]:
+        pairs = [Pair(rung=pair["rung"], over=pair["over"]) for pair in group["pairs"]]
+        for pair, kept in zip(pairs, group["pairs"], strict=True):
+            pair.starts = [list(zip(took["over"], took["rung"], strict=True)) for took in kept["starts"]]
+        both = [name.removesuffix(CONTROL) for pair in pairs for name in (pair.over, pair.rung)]
+        part = Group(rungs=[ladder.rung(name) for name in dict.fromkeys(both)], pairs=pairs)
+        part.failed, part.stolen_cores = group["failed"], group["stolen_cores"]
+        parts.append(part)
+    return turns_brief(ladder, parts, 1)
+
+
+def zen5() -> Scoreboard:
+    (board,), _ = load_boards([Path(ZEN5)])
+    return board
+
+
+def roofline() -> Brief:
+    ceiling = zen5().ceilings["cpu"].measured[0]
+    return roofline_brief(ceiling, 2 * ceiling.best.flops_per_second, Workload())
+
+
+def roofline_of_a_ladder() -> Brief:
+    board, ladder = zen5(), load(Path("ladders/cpu.yaml"))
+    ceiling = board.ceilings["cpu"].measured[0]
+    lines = ladder_lines(ladder, "cpu", ceiling, board)
+    return roofline_brief(ceiling, None, ladder.workload, lines, title="cpu", source=f"Measured: {ZEN5}.")
+
+
+def plan() -> Brief:
+    ladder = load(Path("ladders/h200.yaml"))
+    return dry_run.plan(ladder, ladder.rungs, named("RTX 4090"))
+
+
+def doctor() -> Brief:
+    faults = "2.15 us per 4 KiB: 108 ms for each new 206 MB tensor, 19 ms in huge pages"
+    remedy = "on a CPU, every step pays this: set toggles.allocator to jemalloc or tcmalloc, or to thp"
+    return findings_brief(
+        [
+            Finding(name="CPU governor", value="performance", ok=True),
+            Finding(name="SMT", value="off"),
+            Finding(name="other work", value="others keep 1.00 cores busy", ok=False, advice="stop them"),
+            Finding(name="noise", value="24.8% spread of equal blocks", ok=False, advice="more rounds"),
+            Finding(name="page faults", value=faults, ok=False, advice=remedy),
+            Finding(name="jemalloc", value="missing", advice="apt-get install libjemalloc2"),
+            Finding(name="code", value="commit cbb3d750ea, changed since", ok=False, advice="commit first"),
+        ]
+    )
+
+
+ANSWERS = {
+    "compare": compared,
+    "runs": runs,
+    "turns": turns,
+    "roofline": roofline,
+    "roofline-ladder": roofline_of_a_ladder,
+    "plan": plan,
+    "doctor": doctor,
+}
+
+
+@pytest.fixture(autouse=True)
+def at_the_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)  # where the paths of results are as they are shown
+
+
+def text(brief: Brief, width: int) -> str:
+    return "\n".join(map(str, brief.lines(width))) + "\n"
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_is_shown_as_it_was_looked_at_and_no_wider_than_the_terminal(name: str) -> None:
+    brief = ANSWERS[name]()
+    for width in (80, 100, 200):
+        shown = text(brief, width)
+        assert max(map(cell_len, shown.splitlines())) <= min(width, 100)
+        check_golden(f"{name}-{width}", shown)
+
+
+def table(**columns: list[str]) -> Table:
+    def column(place: int, title: str, cells: list[str]) -> Column[int]:
+        return Column(title, lambda row: cells[row], words=title == "name", drop=place or None)
+
+    made = [column(place, *each) for place, each in enumerate(columns.items())]
+    return Table(title="t", columns=made, rows=range(len(columns["name"])))
+
+
+def test_columns_that_do_not_fit_are_dropped_in_their_order_and_then_names_are_cut() -> None:
+    wide = table(name=["a" * 40, "b"], first=["1" * 20, "2"], last=["3" * 20, "4"])
+    assert wide.to_lines(60)[0].plain.split() == ["name", "last"]
+    assert wide.to_lines(30)[1].plain == f"  {'a' * 27}…"
+
+
+def test_a_number_and_what_follows_it_are_aligned_each_for_itself() -> None:
+    lines = table(name=["a", "b"], speed=["9 ±1 %", "100 ±20 %"]).to_lines(80)
+    assert [line.plain for line in lines[1:]] == ["  a       9 ±1 %", "  b     100 ±20 %"]
+
+
+def test_no_more_than_three_notes_are_printed_and_the_others_counted() -> None:
+    said = ["n1", "n2", "n3"]
+    shown = text(Brief(answer=["yes"], table=table(name=["a"]), warnings=["w1", "w2"], notes=said), 80)
+    assert [word for word in ("w1", "w2", *said) if word in shown] == ["w1", "w2", "n1"]
+    assert "2 more notes: --full" in shown
+
+
+def test_files_that_are_named_have_a_page_each_though_they_are_of_one_ladder_and_machine() -> None:
+    boards, _ = load_boards([Path(XEON), Path(XEON_BEFORE)])
+    assert pages(boards) == ["intel-xeon-x2/cpu.md", "intel-xeon-x2/cpu-20261121T150007.md"]
+
+
+def test_of_a_folder_one_run_of_a_ladder_is_shown_and_the_others_are_listed() -> None:
+    others: list[Scoreboard] = []
+    boards, _ = load_boards([Path("results/intel-xeon-x2")], passed_over=others)
+    assert XEON in [str(board.source) for board in boards]
+    assert XEON_BEFORE in [str(board.source) for board in others]
