@@ -123,7 +123,7 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     if plots:
         from bench.report.plots.pictures import draw
 
-        for file in draw(newest(assembled.boards), out):
+        for file in draw(newest(assembled.boards), out, assembled.figures, assembled.boards):
             typer.echo(f"drew {file}", err=True)
 
 

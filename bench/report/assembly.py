@@ -29,6 +29,8 @@ class Report:
     """The tables of each board, the scoreboard first."""
     cross_run: Sequence[Table]
     published: Sequence[Table]
+    figures: Sequence[Published] = ()
+    """Published figures, of which the tables are."""
     price_per_hour: float | None = None
 
     def of(self, boards: Sequence[Scoreboard]) -> Report:
@@ -67,6 +69,7 @@ def assemble(
         runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
         cross_run=cross_run.tables(boards, figures),
         published=published.tables(figures),
+        figures=figures,
         price_per_hour=price_per_hour,
     )
 

@@ -21,6 +21,7 @@ from bench.analysis.run_records import group_by
 from bench.analysis.scoreboard import Scoreboard
 from bench.format import DASH, floor, gib, letter, number, percent, plain, ratio, times, with_interval
 from bench.records.published import Published
+from bench.report.atlas import atlas_table
 from bench.report.table import Column, MethodNote, Table
 from bench.stats import LEAST_ROUNDS
 from gpt2.config.toggles import HOST, Toggles
@@ -32,10 +33,11 @@ PLAIN = "float32"
 
 
 def tables(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> list[Table]:
-    """All but the overview, of our own rungs. figures: published ones, shown beneath ours and labelled."""
+    """All but the overview, of our own rungs. figures: published ones, beside ours and labelled."""
     boards = [board.own for board in boards]
-    optional = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
-    return [*hardware(boards, figures), *(table for table in optional if table)]
+    machines = hardware(boards, figures)
+    others = [sizes(boards), mfu_context(boards, figures), number_formats(boards), scaling(boards)]
+    return [table for table in (atlas_table(boards, figures), *machines, *others) if table]
 
 
 # --- Notes that several tables have

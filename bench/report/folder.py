@@ -14,8 +14,10 @@ from itertools import groupby
 
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import choose
+from bench.analysis.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
+from bench.report.atlas import TITLE, pictured
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
 from bench.report.table import NOTES_TITLE, Table, share_notes
 
@@ -29,7 +31,7 @@ def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     for board, tables in zip(report.boards, report.runs, strict=True):
         if board in shown:
             written[page_of(board)] = _run(board, tables)
-    if together := [*report.opening, *report.cross_run]:
+    if together := [*report.cross_run, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
         written[PUBLISHED] = _page("Published by others", report.published)
@@ -70,9 +72,11 @@ def climbs(board: Scoreboard) -> bool:
 
 def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> str:
     names = dict(zip(map(id, shown), stems(shown), strict=True))
-    lines = [
-        "# Results",
-        "",
+    lines = ["# Results", ""]
+    if pictures and steps(report.boards, report.figures):
+        alt = "Tokens per second from the slowest hardware to the fastest rung"
+        lines += [*_picture("plots/summary", alt), ""]
+    lines += [
         "Of each machine and model the run with most tokens per second; ? is a lead that is not sure.",
         "",
     ]
@@ -97,6 +101,8 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *_others(report)]
+    if pictures and pictured(report.boards, report.figures):
+        lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
     for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
         lines += [f"## {markdown(machine)}", ""]
         of_it = list(runs)

@@ -18,6 +18,7 @@ from rich.text import Text
 
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
+from bench.analysis.cross_run import RungView
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
@@ -36,7 +37,8 @@ RUNG_COLUMNS, LEAST_RUNG_COLUMNS = 26, 8
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
 MOST_WARNINGS = 3
-CEILING = "of ceiling"
+MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
+"""What a share of the limit may be of; see share_of_limit()."""
 VERDICTS = {"same": "no difference", "not replicated": "", "no control": ""}
 """What a reader is told in place of a verdict; the others stand as they are."""
 STATUSES = {
@@ -153,6 +155,11 @@ def title(board: Scoreboard) -> str:
     return " · ".join(parts)
 
 
+def task_title(board: Scoreboard) -> str:
+    """The model, and the length of its sequences where that is not the model's longest."""
+    return f"{model_title_of(board)}{_length(board)}".removesuffix(",")
+
+
 def _length(board: Scoreboard) -> str:
     """The length of its sequences, where it is not the model's longest."""
     workload = board.records[0].workload
@@ -167,7 +174,7 @@ def model_title_of(board: Scoreboard) -> str:
 
 def limit_of(board: Scoreboard, row: Row) -> str:
     """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
-    name, share = _limit(board)
+    name, share = share_of_limit(board)
     return f"{_share(share(row))} {name}" if share(row) is not None else ""
 
 
@@ -183,16 +190,35 @@ def model_title(model: str, parameters: int | None) -> str:
 
 def machine_title(board: Scoreboard) -> str:
     """What it ran on, in a few words."""
-    e = board.environment
-    if e.xla_on_cpu or all(row.toggles.device == HOST for row in board.rows):
+    on_host = all(row.toggles.device == HOST for row in board.rows)
+    return _machine_title(board.environment, on_host, max(row.toggles.world_size for row in board.rows))
+
+
+def hardware_title(rung: RungView) -> str:
+    """What one rung ran on, in a few words."""
+    return _machine_title(rung.environment, rung.row.toggles.device == HOST, rung.devices)
+
+
+def _machine_title(e: Environment, on_host: bool, chips: int) -> str:
+    if e.xla_on_cpu or on_host:
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
         what = f"{plural(e.cpu_cores, 'core')} of {cpu_title(e)}"
         what += f" ({units})" if units else ""
         what += " by XLA" if e.xla_on_cpu else ""
     else:
-        chips = max(row.toggles.world_size for row in board.rows)
         what = f"{chips // (e.nodes or 1)} x {e.chip}"
     return f"{e.nodes} nodes, each {what}" if e.nodes else what
+
+
+def told_apart(titles: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles of machines, each with the machine's name where another machine has the same title.
+
+    titles: pairs of a title and the name of the machine (Environment.machine).
+    """
+    return [
+        f"{title}, {name}" if any(title == other and name != its for other, its in titles) else title
+        for title, name in titles
+    ]
 
 
 def cpu_title(environment: Environment) -> str:
@@ -223,13 +249,13 @@ def _table(board: Scoreboard, fields: Sequence[_Field], width: int) -> Iterator[
 def _fields(board: Scoreboard) -> list[_Field]:
     rows = board.rows
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
-    share_title, share = _limit(board)
+    share_title, share = share_of_limit(board)
 
     def cells(of: Callable[[Row], str]) -> list[str]:
         return ["" if status_words(row) is not None else of(row) for row in rows]
 
     speeds = [number(row.tps.value) if row.tps else "" for row in rows]
-    spreads = [_spread(row.tps) for row in rows]
+    spreads = [spread(row.tps) for row in rows]
     wide = [max(map(cell_len, each), default=0) for each in (speeds, spreads)]
     aligned = {
         row.index: f"{a:>{wide[0]}} {b:<{wide[1]}}".rstrip()
@@ -261,13 +287,16 @@ def _fields(board: Scoreboard) -> list[_Field]:
     return [*kept, marks] if any(marks.cells) else kept
 
 
-def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
-    """What a rung's speed is a share of: the chip's peak by its datasheet, else what was measured here."""
+def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
+    """The share that tells how near a rung is to the limit: its title, and the share of a row.
+
+    That is of the chip's peak by its datasheet, else of what was measured here, else of a derived peak.
+    """
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
-        return "MFU", lambda row: row.mfu
+        return MFU, lambda row: row.mfu
     if any(row.ceiling_share is not None for row in board.rows):
         return CEILING, lambda row: row.ceiling_share
-    return "MFU, derived", lambda row: row.mfu
+    return DERIVED_MFU, lambda row: row.mfu
 
 
 def _fitting(fields: Sequence[_Field], width: int) -> list[_Field]:
@@ -324,7 +353,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
             yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
         yield f"How sure: {_certainty(board, best)}."
-        steps = _most_gained(board)
+        steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
         yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
     least = bound_of(board, best) if best.tokens_per_step else None
     most = most_tokens_per_second(least, best.tokens_per_step) if least and best.tokens_per_step else None
@@ -356,10 +385,10 @@ def _certainty(board: Scoreboard, best: Row) -> str:
     return "; ".join(words) or "faster than every other rung"
 
 
-def _most_gained(board: Scoreboard) -> list[str]:
+def most_gained(board: Scoreboard) -> list[Row]:
+    """The three rungs that surely gained most over the rung before, the best first."""
     gains = [row for row in board.sound if row.gain and row.verdict == "faster"]
-    best = sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
-    return [f"{plain(row.rung)} {_over(row.gain)}" for row in best]
+    return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
@@ -390,7 +419,7 @@ def _marks(board: Scoreboard, fields: Sequence[_Field]) -> Iterator[str]:
     if CEILING in titles:
         best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
         yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
-    elif "MFU" in titles:
+    elif MFU in titles:
         yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
         yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."
@@ -459,7 +488,8 @@ def _over(estimate: Estimate | None) -> str:
     return times(estimate.value) if estimate else ""
 
 
-def _spread(estimate: Estimate | None) -> str:
+def spread(estimate: Estimate | None) -> str:
+    """An estimate's 95 % interval, such as ±3 % or, where it is wide, its ends; empty without one."""
     if estimate and estimate.half_width and estimate.half_width > 0.5 and estimate.low and estimate.high:
         return f"({number(estimate.low)} to {number(estimate.high)})"  # symmetric in its logarithm only
     return _share(estimate.half_width, "±") if estimate and estimate.half_width is not None else ""

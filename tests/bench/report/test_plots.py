@@ -23,7 +23,7 @@ from bench.records.machine import Ceiling, Matmul
 from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
-from bench.report.plots.boards import hardware, merged, summary
+from bench.report.plots.boards import hardware
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.pictures import draw
@@ -467,28 +467,6 @@ def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
     assert "gpt2" in words(figure)
 
 
-def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
-    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, peak_memory_bytes=2**30)])
-    assert figure is not None
-    steps = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_steps"]  # type: ignore[union-attr]
-    assert steps == [
-        [[0, pytest.approx(200)], [1, pytest.approx(900)]],
-        [[0, pytest.approx(100)], [1, pytest.approx(300)]],
-    ]
-    peaks = [line.get_xydata().tolist() for line in figure.axes[1].lines]  # type: ignore[union-attr]
-    assert peaks == [[[0, 1.0], [1, 1.0]], [[0, 3.0], [1, 3.0]]]
-    assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
-
-
-def test_ladders_that_have_little_in_common_stand_in_panels_of_their_own() -> None:
-    other = scoreboard([record(name, n, toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate("ab")])
-    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0), other])
-    assert figure is not None
-    speed = figure.axes[:2]
-    assert [sum(line.get_label() == "_steps" for line in axes.lines) for axes in speed] == [1, 2]
-    assert speed[0].get_ylim() == speed[1].get_ylim()
-
-
 def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
     same = rung_curves(run("chip", 100.0, 500.0, 505.0), by_time=True)
     apart = rung_curves(run("chip", 100.0, 300.0, 500.0), by_time=True)
@@ -505,41 +483,6 @@ def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
     short = axes.get_xlim()[1]
     fit_log_axis(axes, 100.0, [(1000.0, "1,000")])
     assert 1000 < axes.get_xlim()[1] < short < 3000
-
-
-def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
-    def ladder(name: str) -> Scoreboard:
-        return scoreboard([record(f"{name}{n}", n, toggles=replace(CUDA, threads=n + 1)) for n in range(9)])
-
-    few, many = summary([ladder("a"), ladder("a")]), summary([ladder("a"), ladder("b")])
-    assert "a8" in words(few).split()
-    assert "rung of its own ladder, in order" in words(many)
-    assert many is not None
-    assert len(many.axes[1].get_xticks()) == 9
-
-
-def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
-    good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
-    fused = replace(CUDA, adamw="fused")
-    figure = summary(
-        [scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])]
-    )
-    assert "100 tokens/s with baseline, its first and fastest" in words(figure)
-    assert "loss differs: bad" in words(figure)
-    assert figure is not None
-    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
-
-
-def test_the_summary_keeps_the_six_fastest_runs_and_says_so() -> None:
-    figure = summary([run(f"chip {n}", 100.0 * n, 200.0 * n) for n in range(1, 9)])
-    assert "the fastest 6 of 8 runs" in words(figure)
-    assert "chip-3-x1" in words(figure)
-    assert "chip-2-x1" not in words(figure)
-
-
-def test_a_rung_that_one_ladder_alone_has_keeps_its_place() -> None:
-    assert merged([["a", "b", "d"], ["a", "c", "d", "e", "f"]]) == ["a", "b", "c", "d", "e", "f"]
-    assert merged([["a"], ["b", "c"]]) == ["a", "b", "c"]
 
 
 def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size() -> None:
@@ -597,27 +540,19 @@ def other_maths() -> Scoreboard:
 
 def test_the_climb_ends_with_the_last_rung_of_equal_maths_and_marks_the_others() -> None:
     said = words(climb(other_maths()))
-    assert "2.0x from first to half" in said
+    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in said
     assert "9,000, 4.50x, not replicated, other maths" in said
 
 
 def test_the_last_rung_of_a_climb_is_one_whose_speed_ranks() -> None:
     late = record("late", 2, toggles=replace(CUDA, adamw="fused"), measurement=measurement(9e3, recompiles=1))
-    assert "2.0x from first to half" in words(climb(scoreboard([*other_maths().records[:2], late])))
-
-
-def test_a_rung_of_other_maths_is_hollow_and_not_what_a_run_came_to() -> None:
-    figure = summary([other_maths()])
-    assert "1,000 to 2,000 tokens/s, 2.0x with half" in words(figure)
-    assert "hollow: something is held against it, or it is of other maths" in words(figure)
-    assert figure is not None
-    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
+    board = scoreboard([*other_maths().records[:2], late])
+    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in words(climb(board))
 
 
 def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
     narrow = replace(CUDA, autocast="bfloat16", residual="bfloat16")
     found = scoreboard([record("a", toggles=narrow), record("b", 1, toggles=replace(narrow, adamw="fused"))])
-    assert "1,000 tokens/s with a, its first; none is ok and of equal maths" in words(summary([found]))
     assert hardware([found, found]) is None
     assert run_curves([found, found], by_time=False) is None
 
@@ -637,7 +572,6 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
     ]
     found = scoreboard(records)
     assert climb(found) is None
-    assert summary([found]) is None
     assert batch_sizes(found) is not None
 
 
