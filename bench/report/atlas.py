@@ -84,20 +84,20 @@ def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ())
         """Of several measurements of a change on one machine, that of most rounds, then the newest."""
         return Column(
             title,
-            lambda line: line.cells.get(title),
+            lambda line: line.cells.get(title, ""),
             _written,
             words=True,
             drop=1 + len(found.machines) - found.machines.index(title),
         )
 
     def stated(title: str) -> Column[Line]:
-        return Column(f"{title}, published", lambda line: line.published.get(title), times, drop=1)
+        return Column(f"{title}, published", lambda line: line.published.get(title, ""), times, drop=1)
 
     columns: list[Column[Line]] = [
         Column("Change from the rung before", lambda line: line.title, words=True),
         *map(gain, found.machines),
         *map(stated, found.published),
-        Column("Machines", lambda line: line.agreement or None, words=True),
+        Column("Machines", lambda line: line.agreement, words=True),
     ]
     notes = [
         "Tokens per second over the rung before, with the 95 % interval and the verdict; without a verdict "

@@ -103,6 +103,7 @@ def _index(report: Report, shown: Sequence[Scoreboard], *, pictures: bool) -> st
     lines += ["", *_others(report)]
     if pictures and pictured(report.boards, report.figures):
         lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
+        lines += [f"All changes, those measured once too: [{COMPARISONS}]({COMPARISONS}).", ""]
     for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
         lines += [f"## {markdown(machine)}", ""]
         of_it = list(runs)

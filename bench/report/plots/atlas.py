@@ -103,7 +103,7 @@ def _finding(shown: Sequence[Line]) -> str:
     if not found:
         return f"{TITLE}: nothing is told from noise yet"
     much = " to ".join(dict.fromkeys((times(found[0]), times(found[-1]))))
-    return f"{TITLE}: {best.title} most often, {much} on {len(found)} of {len(best.cells)}"
+    return f"{TITLE}: {best.title} helps most often: {much} on {len(found)} of {len(best.cells)}"
 
 
 def _reading(shown: Sequence[Line]) -> str:

@@ -20,7 +20,7 @@ def block_times(board: Scoreboard) -> Figure | None:
     start = datetime.fromisoformat(board.begun)
     rungs = by_rung(board.records)
     wide = any(len(rung[0].rung) > 28 for rung in rungs)
-    figure = Figure(figsize=(WIDTH, 4.2 + (0.2 * len(rungs) if wide else 0)))
+    figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * len(rungs) / (1 if wide else 2)))
     axes = figure.add_subplot()
     ratios: list[float] = []
     for place, rung in enumerate(rungs):

@@ -95,7 +95,7 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     rows = [row for group, _ in lines for row in group.rows]
     method = next(row.peak_memory_method for row in rows if row.peak_memory_method)
     figure.legend(loc="outside lower left", fontsize=8)
-    title = f"{_title(board, lines)}; {method}\n{about(board, intervals=False)}"
+    title = f"{_title(board, lines)}\n{about(board, intervals=False)}; {method}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
 

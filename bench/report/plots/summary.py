@@ -16,6 +16,7 @@ from bench.analysis.steps import Step, steps
 from bench.format import number, plain, times
 from bench.records.published import Published
 from bench.report.plots import style
+from bench.report.plots.boards import rounds_of
 from bench.report.screen import hardware_title, task_title, told_apart
 
 WIDTH = 10.5
@@ -59,11 +60,11 @@ def summary(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> 
     axes.tick_params(axis="y", length=0)
     style.plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale) · how many times the first bar")
-    kinds = [Patch(facecolor=style.NEITHER, lw=0, label="measured here")]
+    kinds = [Patch(facecolor=style.NEITHER, lw=0, label=_measured(ours))]
     sources = ", ".join(dict.fromkeys(step.figure.source for step in found if step.figure))
     if sources:
         kinds.append(Patch(**_hatched(style.NEITHER), label=f"published by {sources}, not measured here"))
-    figure.legend(handles=kinds, loc="outside lower left", ncols=2, fontsize=8)
+    figure.legend(handles=kinds, loc="outside lower left", fontsize=8)
     figure.suptitle(_title(found, ours), x=0.01, ha="left", fontsize=11)
     return figure
 
@@ -136,6 +137,16 @@ def _added(step: Step) -> str:
         return step.rung.row.rung
     changed = changes(step.before, step.rung.row.toggles)
     return ", ".join(f"{change.toggle}={change.value}" for change in changed)
+
+
+def _measured(ours: Sequence[Step]) -> str:
+    """Legend of our own bars: what was trained, with which torch, in how many rounds, of which ladders."""
+    rungs = [step.rung for step in ours if step.rung]
+    model, length = rungs[0].task
+    torches = ", ".join(dict.fromkeys(rung.environment.torch for rung in rungs))
+    rounds = rounds_of([rung.board for rung in rungs], intervals=False)
+    ladders = style.shortened(", ".join(dict.fromkeys(rung.board.ladder for rung in rungs)), 60)
+    return f"measured here: {model}, T = {length}, torch {torches}, {rounds}; ladders {ladders}"
 
 
 def _title(found: Sequence[Step], ours: Sequence[Step]) -> str:

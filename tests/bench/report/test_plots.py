@@ -20,9 +20,12 @@ from shown import to_markdown
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.machine import Ceiling, Matmul
+from bench.records.published import Published
+from bench.records.record import Record
 from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
+from bench.report.plots.atlas import atlas_picture
 from bench.report.plots.boards import hardware
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
@@ -32,9 +35,11 @@ from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
 from bench.report.plots.style import fallbacks, fit_log_axis, shortened
 from bench.report.plots.style import label_rungs as labelled
+from bench.report.plots.summary import summary
 from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
+from ladders import ladder
 
 CUDA = Toggles(device="cuda")
 
@@ -148,14 +153,18 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
 # --- against the measured ceiling ---------------------------------------------------------------------------
 
 
-def with_ceiling() -> Scoreboard:
+def ceiling() -> Record:
     """One TFLOP/s in float32 and one GB/s: the least time of a step is 4,769 ms (see test_roofline)."""
     square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
     measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
-    ceiling = record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
+    return record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
+
+
+def with_ceiling() -> Scoreboard:
+    """A rung with a measured ceiling, one of another format, and one that failed."""
     half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
     return scoreboard(
-        [record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling]
+        [record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling()]
     )
 
 
@@ -465,6 +474,106 @@ def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
     figure = hardware([tiny, run("slow", 100.0), run("quick", 200.0)])
     assert len(widths(figure)) == 4
     assert "gpt2" in words(figure)
+
+
+# --- the whole climb, and what helps where ------------------------------------------------------------------
+
+
+def climbed() -> list[Scoreboard]:
+    """A slow and a quick machine; on the quick one bfloat16 triples what the baseline does."""
+    host, half = Toggles(device="cpu"), replace(CUDA, autocast="bfloat16")
+    fused = replace(half, adamw="fused")
+    slow = ladder(("base", host, 10.0), ("half", replace(host, autocast="bfloat16"), 8.0), chip="slow")
+    quick = ladder(("base", CUDA, 100.0), ("half", half, 300.0), ("fused", fused, 400.0), chip="quick")
+    return [slow, quick]
+
+
+def published(tps: float, hardware: str, **changes: Any) -> Published:
+    facts = {"source": "a post", "series": "ladder", "rung": "r", "hardware": hardware, "devices": 1}
+    return Published.model_validate({**facts, "tps": tps, "model": "gpt2", "seq_len": 1024, **changes})
+
+
+def labels(figure: Figure | None) -> list[str]:
+    """Left of a picture's rows."""
+    assert figure is not None
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_the_summary_has_a_bar_a_step_under_headings_with_what_each_part_gains() -> None:
+    figure = summary(climbed())
+    assert labels(figure) == [
+        "Hardware, plain baseline · 10x",
+        "8 cores of Some (AVX2)",
+        "1 x quick",
+        "Software on 1 x quick · 4.00x",
+        "half",
+        "fused",
+    ]
+    said = words(figure)
+    assert all(beside in said for beside in ("10.0 · 1.00x", "100 · 10x", "300 · 30x", "400 · 40x"))
+    assert "GPT-2 124M: 40x measured, from 8 cores of Some (AVX2) to 1 x quick" in said
+    assert "published" not in said
+
+
+def test_published_bars_of_the_summary_are_hatched_and_say_so() -> None:
+    theirs = [published(50.0, "laptop"), published(200.0, "card"), published(900.0, "card", devices=8)]
+    figure = summary(climbed(), theirs)
+    assert figure is not None
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, True, False, True, False, False, True]
+    said = words(figure)
+    assert "50.0 · 5.00x · published" in said
+    assert "Distributed on 8 x card · 4.50x" in said
+    assert "With published figures 90x, to 8 x card" in said
+    assert "published by a post, not measured here" in said
+
+
+def test_a_step_that_is_not_the_next_rung_of_its_run_names_the_toggles_that_changed() -> None:
+    board = climbed()[1]
+    later = ladder(("top", replace(CUDA, autocast="bfloat16", adamw="fused"), 500.0), chip="quick")
+    assert labels(summary([board, later]))[-1] == "autocast=bfloat16, adamw=fused"
+
+
+def test_one_measured_rung_makes_no_summary() -> None:
+    assert summary([ladder(("base", CUDA, 100.0))], [published(50.0, "laptop")]) is None
+
+
+def test_the_atlas_shows_gains_by_change_and_machine_and_marks_signs_that_differ() -> None:
+    figure = atlas_picture(climbed())
+    assert labels(figure) == ["≠ autocast=bfloat16", "adamw=fused"]
+    assert figure is not None
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 x quick", "8 cores of Some\n(AVX2)"]
+    cells = {(text.get_position(), text.get_text()) for text in axes.texts}
+    assert cells == {((0, 0.0), "3.00x ±0 %"), ((1, 0.0), "0.80x ±0 %"), ((0, 1.0), "1.33x ±0 %")}
+    assert "autocast=bfloat16 helps most often: 3.00x on 1 of 2" in words(figure)
+
+
+def test_one_machine_makes_no_atlas_picture() -> None:
+    assert atlas_picture(climbed()[1:]) is None
+
+
+def test_a_panel_of_which_nothing_is_known_is_not_drawn() -> None:
+    unknown = measurement(peak_flops_bf16=None, peak_memory_bytes=None)
+    figure = panels(scoreboard([record(measurement=unknown)]))
+    assert figure is not None
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "tokens per second",
+        "speed-up over the first rung",
+    ]
+
+
+def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_measured_ceiling() -> None:
+    derived = measurement(100.0, peak_flops_kind="derived")
+    figure = panels(scoreboard([record(measurement=derived), ceiling()]))
+    assert figure is not None
+    assert "% of the measured ceiling" in [axes.get_xlabel() for axes in figure.axes]
+    assert "MFU" not in words(figure)
+
+
+def test_a_climb_s_title_says_how_far_it_came_where_and_what_gave_most() -> None:
+    assert "4.0x on 1 x quick: half gave most" in words(climb(climbed()[1]))
+    assert "100 tokens/s on 1 x quick" in words(panels(ladder(("base", CUDA, 100.0), chip="quick")))
 
 
 def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
