@@ -390,8 +390,8 @@ def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
 
 
 def test_a_machine_that_trained_several_models_has_a_column_for_each_and_namesakes_say_who_they_are() -> None:
-    tiny = {"workload": asdict(Workload(model="tiny", seq_len=64))}
-    small = ladder(("base", CUDA, 100.0), ("half", BF16, 300.0), chip="quick", **tiny)
+    tiny = asdict(Workload(model="tiny", seq_len=64))
+    small = ladder(("base", CUDA, 100.0), ("half", BF16, 300.0), chip="quick", workload=tiny)
     assert list(machines([*two_machines(), small])) == [
         "1 x quick, GPT-2 124M",
         "1 x slow",

@@ -272,7 +272,7 @@ def test_only_a_peer_s_record_may_lack_what_we_look_for() -> None:
 def test_pictures_show_peers_apart_from_the_climb() -> None:
     drawn = pictures(board(1500.0))
     assert "1,500, external" in drawn["climb"]
-    assert "2.0x from baseline to SDPA" in drawn["climb"]
+    assert "2.0x on 1 x NVIDIA H100 80GB HBM3: SDPA gave most" in drawn["climb"]
     assert "url(#h" not in drawn["climb"]  # by colour, without a hatch
 
 
