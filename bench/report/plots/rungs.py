@@ -57,7 +57,11 @@ def climb(board: Scoreboard) -> Figure | None:
     at = style.label_rungs(axes, [row.rung for row in board.rows])
     speeds = [row.tps for row in rows if row.tps]
     texts = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
-    ends = [(tps.high or tps.value, words) for tps, words in zip(speeds, texts, strict=True)]
+    starts = [speeds[0], *speeds[:-1]]  # a slower rung's bar ends where that of the rung before does
+    ends = [
+        (max(before.value, tps.high or tps.value), words)
+        for before, tps, words in zip(starts, speeds, texts, strict=True)
+    ]
     style.fit_log_axis(axes, min(tps.value for tps in speeds), ends)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
