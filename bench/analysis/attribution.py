@@ -47,16 +47,21 @@ class Attribution:
 
     @property
     def agreement(self) -> str:
-        """Whether the three agree on the direction, in words for a table; empty where too little is known."""
-        verdicts = {gain.verdict for gain in self.gains}
-        if {"faster", "slower"} <= verdicts:
-            return "sign differs"
-        if len(self.gains) < 2 or verdicts & {None, "not replicated", "no control"}:
-            return ""
-        signs = {gain.ratio.value > 1 for gain in self.gains if gain.ratio}
-        if "unclear" in verdicts:
-            return "sign differs, unclear" if len(signs) > 1 and verdicts & {"faster", "slower"} else ""
-        return "sign differs, within noise" if len(signs) > 1 else "agree"
+        """Whether the three agree on the direction, see agreement()."""
+        return agreement(self.gains)
+
+
+def agreement(gains: Sequence[Gain]) -> str:
+    """Whether gains agree on the direction, in words for a table; empty where too little is known."""
+    verdicts = {gain.verdict for gain in gains}
+    if {"faster", "slower"} <= verdicts:
+        return "sign differs"
+    if len(gains) < 2 or verdicts & {None, "not replicated", "no control"}:
+        return ""
+    signs = {gain.ratio.value > 1 for gain in gains if gain.ratio}
+    if "unclear" in verdicts:
+        return "sign differs, unclear" if len(signs) > 1 and verdicts & {"faster", "slower"} else ""
+    return "sign differs, within noise" if len(signs) > 1 else "agree"
 
 
 def attribution(board: Scoreboard) -> list[Attribution]:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, find_peaks, status_of
-from bench.analysis.run_records import first_tps_by_round, measured, tps_by_round
+from bench.analysis.run_records import first_tps_by_round, group_by, measured, tps_by_round
 from bench.analysis.scoreboard import Scoreboard
 from bench.analysis.select import load_named, run_names
 from bench.format import DASH, number, percent, plain, plural, with_interval
@@ -109,6 +109,13 @@ class RungView:
     @property
     def status_cell(self) -> str:
         return plain(status_of(self.row))
+
+
+def of_one_task(boards: Sequence[Scoreboard]) -> list[Scoreboard]:
+    """The largest group of runs of one model and sequence length, whose tokens per second compare."""
+    measured_runs = [board for board in boards if any(row.tps for row in board.rows)]
+    by_task = group_by(measured_runs, lambda board: RungView(board=board, row=board.rows[0]).task)
+    return max(by_task.values(), key=len, default=[])
 
 
 def rung_views(board: Scoreboard) -> list[RungView]:

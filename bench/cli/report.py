@@ -124,7 +124,7 @@ def _write(assembled: Report, tables: dict[str, str], out: Path, *, html: bool, 
     if plots:
         from bench.report.plots.pictures import draw
 
-        for file in draw(assembled.boards, out):
+        for file in draw(assembled.boards, out, assembled.figures, assembled.passed_over):
             typer.echo(f"drew {file}", err=True)
 
 

@@ -36,6 +36,11 @@ class Report:
     """The published figures themselves."""
     price_per_hour: float | None = None
 
+    @property
+    def everything(self) -> list[Scoreboard]:
+        """The runs shown and those passed over."""
+        return [*self.boards, *self.passed_over]
+
     def in_order(self) -> tuple[list[tuple[int, Table]], list[str]]:
         """All tables in order with the level of each heading, and the notes that several tables share."""
         tables = [(3, table) for table in self.opening]
@@ -65,7 +70,7 @@ def assemble(
         boards=boards,
         passed_over=passed_over,
         runs=[single_run.tables(board, price_per_hour, figures) for board in boards],
-        cross_run=cross_run.tables(boards, figures),
+        cross_run=cross_run.tables(boards, figures, passed_over),
         published=published.tables(figures),
         figures=figures,
         price_per_hour=price_per_hour,

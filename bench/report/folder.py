@@ -13,8 +13,10 @@ from html import escape
 from itertools import groupby
 
 from bench.analysis.scoreboard import Scoreboard
+from bench.analysis.steps import steps
 from bench.format import DASH, markdown, number, plain, plural, times
 from bench.report.assembly import Report
+from bench.report.atlas import TITLE, pictured
 from bench.report.screen import limit_of, machine_title, model_title_of, screen_markdown
 from bench.report.table import Table, notes_to_markdown, share_notes
 
@@ -27,7 +29,7 @@ def files(report: Report, *, pictures: bool = True) -> dict[str, str]:
     written = {INDEX: _index(report, names, pictures=pictures)}
     for board, name, tables in zip(report.boards, names, report.runs, strict=True):
         written[name] = _run(board, tables)
-    if together := [*report.opening, *report.cross_run]:
+    if together := [*report.cross_run, *report.opening]:
         written[COMPARISONS] = _page("Runs side by side", together)
     if report.published:
         written[PUBLISHED] = _page("Published by others", report.published)
@@ -63,9 +65,11 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
     shown = report.boards
     page_of = dict(zip(map(id, shown), files, strict=True))
     names = dict(zip(map(id, shown), stems(shown), strict=True))
-    lines = [
-        "# Results",
-        "",
+    lines = ["# Results", ""]
+    if pictures and steps(report.everything, report.figures):
+        alt = "Tokens per second from the slowest hardware to the fastest rung"
+        lines += [*_picture("plots/summary", alt), ""]
+    lines += [
         "Of each machine and model the run with most tokens per second; ? is a lead that is not sure.",
         "",
     ]
@@ -90,6 +94,9 @@ def _index(report: Report, files: Sequence[str], *, pictures: bool) -> str:
         ]
         lines.append(f"| {' | '.join(cells)} |")
     lines += ["", *_others(report)]
+    if pictures and pictured(report.everything, report.figures):
+        lines += [f"## {TITLE}", "", *_picture("plots/atlas", "The gain of each change on each machine"), ""]
+        lines += [f"All changes, those measured once too: [{COMPARISONS}]({COMPARISONS}).", ""]
     for machine, runs in groupby(sorted(shown, key=_machine), key=_machine):
         lines += [f"## {markdown(machine)}", ""]
         of_it = list(runs)

@@ -38,6 +38,7 @@ from bench.records.measurement import Measurement
 from bench.records.published import Published
 from bench.records.record import Record
 from bench.report.assembly import Report
+from bench.report.atlas import TITLE
 from bench.report.cross_run import fastest_published
 from bench.report.folder import climbs
 from bench.report.screen import (
@@ -90,7 +91,8 @@ def page(report: Report) -> str:
     script = (HERE / "page.js").read_text(encoding="utf-8")
     return template.render(
         shown=shown,
-        cross_run=[*report.opening, *report.cross_run],
+        atlas=[table for table in report.cross_run if table.title == TITLE],
+        cross_run=[*report.opening, *(table for table in report.cross_run if table.title != TITLE)],
         published=report.published,
         folded=[_tables(board, tables) for board, tables in zip(boards, report.runs, strict=True)],
         data=Markup(data),
@@ -185,7 +187,7 @@ def _share(board: Scoreboard, row: Row) -> tuple[str, str]:
 def _gain(row: Row) -> str:
     if row.external:
         return ", another trainer"
-    return f", {times(row.gain.value)} {verdict_word(row)}".rstrip() if row.gain else ""
+    return f", {times(row.gain.value)} {verdict_word(row.verdict)}".rstrip() if row.gain else ""
 
 
 def _bounds(estimate: Estimate | None) -> list[float | None] | None:

@@ -9,7 +9,7 @@ At most MOST_COLUMNS wide, no cell wrapped; every figure is that of the full tab
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
@@ -17,6 +17,7 @@ from rich.console import RenderableType
 
 from bench.analysis.attribution import attribution
 from bench.analysis.bound import bound_of, most_tokens_per_second
+from bench.analysis.cross_run import RungView
 from bench.analysis.row import Row
 from bench.analysis.run_records import measured
 from bench.analysis.scoreboard import Scoreboard
@@ -44,7 +45,8 @@ from gpt2.config.workload import PRESETS
 
 BAR_COLUMNS = 10
 EIGHTHS = " ▏▎▍▌▋▊▉"
-CEILING = "of ceiling"
+MFU, CEILING, DERIVED_MFU = "MFU", "of ceiling", "MFU, derived"
+"""What a share of the limit may be of; see share_of_limit()."""
 STATUSES = {
     "external": "another trainer",
     "out_of_memory": "out of memory",
@@ -127,6 +129,11 @@ def title(board: Scoreboard) -> str:
     return " · ".join(parts)
 
 
+def task_title(board: Scoreboard) -> str:
+    """The model, and the length of its sequences where that is not the model's longest."""
+    return f"{model_title_of(board)}{_length(board)}".removesuffix(",")
+
+
 def _length(board: Scoreboard) -> str:
     """The length of its sequences, where it is not the model's longest."""
     workload = board.records[0].workload
@@ -141,7 +148,7 @@ def model_title_of(board: Scoreboard) -> str:
 
 def limit_of(board: Scoreboard, row: Row) -> str:
     """A rung's share of the peak or of the ceiling, with which it is; empty where neither is known."""
-    name, share = _limit(board)
+    name, share = share_of_limit(board)
     return f"{whole_percent(share(row))} {name}" if share(row) is not None else ""
 
 
@@ -157,17 +164,36 @@ def model_title(model: str, parameters: int | None) -> str:
 
 def machine_title(board: Scoreboard) -> str:
     """What it ran on, in a few words."""
-    e = board.environment
-    if e.xla_on_cpu or all(row.toggles.device == HOST for row in board.rows):
+    on_host = all(row.toggles.device == HOST for row in board.rows)
+    return _machine_title(board.environment, on_host, max(row.toggles.world_size for row in board.rows))
+
+
+def hardware_title(rung: RungView) -> str:
+    """What one rung ran on, in a few words."""
+    return _machine_title(rung.environment, rung.row.toggles.device == HOST, rung.devices)
+
+
+def _machine_title(e: Environment, on_host: bool, chips: int) -> str:
+    if e.xla_on_cpu or on_host:
         units = next((unit for flag, unit in UNITS.items() if flag in (e.cpu_flags or ())), None)
         cores = min(e.usable_cores or e.cpu_cores, e.cpu_cores)
         what = f"{plural(cores, 'core')} of {cpu_title(e)}"
         what += f" ({units})" if units else ""
         what += " by XLA" if e.xla_on_cpu else ""
     else:
-        chips = max(row.toggles.world_size for row in board.rows)
         what = f"{chips // (e.nodes or 1)} x {e.chip}"
     return f"{e.nodes} nodes, each {what}" if e.nodes else what
+
+
+def told_apart(titles: Sequence[tuple[str, str]]) -> list[str]:
+    """Titles of machines, each with the machine's name where another machine has the same title.
+
+    titles: pairs of a title and the name of the machine (Environment.machine).
+    """
+    return [
+        f"{title}, {name}" if any(title == other and name != its for other, its in titles) else title
+        for title, name in titles
+    ]
 
 
 def cpu_title(environment: Environment) -> str:
@@ -179,7 +205,7 @@ def cpu_title(environment: Environment) -> str:
 def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     rows = board.rows
     fastest = max((row.tps.value for row in rows if row.tps and status_words(row) is None), default=0.0)
-    share_title, share = _limit(board)
+    share_title, share = share_of_limit(board)
     bar_of = Column[Row](
         " ", lambda row: bar(row.tps.value / fastest) if row.tps and fastest else "", words=True, drop=2
     )
@@ -202,13 +228,16 @@ def _table(board: Scoreboard, *, bars: bool = True) -> Table:
     )
 
 
-def _limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
-    """What a rung's speed is a share of: the chip's peak by its datasheet, else what was measured here."""
+def share_of_limit(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
+    """The share that tells how near a rung is to the limit: its title, and the share of a row.
+
+    That is of the chip's peak by its datasheet, else of what was measured here, else of a derived peak.
+    """
     if any(row.mfu is not None for row in board.rows) and not derived_peak(board):
-        return "MFU", lambda row: row.mfu
+        return MFU, lambda row: row.mfu
     if any(row.ceiling_share is not None for row in board.rows):
         return CEILING, lambda row: row.ceiling_share
-    return "MFU, derived", lambda row: row.mfu
+    return DERIVED_MFU, lambda row: row.mfu
 
 
 def status_words(row: Row) -> str | None:
@@ -251,7 +280,7 @@ def findings(board: Scoreboard, price_per_hour: float | None = None) -> Iterator
             over = f", {times(alike.speedup.value)}" if alike.speedup else ""
             yield f"With {board.rows[0].tokens_per_step:,} tokens per step: {_speed(alike)}{over}."
         if not board.swept:
-            steps = _most_gained(board)
+            steps = [f"{plain(row.rung)} {_over(row.gain)}" for row in most_gained(board)]
             yield f"How sure: {_certainty(board, best)}."
             yield f"Gave most: {'; '.join(steps) if steps else 'no step is told from noise yet'}."
     least = bound_of(board, best) if best.tokens_per_step else None
@@ -284,10 +313,10 @@ def _certainty(board: Scoreboard, best: Row) -> str:
     return "; ".join(words) or "faster than every other rung"
 
 
-def _most_gained(board: Scoreboard) -> list[str]:
+def most_gained(board: Scoreboard) -> list[Row]:
+    """The three rungs that surely gained most over the rung before, the best first."""
     gains = [row for row in board.sound if row.gain and row.verdict == "faster"]
-    best = sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
-    return [f"{plain(row.rung)} {_over(row.gain)}" for row in best]
+    return sorted(gains, key=lambda row: row.gain.value if row.gain else 0.0, reverse=True)[:3]
 
 
 def _most_spent(board: Scoreboard, row: Row) -> list[str]:
@@ -314,12 +343,12 @@ def _mark(row: Row, board: Scoreboard) -> str:
 def _marks(board: Scoreboard) -> Iterator[str]:
     """What a share is of, and what the marks behind rows mean."""
     marks = "".join(_mark(row, board) for row in board.rows)
-    name, share = _limit(board)
+    name, share = share_of_limit(board)
     if len({whole_percent(share(row)) for row in board.rows if status_words(row) is None}) > 1:
         if name == CEILING:
             best = max(max(ceiling.rates) for ceiling in board.ceilings.values())
             yield f"{CEILING}: share of the fastest matmul measured here, {best / 1e12:.3g} TFLOP/s."
-        elif name == "MFU":
+        elif name == MFU:
             yield "MFU: share of the chip's dense bfloat16 peak, by its datasheet."
     if "†" in marks:
         yield f"† Other than {board.rows[0].tokens_per_step or 0:,} tokens per step: losses do not compare."

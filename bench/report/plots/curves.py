@@ -18,7 +18,7 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.records.measurement import Measurement
 from bench.report.plots.boards import name_of, rounds_of
 from bench.report.plots.rungs import WIDTH, about
-from bench.report.plots.style import colour_and_marker, legend_label
+from bench.report.plots.style import colour_and_marker, legend_label, shortened
 
 CLOSE = 1.03
 """Ratio of speeds below which curves by time coincide."""
@@ -38,7 +38,7 @@ class Curve:
 def rung_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
     """The losses of each rung, by step or by training time at the speed of the timed window."""
     curves = _curves((board, row, row.rung) for row in board.rows)
-    title = f"{board.ladder}: loss by {_axis(by_time)}\n{about(board, intervals=False)}"
+    title = f"{_agreement(board) if not by_time else 'Loss by time'}\n{about(board, intervals=False)}"
     return _draw(curves, title, by_time=by_time) if curves else None
 
 
@@ -49,7 +49,7 @@ def device_curves(board: Scoreboard, *, by_time: bool) -> Figure | None:
     curves = _curves((board, row, f"{devices} x: {row.rung}") for devices, row in fastest if row)
     if len(curves) < 2:
         return None
-    title = f"{board.ladder}: loss by {_axis(by_time)}, the fastest sound rung on each number of devices"
+    title = f"Loss by {_axis(by_time)}: the fastest sound rung on each number of devices"
     return _draw(curves, f"{title}\n{about(board, intervals=False)}", by_time=by_time)
 
 
@@ -81,6 +81,14 @@ def run_curves(boards: Sequence[Scoreboard], *, by_time: bool) -> Figure | None:
         f"{rounds_of([board for board, _ in runs], intervals=False)}"
     )
     return _draw(curves, title, by_time=by_time)
+
+
+def _agreement(board: Scoreboard) -> str:
+    """Whether the losses of all rungs passed their check."""
+    wrong = [row.rung for row in board.rows if row.status in ("parity_failed", "ranks_differ")]
+    if wrong:
+        return f"Loss by step; it differs with {shortened(', '.join(wrong), 60)}"
+    return "Loss by step; no rung's loss failed its check"
 
 
 def _axis(by_time: bool) -> str:

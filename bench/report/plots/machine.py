@@ -9,8 +9,10 @@ from matplotlib.figure import Figure
 
 from bench.analysis.run_records import by_rung
 from bench.analysis.scoreboard import Scoreboard
+from bench.format import times
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.style import colour_and_marker, legend_label
+from bench.report.screen import machine_title
 
 
 def block_times(board: Scoreboard) -> Figure | None:
@@ -18,9 +20,9 @@ def block_times(board: Scoreboard) -> Figure | None:
     start = datetime.fromisoformat(board.begun)
     rungs = by_rung(board.records)
     wide = any(len(rung[0].rung) > 28 for rung in rungs)
-    figure = Figure(figsize=(WIDTH, 4.2 + (0.2 * len(rungs) if wide else 0)))
+    figure = Figure(figsize=(WIDTH, 4.2 + 0.2 * len(rungs) / (1 if wide else 2)))
     axes = figure.add_subplot()
-    shown = False
+    ratios: list[float] = []
     for place, rung in enumerate(rungs):
         blocks = [
             ((datetime.fromisoformat(r.time) - start).total_seconds() / 60, r.measurement)
@@ -36,6 +38,7 @@ def block_times(board: Scoreboard) -> Figure | None:
             for seconds in m.block_seconds:
                 points.append((begun, seconds / median_seconds))
                 begun += seconds / 60
+        ratios += [ratio for _, ratio in points]
         axes.plot(
             *zip(*points, strict=True),
             ls="",
@@ -43,13 +46,13 @@ def block_times(board: Scoreboard) -> Figure | None:
             label=legend_label(rung[0].rung, 64),
             **colour_and_marker(place),
         )
-        shown = True
-    if not shown:
+    if not ratios:
         return None
     axes.axhline(1, color=axes.xaxis.label.get_color(), lw=0.8)
     axes.set_xlabel("minutes since the run began")
     axes.set_ylabel("block's duration over its rung's median")
     figure.legend(loc="outside lower left", fontsize=8, ncols=1 if wide else 2)
-    title = f"{board.ladder}: how evenly the machine ran\n{about(board, intervals=False)}"
+    worst = f"The slowest block took {times(max(ratios))} its rung's median on {machine_title(board)}"
+    title = f"{worst}\n{about(board, intervals=False)}"
     axes.set_title(title, fontsize=10)
     return figure

@@ -16,6 +16,7 @@ from bench.format import GIB, number
 from bench.report.plots.rungs import WIDTH, about
 from bench.report.plots.scaling import Group, by_batch
 from bench.report.plots.style import COLOURS, MARKERS, NEITHER, PLAIN, tooltip
+from bench.report.screen import machine_title
 from gpt2.config.toggles import HOST, Toggles
 
 LEAST_SIZES = 3
@@ -94,9 +95,17 @@ def memory_by_batch(board: Scoreboard) -> Figure | None:
     rows = [row for group, _ in lines for row in group.rows]
     method = next(row.peak_memory_method for row in rows if row.peak_memory_method)
     figure.legend(loc="outside lower left", fontsize=8)
-    title = f"{board.ladder}: memory by batch size; {method}\n{about(board, intervals=False)}"
+    title = f"{_title(board, lines)}\n{about(board, intervals=False)}; {method}"
     figure.suptitle(title, x=0.01, ha="left", fontsize=10)
     return figure
+
+
+def _title(board: Scoreboard, lines: Sequence[tuple[Group, Sequence[tuple[int, float]]]]) -> str:
+    """What one more sequence takes, where one line tells it."""
+    found = [fitted(points) for _, points in lines if fitted(points).rises(points)]
+    if len(found) != 1:
+        return f"Memory by batch size on {machine_title(board)}"
+    return f"One more sequence takes {number(found[0].per_sequence * 1024)} MiB on {machine_title(board)}"
 
 
 def _points(group: Group) -> list[tuple[int, float]]:

@@ -11,9 +11,10 @@ from bench.analysis.scoreboard import Scoreboard
 from bench.format import number, percent
 from bench.report.plots import style
 from bench.report.plots.rungs import PER_RUNG, WIDTH, about
+from bench.report.screen import machine_title
 
 PARTS = (
-    ("products, at the measured ceiling", "products_ms", style.COLOURS[0]),
+    ("matmuls, at the measured ceiling", "products_ms", style.COLOURS[0]),
     ("attention on the causal half, likewise", "attention_ms", style.COLOURS[5]),
     ("AdamW's traffic, at the speed of memory", "optimizer_ms", style.COLOURS[2]),
 )
@@ -43,7 +44,7 @@ def roofline(board: Scoreboard) -> Figure | None:
             style.text_instead(time, y, bound.absent if bound and bound.absent else "no ceiling measured")
             continue
         _parts(time, y, row, bound, first=not ends)
-        ends.append(_held(speed, y, row, bound, most, first=not ends))
+        ends.append(_against(speed, y, row, bound, most, first=not ends))
     style.fit_log_axis(speed, min(row.tps.value for row in board.rows if row.tps), ends, part=0.62)
     style.plain_log(speed.xaxis)
     speed.set_xlabel("tokens per second (log scale)")
@@ -52,9 +53,8 @@ def roofline(board: Scoreboard) -> Figure | None:
     time.grid(axis="y", visible=False)
     figure.legend(loc="outside lower center", ncols=3)
     figure.suptitle(
-        f"{board.ladder}: how near to the measured ceiling. {about(board)}\n"
-        "The bound is optimistic: what no step here can beat, all other work and communication counted as "
-        "free",
+        f"{_finding(board)}\n{about(board)}\n"
+        "The bound is what no step here can beat: all other work and communication counts as free",
         x=0.01,
         ha="left",
         fontsize=10,
@@ -62,7 +62,22 @@ def roofline(board: Scoreboard) -> Figure | None:
     return figure
 
 
-def _held(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first: bool) -> tuple[float, str]:
+def _finding(board: Scoreboard) -> str:
+    """How near the fastest sound rung came to the bound."""
+    best = board.fastest
+    least = bound_of(board, best) if best and best.tokens_per_step else None
+    most = (
+        most_tokens_per_second(least, best.tokens_per_step)
+        if least and best and best.tokens_per_step
+        else None
+    )
+    if best is None or best.tps is None or most is None:
+        return f"How near to the bound of {machine_title(board)}"
+    reached = f"{percent(best.tps.value / most)} of the bound of {machine_title(board)}"
+    return f"{style.shortened(best.rung, 40)} reaches {reached}"
+
+
+def _against(axes: Axes, y: float, row: Row, bound: Bound, most: float, *, first: bool) -> tuple[float, str]:
     """Draw a rung's speed against the bound; returns where its words begin, and the words."""
     assert row.tps is not None
     axes.plot(

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from matplotlib.figure import Figure
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
-from bench.analysis.attribution import Gain
+from bench.analysis.attribution import Attribution, Gain
 from bench.analysis.attribution import attribution as attributed
-from bench.analysis.compare import RANKED
 from bench.analysis.row import Row, status_of
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import GIB, number, plural, with_interval
-from bench.report.caption import derived_peak
+from bench.format import GIB, number, plural, times, with_interval
 from bench.report.plots import style
+from bench.report.screen import CEILING, DERIVED_MFU, MFU, machine_title, most_gained, share_of_limit
 from bench.stats import LEAST_ROUNDS, Estimate
 
 WIDTH = 8.0
@@ -24,12 +23,27 @@ PER_RUNG = 0.42
 
 
 def about(board: Scoreboard, intervals: bool = True) -> str:
-    """Subtitle of a picture: model, machine, torch and rounds."""
+    """Subtitle of a picture: ladder, model, machine, torch and rounds."""
     machine = board.environment
     rounds = plural(board.rounds, "round")
     rounds += ", bars: 95 % interval" if intervals and board.rounds >= LEAST_ROUNDS else ""
     model = board.records[0].workload["model"]
-    return f"{model} on {style.shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
+    return (
+        f"{board.ladder}: {model} on {style.shortened(machine.machine, 40)}, torch {machine.torch}; {rounds}"
+    )
+
+
+def finding(board: Scoreboard) -> str:
+    """What a run came to, for a title: the whole speed-up of sound rungs, and the rung that gave most."""
+    where, best, first = machine_title(board), board.fastest, board.rows[0]
+    if best is None or best.tps is None:
+        return f"No rung is sound on {where}"
+    if best is first or best.speedup is None:
+        return f"{number(best.tps.value)} tokens/s on {where}"
+    whole = f"{best.speedup.value:.1f}x on {where}"
+    if gained := most_gained(board):
+        return f"{whole}: {style.shortened(gained[0].rung, 40)} gave most"
+    return f"{whole}, from {style.shortened(first.rung, 22)} to {style.shortened(best.rung, 22)}"
 
 
 def climb(board: Scoreboard) -> Figure | None:
@@ -43,7 +57,11 @@ def climb(board: Scoreboard) -> Figure | None:
     at = style.label_rungs(axes, [row.rung for row in board.rows])
     speeds = [row.tps for row in rows if row.tps]
     texts = [f"{number(row.tps.value)}{_factor(row)}" if row.tps else "" for row in rows]
-    ends = [(tps.high or tps.value, words) for tps, words in zip(speeds, texts, strict=True)]
+    starts = [speeds[0], *speeds[:-1]]  # a slower rung's bar ends where that of the rung before does
+    ends = [
+        (max(before.value, tps.high or tps.value), words)
+        for before, tps, words in zip(starts, speeds, texts, strict=True)
+    ]
     style.fit_log_axis(axes, min(tps.value for tps in speeds), ends)
     before: float | None = None
     for y, row in zip(at, board.rows, strict=True):
@@ -60,18 +78,8 @@ def climb(board: Scoreboard) -> Figure | None:
         before = before if row.external else now
     style.plain_log(axes.xaxis)
     axes.set_xlabel("tokens per second (log scale)")
-    axes.set_title(f"{board.ladder}{_whole(own)}\n{about(board)}", fontsize=10)
+    figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
-
-
-def _whole(own: Sequence[Row]) -> str:
-    """The whole speed-up, from the first rung to the last valid one of equal maths."""
-    first = own[0]
-    last = next((row for row in reversed(own) if row.status in RANKED and not row.other_maths), None)
-    if last is None or last is first or not last.speedup:
-        return ""
-    ends = f"from {style.shortened(first.rung, 22)} to {style.shortened(last.rung, 22)}"
-    return f": {last.speedup.value:.1f}x {ends}"
 
 
 def _factor(row: Row) -> str:
@@ -95,21 +103,25 @@ def _colour(row: Row, before: float | None) -> str:
 
 
 def panels(board: Scoreboard) -> Figure | None:
-    """Tokens per second, speed-up, MFU and peak memory of each rung."""
+    """Tokens per second, speed-up, share of the limit and peak memory of each rung, as far as known."""
     if not any(row.tps for row in board.rows):
         return None
-    figure = Figure(
-        figsize=(1.6 * WIDTH, 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG))
-    )
-    every = figure.subplots(1, 4, sharey=True)
-    at = style.label_rungs(every[0], [row.rung for row in board.rows])
+    limit, share = share_of_limit_axis(board)
     columns: list[tuple[str, list[style.Interval | None]]] = [
         ("tokens per second", [bounds(row.tps) for row in board.rows]),
         ("speed-up over the first rung", [bounds(row.speedup) for row in board.rows]),
-        (mfu_label(board), [of_hundred(row.mfu) for row in board.rows]),
+        (limit, [of_hundred(share(row)) for row in board.rows]),
         ("peak memory, GiB", [peak_gib(row) for row in board.rows]),
     ]
-    for axes, (label, values), colour in zip(every, columns, style.COLOURS, strict=False):
+    shown = [
+        (*column, colour) for column, colour in zip(columns, style.COLOURS, strict=False) if any(column[1])
+    ]
+    width = 1.6 * WIDTH * (1 + len(shown)) / (1 + len(columns))
+    height = 1.4 + style.total_height([row.rung for row in board.rows], PER_RUNG)
+    figure = Figure(figsize=(width, height))
+    every = figure.subplots(1, len(shown), sharey=True, squeeze=False)[0]
+    at = style.label_rungs(every[0], [row.rung for row in board.rows])
+    for axes, (label, values, colour) in zip(every, shown, strict=True):
         axes.set_xlabel(label)
         axes.grid(axis="y", visible=False)
         for y, value, row in zip(at, values, board.rows, strict=True):
@@ -122,15 +134,24 @@ def panels(board: Scoreboard) -> Figure | None:
             style.text_beside(axes, max(value[0], value[2] or 0.0), y, number(value[0]))
         axes.margins(x=0.22)
         axes.set_xlim(left=0)
-        axes.xaxis.set_major_locator(MaxNLocator(3) if any(values) else NullLocator())
+        axes.xaxis.set_major_locator(MaxNLocator(3))
         axes.xaxis.set_major_formatter(style.PLAIN)
-    figure.suptitle(f"{board.ladder}: {about(board)}", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(f"{finding(board)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
 
 
-def mfu_label(board: Scoreboard) -> str:
-    """Label of an axis with MFU, which tells a derived peak."""
-    return f"MFU, % of bf16 peak{', derived peak' if derived_peak(board) else ''}"
+LIMITS = {
+    MFU: "MFU, % of bf16 peak",
+    CEILING: "% of the measured ceiling",
+    DERIVED_MFU: "MFU, % of bf16 peak, derived peak",
+}
+"""Label of an axis, by what its shares are of."""
+
+
+def share_of_limit_axis(board: Scoreboard) -> tuple[str, Callable[[Row], float | None]]:
+    """Label of an axis with shares of the limit, and the share of a row."""
+    name, share = share_of_limit(board)
+    return LIMITS[name], share
 
 
 def bounds(estimate: Estimate | None) -> style.Interval | None:
@@ -174,7 +195,18 @@ def attribution(board: Scoreboard) -> Figure | None:
     style.plain_log(axes.xaxis)
     ticks = (0.7, 0.8, 1.0, 1.2, 1.5, 2.0, 3.0, 5.0)
     axes.xaxis.set_major_locator(LogLocator(base=10, subs=ticks, numticks=20))
-    axes.set_xlabel("times as many tokens per second (log scale); grey: the noise floor")
+    axes.set_xlabel("tokens per second with the change over without it (log scale); grey: the noise floor")
     figure.legend(loc="outside lower center", ncols=3)
-    axes.set_title(f"What each change buys: {board.ladder}\n{about(board)}", fontsize=10)
+    figure.suptitle(f"{_most(rungs)}\n{about(board)}", x=0.01, ha="left", fontsize=10)
     return figure
+
+
+def _most(rungs: Sequence[Attribution]) -> str:
+    """The change that surely gave most in order, and what it gave alone and last."""
+    sure = [rung for rung in rungs if rung.in_order.ratio and rung.in_order.verdict == "faster"]
+    if not sure:
+        return "What each change buys: none is told from noise in order"
+    best = max(sure, key=lambda rung: rung.in_order.ratio.value if rung.in_order.ratio else 0.0)
+    gains = (("in order", best.in_order), ("alone", best.alone), ("added last", best.last))
+    words = [f"{times(gain.ratio.value)} {how}" for how, gain in gains if gain.ratio]
+    return f"{style.shortened(best.rung, 40)} gave most: {', '.join(words)}"

@@ -12,8 +12,8 @@ from matplotlib.ticker import NullLocator, ScalarFormatter
 from bench.analysis.row import Row
 from bench.analysis.run_records import group_by, without_batch
 from bench.analysis.scoreboard import Scoreboard
-from bench.format import number
-from bench.report.plots.rungs import WIDTH, about, bounds, mfu_label, of_hundred, peak_gib
+from bench.format import number, percent
+from bench.report.plots.rungs import WIDTH, about, bounds, of_hundred, peak_gib, share_of_limit_axis
 from bench.report.plots.style import (
     COLOURS,
     MARKERS,
@@ -24,6 +24,7 @@ from bench.report.plots.style import (
     shortened,
     tooltip,
 )
+from bench.report.screen import machine_title
 from gpt2.config.toggles import Toggles
 
 MOST = 6
@@ -79,14 +80,15 @@ LABELLED = 1
 
 
 def batch_sizes(board: Scoreboard) -> Figure | None:
-    """Tokens per second, MFU and memory by sequences per device; what ran out of memory is marked."""
+    """Tokens per second, share of the limit and memory by batch; what ran out of memory is marked."""
     groups = by_batch(board)
     sizes = sorted({row.toggles.micro_batch_size for group in groups for row in group.rows})
     if not any(row.tps for group in groups for row in group.rows):
         return None
+    limit, share = share_of_limit_axis(board)
     columns: list[tuple[str, Value]] = [
         ("tokens per second", lambda row: bounds(row.tps)),
-        (mfu_label(board), lambda row: of_hundred(row.mfu)),
+        (limit, lambda row: of_hundred(share(row))),
         ("peak memory, GiB", peak_gib),
     ]
     columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
@@ -108,21 +110,22 @@ def batch_sizes(board: Scoreboard) -> Figure | None:
         # A window that went wrong may have an interval of any length: the axis ends before it.
         most = max(interval[0] for group in groups for row in group.rows if (interval := value(row)))
         axes.set_ylim(0, min(1.05 * axes.get_ylim()[1], 1.6 * most))
-    _finish(figure, groups, f"{board.ladder}: batch size. {about(board)}")
+    _finish(figure, groups, f"{_largest(board, groups)}\n{about(board)}")
     return figure
 
 
 def world_sizes(board: Scoreboard) -> Figure | None:
-    """Tokens per second, MFU and efficiency by devices, with perfect scaling beside."""
+    """Tokens per second, share of the limit and efficiency by devices, with perfect scaling beside."""
     groups = [
         group for group in by_devices(board) if len({r.toggles.world_size for r in group.rows if r.tps}) > 1
     ]
     if not groups:
         return None
     over = sorted({row.efficiency_over for group in groups for row in group.rows if row.efficiency_over})
+    limit, share = share_of_limit_axis(board)
     columns: list[tuple[str, Value]] = [
         ("tokens per second, all devices", lambda row: bounds(row.tps)),
-        (mfu_label(board), lambda row: of_hundred(row.mfu)),
+        (limit, lambda row: of_hundred(share(row))),
         (f"efficiency over {over[0] if len(over) == 1 else 'the same on fewer devices'}, %", _efficiency),
     ]
     columns = [(t, value) for t, value in columns if any(value(row) for g in groups for row in g.rows)]
@@ -144,8 +147,28 @@ def world_sizes(board: Scoreboard) -> Figure | None:
         axes.set_ylim(0, 1.05 * axes.get_ylim()[1])
         axes.set_xlim(panels[0].get_xlim())
     panels[0].legend()
-    _finish(figure, groups, f"{board.ladder}: several devices. {about(board)}")
+    _finish(figure, groups, f"{_widest(board, groups)}\n{about(board)}")
     return figure
+
+
+def _largest(board: Scoreboard, groups: Sequence[Group]) -> str:
+    """The batch with most tokens per second of those that failed no check."""
+    rows = [row for group in groups for row in group.rows if row.tps and row.status == "ok"]
+    if not rows:
+        return f"Batch sizes on {machine_title(board)}"
+    best = max(rows, key=lambda row: row.tps.value if row.tps else 0.0)
+    most = f"{number(best.tps.value)} tokens/s" if best.tps else ""
+    return f"A batch of {best.toggles.micro_batch_size} is fastest on {machine_title(board)}: {most}"
+
+
+def _widest(board: Scoreboard, groups: Sequence[Group]) -> str:
+    """How well the most devices scale, where that is known."""
+    rows = [row for group in groups for row in group.rows if row.efficiency]
+    if not rows:
+        return f"Several devices: {machine_title(board)}"
+    widest = max(row.toggles.world_size for row in rows)
+    best = max(row.efficiency.value for row in rows if row.efficiency and row.toggles.world_size == widest)
+    return f"{widest} devices reach {percent(best)} of linear scaling: {machine_title(board)}"
 
 
 def _linear(axes: Axes, group: Group, label: str | None) -> None:

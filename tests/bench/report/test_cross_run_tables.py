@@ -19,12 +19,15 @@ from bench.analysis.timing import timing
 from bench.ladder.ladder import Protocol
 from bench.records.published import read_published
 from bench.report.assembly import assemble, to_terminal
+from bench.report.atlas import machines
 from bench.report.cross_run import hardware, mfu_context, number_formats, overview, scaling, sizes, tables
+from bench.report.folder import files
 from bench.report.published import tables as published_tables
 from bench.report.single_run import tables as board_tables
 from bench.report.table import Table
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
+from ladders import ladder
 
 PUBLISHED = ROOT / "results" / "published"
 POST = read_published(PUBLISHED / "jjschwartz-2024.jsonl")
@@ -365,3 +368,46 @@ def test_hostile_names_stay_text_in_every_table() -> None:
         assert "<b>" not in text
         lines = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
         assert len({line.count("|") for line in lines}) == 1
+
+
+# --- What helps where
+
+
+def two_machines() -> list[Scoreboard]:
+    quick = ladder(("base", CUDA, 100.0), ("half", BF16, 300.0), ("tf", TF32, 120.0), chip="quick")
+    slow = ladder(("base", CUDA, 100.0), ("half", BF16, 80.0), chip="slow")
+    return [quick, slow]
+
+
+def test_what_helps_on_which_hardware_is_the_first_comparison() -> None:
+    table = tables(two_machines())[0]
+    assert table.title == "What helps on which hardware"
+    assert table.head == ["Change from the rung before", "1 x quick", "1 x slow", "Machines"]
+    assert table.cells == [
+        ["autocast=bfloat16", "3.00x ±0.0%, faster", "0.80x ±0.0%, slower", "sign differs"],
+        ["autocast=float32 (from bfloat16), matmul_precision=high", "0.40x ±0.0%, slower", "", ""],
+    ]
+
+
+def test_a_machine_that_trained_several_models_has_a_column_for_each_and_namesakes_say_who_they_are() -> None:
+    tiny = asdict(Workload(model="tiny", seq_len=64))
+    small = ladder(("base", CUDA, 100.0), ("half", BF16, 300.0), chip="quick", workload=tiny)
+    assert list(machines([*two_machines(), small])) == [
+        "1 x quick, GPT-2 124M",
+        "1 x slow",
+        "1 x quick, model tiny 124M, T = 64",
+    ]
+    host = replace(CUDA, device="cpu")
+    assert list(machines([ladder(("base", host, 1.0), chip=chip) for chip in ("one", "other")])) == [
+        "8 cores of Some (AVX2), one-x1",
+        "8 cores of Some (AVX2), other-x1",
+    ]
+
+
+def test_the_index_begins_with_the_whole_climb_and_has_the_atlas_beneath_the_best_of_each_machine() -> None:
+    index = files(assemble(two_machines()))["scoreboard.md"]
+    places = [
+        index.index(each) for each in ("plots/summary.svg", "| machine |", "plots/atlas.svg", "## quick-x1")
+    ]
+    assert places == sorted(places)
+    assert "plots/" not in files(assemble(two_machines()), pictures=False)["scoreboard.md"]

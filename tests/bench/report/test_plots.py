@@ -20,10 +20,13 @@ from shown import to_markdown
 
 from bench.analysis.scoreboard import Scoreboard, scoreboard
 from bench.records.machine import Ceiling, Matmul
+from bench.records.published import Published
+from bench.records.record import Record
 from bench.report.assembly import assemble
 from bench.report.page import page
 from bench.report.plots import style
-from bench.report.plots.boards import hardware, merged, summary
+from bench.report.plots.atlas import atlas_picture
+from bench.report.plots.boards import hardware
 from bench.report.plots.curves import device_curves, run_curves, rung_curves
 from bench.report.plots.memory import device_gib, fitted, memory_by_batch
 from bench.report.plots.pictures import draw
@@ -32,9 +35,11 @@ from bench.report.plots.rungs import climb, panels
 from bench.report.plots.scaling import batch_sizes, by_batch, world_sizes
 from bench.report.plots.style import fallbacks, fit_log_axis, shortened
 from bench.report.plots.style import label_rungs as labelled
+from bench.report.plots.summary import summary
 from bench.stats import independent_ratio
 from gpt2.config.toggles import Toggles
 from gpt2.config.workload import Workload
+from ladders import ladder
 
 CUDA = Toggles(device="cuda")
 
@@ -148,14 +153,18 @@ def test_a_run_of_one_rung_draws_what_it_has(tmp_path: Path) -> None:
 # --- against the measured ceiling ---------------------------------------------------------------------------
 
 
-def with_ceiling() -> Scoreboard:
+def ceiling() -> Record:
     """One TFLOP/s in float32 and one GB/s: the least time of a step is 4,769 ms (see test_roofline)."""
     square = Matmul(name="square", number_format="float32", m=1024, k=4096, n=4096, flops_per_second=1e12)
     measured = Ceiling(chip="c", threads=None, matmuls=[square], copy_bytes_per_second=1e9, seconds=1.0)
-    ceiling = record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
+    return record("ceiling", 0, kind="ceiling", toggles=CUDA, measurement=None, ceiling=measured)
+
+
+def with_ceiling() -> Scoreboard:
+    """A rung with a measured ceiling, one of another format, and one that failed."""
     half = record("half", 1, toggles=replace(CUDA, autocast="bfloat16"))
     return scoreboard(
-        [record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling]
+        [record(measurement=measurement(100.0)), half, record("huge", 2, status="failed"), ceiling()]
     )
 
 
@@ -467,26 +476,104 @@ def test_runs_of_another_model_are_not_put_beside_each_other() -> None:
     assert "gpt2" in words(figure)
 
 
-def test_the_summary_has_a_line_for_each_run_over_the_rungs_in_order() -> None:
-    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0, peak_memory_bytes=2**30)])
+# --- the whole climb, and what helps where ------------------------------------------------------------------
+
+
+def climbed() -> list[Scoreboard]:
+    """A slow and a quick machine; on the quick one bfloat16 triples what the baseline does."""
+    host, half = Toggles(device="cpu"), replace(CUDA, autocast="bfloat16")
+    fused = replace(half, adamw="fused")
+    slow = ladder(("base", host, 10.0), ("half", replace(host, autocast="bfloat16"), 8.0), chip="slow")
+    quick = ladder(("base", CUDA, 100.0), ("half", half, 300.0), ("fused", fused, 400.0), chip="quick")
+    return [slow, quick]
+
+
+def published(tps: float, hardware: str, **changes: Any) -> Published:
+    facts = {"source": "a post", "series": "ladder", "rung": "r", "hardware": hardware, "devices": 1}
+    return Published.model_validate({**facts, "tps": tps, "model": "gpt2", "seq_len": 1024, **changes})
+
+
+def labels(figure: Figure | None) -> list[str]:
+    """Left of a picture's rows."""
     assert figure is not None
-    steps = [line.get_xydata().tolist() for line in figure.axes[0].lines if line.get_label() == "_steps"]  # type: ignore[union-attr]
-    assert steps == [
-        [[0, pytest.approx(200)], [1, pytest.approx(900)]],
-        [[0, pytest.approx(100)], [1, pytest.approx(300)]],
+    return [label.get_text() for label in figure.axes[0].get_yticklabels()]
+
+
+def test_the_summary_has_a_bar_a_step_under_headings_with_what_each_part_gains() -> None:
+    figure = summary(climbed())
+    assert labels(figure) == [
+        "Hardware, plain baseline · 10x",
+        "8 cores of Some (AVX2)",
+        "1 x quick",
+        "Software on 1 x quick · 4.00x",
+        "half",
+        "fused",
     ]
-    peaks = [line.get_xydata().tolist() for line in figure.axes[1].lines]  # type: ignore[union-attr]
-    assert peaks == [[[0, 1.0], [1, 1.0]], [[0, 3.0], [1, 3.0]]]
-    assert "200 to 900 tokens/s, 4.5x with foreach" in words(figure)
+    said = words(figure)
+    assert all(beside in said for beside in ("10.0 · 1.00x", "100 · 10x", "300 · 30x", "400 · 40x"))
+    assert "GPT-2 124M: 40x measured, from 8 cores of Some (AVX2) to 1 x quick" in said
+    assert "published" not in said
 
 
-def test_ladders_that_have_little_in_common_stand_in_panels_of_their_own() -> None:
-    other = scoreboard([record(name, n, toggles=replace(CUDA, threads=n + 1)) for n, name in enumerate("ab")])
-    figure = summary([run("slow", 100.0, 300.0), run("quick", 200.0, 900.0), other])
+def test_published_bars_of_the_summary_are_hatched_and_say_so() -> None:
+    theirs = [published(50.0, "laptop"), published(200.0, "card"), published(900.0, "card", devices=8)]
+    figure = summary(climbed(), theirs)
     assert figure is not None
-    speed = figure.axes[:2]
-    assert [sum(line.get_label() == "_steps" for line in axes.lines) for axes in speed] == [1, 2]
-    assert speed[0].get_ylim() == speed[1].get_ylim()
+    bars = [bar for bar in figure.axes[0].patches if isinstance(bar, Rectangle)]
+    assert [bool(bar.get_hatch()) for bar in bars] == [False, True, False, True, False, False, True]
+    said = words(figure)
+    assert "50.0 · 5.00x · published" in said
+    assert "Distributed on 8 x card · 4.50x" in said
+    assert "With published figures 90x, to 8 x card" in said
+    assert "published by a post, not measured here" in said
+
+
+def test_a_step_that_is_not_the_next_rung_of_its_run_names_the_toggles_that_changed() -> None:
+    board = climbed()[1]
+    later = ladder(("top", replace(CUDA, autocast="bfloat16", adamw="fused"), 500.0), chip="quick")
+    assert labels(summary([board, later]))[-1] == "autocast=bfloat16, adamw=fused"
+
+
+def test_one_measured_rung_makes_no_summary() -> None:
+    assert summary([ladder(("base", CUDA, 100.0))], [published(50.0, "laptop")]) is None
+
+
+def test_the_atlas_shows_gains_by_change_and_machine_and_marks_signs_that_differ() -> None:
+    figure = atlas_picture(climbed())
+    assert labels(figure) == ["≠ autocast=bfloat16", "adamw=fused"]
+    assert figure is not None
+    axes = figure.axes[0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["1 x quick", "8 cores of Some\n(AVX2)"]
+    cells = {(text.get_position(), text.get_text()) for text in axes.texts}
+    assert cells == {((0, 0.0), "3.00x ±0 %"), ((1, 0.0), "0.80x ±0 %"), ((0, 1.0), "1.33x ±0 %")}
+    assert "autocast=bfloat16 helps most often: 3.00x on 1 of 2" in words(figure)
+
+
+def test_one_machine_makes_no_atlas_picture() -> None:
+    assert atlas_picture(climbed()[1:]) is None
+
+
+def test_a_panel_of_which_nothing_is_known_is_not_drawn() -> None:
+    unknown = measurement(peak_flops_bf16=None, peak_memory_bytes=None)
+    figure = panels(scoreboard([record(measurement=unknown)]))
+    assert figure is not None
+    assert [axes.get_xlabel() for axes in figure.axes] == [
+        "tokens per second",
+        "speed-up over the first rung",
+    ]
+
+
+def test_where_no_datasheet_tells_a_peak_the_panel_shows_the_share_of_the_measured_ceiling() -> None:
+    derived = measurement(100.0, peak_flops_kind="derived")
+    figure = panels(scoreboard([record(measurement=derived), ceiling()]))
+    assert figure is not None
+    assert "% of the measured ceiling" in [axes.get_xlabel() for axes in figure.axes]
+    assert "MFU" not in words(figure)
+
+
+def test_a_climb_s_title_says_how_far_it_came_where_and_what_gave_most() -> None:
+    assert "4.0x on 1 x quick: half gave most" in words(climb(climbed()[1]))
+    assert "100 tokens/s on 1 x quick" in words(panels(ladder(("base", CUDA, 100.0), chip="quick")))
 
 
 def test_curves_that_coincide_are_of_unlike_widths_and_that_is_said() -> None:
@@ -505,41 +592,6 @@ def test_the_axis_ends_where_the_words_beside_the_last_mark_do() -> None:
     short = axes.get_xlim()[1]
     fit_log_axis(axes, 100.0, [(1000.0, "1,000")])
     assert 1000 < axes.get_xlim()[1] < short < 3000
-
-
-def test_ladders_with_too_many_names_in_all_are_shown_by_place() -> None:
-    def ladder(name: str) -> Scoreboard:
-        return scoreboard([record(f"{name}{n}", n, toggles=replace(CUDA, threads=n + 1)) for n in range(9)])
-
-    few, many = summary([ladder("a"), ladder("a")]), summary([ladder("a"), ladder("b")])
-    assert "a8" in words(few).split()
-    assert "rung of its own ladder, in order" in words(many)
-    assert many is not None
-    assert len(many.axes[1].get_xticks()) == 9
-
-
-def test_a_rung_whose_loss_differs_is_hollow_and_not_what_a_run_came_to() -> None:
-    good, bad = measurement(100.0), measurement(900.0, losses=[10.9, 9.0, 8.0, 7.0])
-    fused = replace(CUDA, adamw="fused")
-    figure = summary(
-        [scoreboard([record(measurement=good), record("bad", 1, toggles=fused, measurement=bad)])]
-    )
-    assert "100 tokens/s with baseline, its first and fastest" in words(figure)
-    assert "loss differs: bad" in words(figure)
-    assert figure is not None
-    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
-
-
-def test_the_summary_keeps_the_six_fastest_runs_and_says_so() -> None:
-    figure = summary([run(f"chip {n}", 100.0 * n, 200.0 * n) for n in range(1, 9)])
-    assert "the fastest 6 of 8 runs" in words(figure)
-    assert "chip-3-x1" in words(figure)
-    assert "chip-2-x1" not in words(figure)
-
-
-def test_a_rung_that_one_ladder_alone_has_keeps_its_place() -> None:
-    assert merged([["a", "b", "d"], ["a", "c", "d", "e", "f"]]) == ["a", "b", "c", "d", "e", "f"]
-    assert merged([["a"], ["b", "c"]]) == ["a", "b", "c"]
 
 
 def test_losses_of_machines_are_those_of_the_fastest_rung_with_steps_of_one_size() -> None:
@@ -597,27 +649,19 @@ def other_maths() -> Scoreboard:
 
 def test_the_climb_ends_with_the_last_rung_of_equal_maths_and_marks_the_others() -> None:
     said = words(climb(other_maths()))
-    assert "2.0x from first to half" in said
+    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in said
     assert "9,000, 4.50x, not replicated, other maths" in said
 
 
 def test_the_last_rung_of_a_climb_is_one_whose_speed_ranks() -> None:
     late = record("late", 2, toggles=replace(CUDA, adamw="fused"), measurement=measurement(9e3, recompiles=1))
-    assert "2.0x from first to half" in words(climb(scoreboard([*other_maths().records[:2], late])))
-
-
-def test_a_rung_of_other_maths_is_hollow_and_not_what_a_run_came_to() -> None:
-    figure = summary([other_maths()])
-    assert "1,000 to 2,000 tokens/s, 2.0x with half" in words(figure)
-    assert "hollow: something is held against it, or it is of other maths" in words(figure)
-    assert figure is not None
-    assert [line.get_markerfacecolor() for line in figure.axes[0].lines].count("none") == 1
+    board = scoreboard([*other_maths().records[:2], late])
+    assert "2.0x on 1 x NVIDIA H100 80GB HBM3, from first to half" in words(climb(board))
 
 
 def test_where_all_is_of_other_maths_nothing_is_called_the_fastest() -> None:
     narrow = replace(CUDA, autocast="bfloat16", residual="bfloat16")
     found = scoreboard([record("a", toggles=narrow), record("b", 1, toggles=replace(narrow, adamw="fused"))])
-    assert "1,000 tokens/s with a, its first; none is ok and of equal maths" in words(summary([found]))
     assert hardware([found, found]) is None
     assert run_curves([found, found], by_time=False) is None
 
@@ -637,7 +681,6 @@ def test_a_sweep_does_not_climb_from_candidate_to_candidate() -> None:
     ]
     found = scoreboard(records)
     assert climb(found) is None
-    assert summary([found]) is None
     assert batch_sizes(found) is not None
 
 

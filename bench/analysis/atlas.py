@@ -1,0 +1,145 @@
+"""What helps on which hardware: the gain of each change over the rung before, by machine. Imports no torch.
+
+for line in atlas({"2 cores": boards}): print([str(change) for change in line.changes], line.cells)
+
+A change is a toggle with the values before and after; the names of rungs tell nothing here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import pairwise
+from typing import NamedTuple
+
+from bench.analysis.attribution import Gain, agreement
+from bench.analysis.row import Row
+from bench.analysis.run_records import group_by
+from bench.analysis.scoreboard import Scoreboard
+from bench.records.published import Published
+from gpt2.config.toggles import Toggles
+
+DEFAULT = Toggles()
+
+
+class Change(NamedTuple):
+    """A toggle that a rung sets to another value than the rung before."""
+
+    toggle: str
+    before: object
+    value: object
+
+    def __str__(self) -> str:
+        """Such as adamw=fused, or adamw=fused (from foreach) where it was not at its default before."""
+        known = self.before == getattr(DEFAULT, self.toggle)
+        return f"{self.toggle}={self.value}{'' if known else f' (from {self.before})'}"
+
+
+Changes = tuple[Change, ...]
+
+
+def changes(before: Toggles, after: Toggles) -> Changes:
+    """The toggles that differ, in the order of the configuration."""
+    pairs = [(each.name, getattr(before, each.name), getattr(after, each.name)) for each in fields(Toggles)]
+    return tuple(Change(*pair) for pair in pairs if pair[1] != pair[2])
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell(Gain):
+    """The gain of one change on one machine, and the rung that it was measured with."""
+
+    row: Row
+    board: Scoreboard
+
+
+@dataclass(frozen=True, kw_only=True)
+class Line:
+    """One change on every machine where it was measured."""
+
+    changes: Changes
+    cells: Mapping[str, Cell]
+    """By the machine's title; of several measurements on one, that of most rounds, then the newest."""
+    published: Mapping[str, float] = field(default_factory=dict)
+    """Gains that others state, by hardware; other code was measured."""
+
+    @property
+    def title(self) -> str:
+        return ", ".join(map(str, self.changes))
+
+    @property
+    def agreement(self) -> str:
+        """Whether the machines agree on the direction, see attribution.agreement()."""
+        return agreement(list(self.cells.values()))
+
+    @property
+    def differs(self) -> bool:
+        """Whether it is surely faster on one machine and surely slower on another."""
+        return {"faster", "slower"} <= {cell.verdict for cell in self.cells.values()}
+
+    @property
+    def _order(self) -> tuple[bool, float, float]:
+        ratios = [(cell.ratio.value, cell.verdict) for cell in self.cells.values() if cell.ratio]
+        sure = max((value for value, verdict in ratios if verdict == "faster"), default=0.0)
+        return len(self.changes) > FEW, -sure, -max(value for value, _ in ratios)
+
+
+FEW = 2
+"""Most toggles of a change that stands with the single ones; changes of more come last."""
+
+
+def atlas(machines: Mapping[str, Sequence[Scoreboard]], figures: Sequence[Published] = ()) -> list[Line]:
+    """A line for each change, what surely gained most first.
+
+    machines: the runs of each machine and task, by the title of its column. Only sound rungs count, over a
+    rung before that is sound or had no effect. figures: published ones, of which only those count whose
+    records tell a change that was measured here too; most tell it by a name alone.
+    """
+    cells: dict[Changes, dict[str, Cell]] = {}
+    for title, boards in machines.items():
+        for cell, changed in _cells(boards):
+            best = cells.setdefault(changed, {}).get(title)
+            if best is None or _weight(cell) > _weight(best):
+                cells[changed][title] = cell
+    theirs = _published(figures)
+    lines = [
+        Line(changes=changed, cells=by_machine, published=theirs.get(changed, {}))
+        for changed, by_machine in cells.items()
+    ]
+    return sorted(lines, key=lambda line: line._order)
+
+
+def _weight(cell: Cell) -> tuple[int, str]:
+    return cell.ratio.rounds if cell.ratio else 0, cell.board.begun
+
+
+def _cells(boards: Sequence[Scoreboard]) -> Iterator[tuple[Cell, Changes]]:
+    for board in (board.own for board in boards):
+        for row in board.sound:
+            before = board.rung_before(row)
+            if row.gain is None or row.verdict is None or before is None or before.caveats:
+                continue
+            changed = changes(before.toggles, row.toggles)
+            if changed:
+                yield Cell(ratio=row.gain, verdict=row.verdict, row=row, board=board), changed
+
+
+def _published(figures: Sequence[Published]) -> dict[Changes, dict[str, float]]:
+    """Gains from one figure of a series to the next, where only stated batch or devices changed."""
+    found: dict[Changes, dict[str, float]] = {}
+    for series in group_by(figures, lambda figure: (figure.source, figure.series)).values():
+        for before, after in pairwise(series):
+            same = ("hardware", "model", "seq_len", "number_format")
+            alike = all(getattr(before, name) == getattr(after, name) for name in same)
+            if not (alike and before.tps and after.tps and after.hardware):
+                continue
+            batches, devices = (
+                (each.micro_batch_size for each in (before, after)),
+                (before.devices, after.devices),
+            )
+            pairs = (("micro_batch_size", tuple(batches)), ("world_size", devices))
+            if any(None in pair for _, pair in pairs):
+                continue
+            changed = tuple(Change(name, *pair) for name, pair in pairs if pair[0] != pair[1])
+            if changed:
+                found.setdefault(changed, {}).setdefault(after.hardware, after.tps / before.tps)
+    return found

@@ -1,0 +1,117 @@
+"""What helps on which hardware, as a table: optimisation by machine. Imports no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bench.analysis.atlas import FEW, Cell, Line, atlas
+from bench.analysis.run_records import group_by
+from bench.analysis.scoreboard import Scoreboard
+from bench.format import ratio, times, verdict_word
+from bench.records.published import Published
+from bench.report.screen import machine_title, task_title, told_apart
+from bench.report.table import Column, Table
+
+TITLE = "What helps on which hardware"
+
+
+def machines(boards: Sequence[Scoreboard]) -> dict[str, list[Scoreboard]]:
+    """The runs that measured anything, by column: the machine, and the model where it trained several."""
+    boards = [board for board in boards if any(row.tps for row in board.rows)]
+    names = [board.environment.machine for board in boards]
+    titles = told_apart([(machine_title(board), name) for board, name in zip(boards, names, strict=True)])
+    tasks = list(map(task_title, boards))
+    models: dict[str, set[str]] = {}
+    for title, task in zip(titles, tasks, strict=True):
+        models.setdefault(title, set()).add(task)
+    columns = [
+        f"{title}, {task}" if len(models[title]) > 1 else title
+        for title, task in zip(titles, tasks, strict=True)
+    ]
+    by_column = group_by(zip(columns, boards, strict=True), lambda pair: pair[0])
+    return {column: [board for _, board in pairs] for column, pairs in by_column.items()}
+
+
+@dataclass(frozen=True)
+class Atlas:
+    lines: Sequence[Line]
+    machines: Sequence[str]
+    """Titles of the columns that have a cell, those with most first."""
+    published: Sequence[str]
+    """Hardware of which published gains stand beside ours."""
+
+
+def whole(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Atlas:
+    """All changes on all machines."""
+    columns = machines(boards)
+    return _of(atlas(columns, figures), columns)
+
+
+def pictured(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Atlas | None:
+    """What a picture has room for: changes of few toggles with a sure verdict or figures of several machines.
+
+    None where fewer than two machines have one.
+    """
+    every = whole(boards, figures)
+    found = _of([line for line in every.lines if _has_room(line)], every.machines)
+    return found if len(found.machines) > 1 else None
+
+
+def _of(lines: Sequence[Line], columns: Iterable[str]) -> Atlas:
+    counts = {title: sum(title in line.cells for line in lines) for title in columns}
+    machines = sorted((title for title in counts if counts[title]), key=lambda title: -counts[title])
+    return Atlas(lines, machines, list(dict.fromkeys(name for line in lines for name in line.published)))
+
+
+def _has_room(line: Line) -> bool:
+    sure = any(cell.verdict in ("faster", "slower") for cell in line.cells.values())
+    return len(line.changes) <= FEW and (sure or len(line.cells) + len(line.published) > 1)
+
+
+def word(cell: Cell) -> str:
+    """The verdict, once and in plain words; empty where none can be given."""
+    return verdict_word(cell.verdict)
+
+
+def atlas_table(boards: Sequence[Scoreboard], figures: Sequence[Published] = ()) -> Table | None:
+    """The gain of each change over the rung before on each machine; None for a single run."""
+    found = whole(boards, figures)
+    if len(boards) < 2 or not found.lines:
+        return None
+
+    def gain(title: str) -> Column[Line]:
+        """Of several measurements of a change on one machine, that of most rounds, then the newest."""
+        return Column(
+            title,
+            lambda line: line.cells.get(title, ""),
+            _written,
+            words=True,
+            drop=1 + len(found.machines) - found.machines.index(title),
+        )
+
+    def stated(title: str) -> Column[Line]:
+        return Column(f"{title}, published", lambda line: line.published.get(title, ""), times, drop=1)
+
+    columns: list[Column[Line]] = [
+        Column("Change from the rung before", lambda line: line.title, words=True),
+        *map(gain, found.machines),
+        *map(stated, found.published),
+        Column("Machines", lambda line: line.agreement, words=True),
+    ]
+    notes = [
+        "Tokens per second over the rung before, with the 95 % interval and the verdict; without a verdict "
+        "rounds were too few or no control was run. Only rungs that failed no check and keep the maths, over "
+        "one of which the same is true, or which had no effect. What else is on differs between ladders.",
+        "Of several measurements on one machine: that of most rounds, then the newest.",
+    ]
+    if found.published:
+        notes.append(
+            "Published: measured by others with other code; only where batch and devices are stated and tell "
+            "what changed. What a source tells by a name alone is left out."
+        )
+    return Table(title=TITLE, columns=columns, rows=found.lines, notes=notes)
+
+
+def _written(cell: Cell) -> str:
+    return ", ".join(filter(None, (ratio(cell.ratio), word(cell))))
